@@ -19,11 +19,13 @@ NO_RESULT: Final = 2  # undefined, as a gradient that no input needs
 # From strided tensors alone.
 CONVERSIONS: Final = frozenset({"aten::_to_sparse", "aten::_to_sparse.sparse_dim"})
 
-_UNARY = (
-    "abs asin asinh atan atanh ceil erf erfinv expm1 floor frac log1p neg rad2deg deg2rad relu round sgn sign sin sinh sqrt tan "
-    "tanh trunc"
-).split()
-_PREDICATES = "isinf isnan isneginf isposinf signbit".split()
+_UNARY = tuple(
+    (
+        "abs asin asinh atan atanh ceil erf erfinv expm1 floor frac log1p neg rad2deg deg2rad relu round sgn sign sin sinh sqrt tan "
+        "tanh trunc"
+    ).split()
+)
+_PREDICATES = ("isinf", "isnan", "isneginf", "isposinf", "signbit")
 
 SPARSE_OPERATORS: Final = (
     CONVERSIONS

@@ -7,14 +7,16 @@ depends on data, so the executor is asked: a round trip each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import current_device, existing_index
+from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.dispatch import Handler, handles, record, slots_of
 from djinn_core.interception.recording.append import append
 from djinn_core.interception.recording.encode import encode_form
@@ -22,7 +24,7 @@ from djinn_core.interception.recording.recorder import SyncRequest, current
 from djinn_core.interception.remote_infer import described_on, unknown_meta, wrap_described
 from djinn_core.interception.shape_inference.meta_infer import signature_of
 from djinn_core.interception.sync import fetch
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, is_remote, logical_device
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.sparse_tensor import SparseTensor, wrap_sparse
 from djinn_core.interception.tensors.upload import upload_copy
 from djinn_core.ir.operators import SPARSE_CALL, resolve_sparse
@@ -41,8 +43,6 @@ from djinn_core.tracebacks import for_users
 
 aten = torch.ops.aten
 
-_local: dict[Any, Handler] = {}
-
 
 def dispatch_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Implementation of `SparseTensor.__torch_dispatch__`, and of remote ops with a sparse tensor among their arguments.
@@ -50,7 +50,7 @@ def dispatch_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     Raises:
         UnsupportedOperation: remote sparse tensors have no such op.
     """
-    handler = _local.get(func)
+    handler = _LOCAL.get(func)
     if handler is not None:
         return handler(func, args, kwargs)
     if func.name() in SPARSE_OPERATORS:
@@ -148,27 +148,14 @@ def _write(target: Any, result: Any) -> None:
     target.coalesced = result.coalesced
 
 
-def _here(*funcs: Any) -> Callable[[Handler], Handler]:
-    """Decorator: the function handles these overloads for sparse tensors, without the executor."""
-
-    def register(handler: Handler) -> Handler:
-        _local.update(dict.fromkeys(funcs, handler))
-        return handler
-
-    return register
-
-
-@_here(aten._indices.default)
 def _indices(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     return record(aten.detach.default, (args[0].held_indices,), {})
 
 
-@_here(aten._values.default)
 def _values(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     return record(aten.detach.default, (args[0].held_values,), {})
 
 
-@_here(aten.indices.default, aten.values.default)
 def _coalesced_part(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args[0].coalesced:
         name = "indices" if func is aten.indices.default else "values"
@@ -176,46 +163,38 @@ def _coalesced_part(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return (_indices if func is aten.indices.default else _values)(func, args, kwargs)
 
 
-@_here(aten._nnz.default)
 def _nnz(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
     return int(args[0].held_values.shape[0])
 
 
-@_here(aten.sparse_dim.default, aten._dimI.default)
 def _sparse_dim(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
     return int(args[0].held_indices.shape[0])
 
 
-@_here(aten.dense_dim.default, aten._dimV.default)
 def _dense_dim(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
     return args[0].held_values.dim() - 1  # type: ignore[no-any-return]
 
 
-@_here(aten.is_coalesced.default)
 def _is_coalesced(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
     return bool(args[0].coalesced)
 
 
-@_here(aten._coalesced_.default)
 def _set_coalesced(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     args[0].coalesced = bool(args[1])
     return args[0]
 
 
-@_here(aten.detach.default, aten.alias.default)
 def _detach(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     source = args[0]
     return wrap_sparse(source.held_indices, source.held_values, source.shape, source.coalesced)
 
 
-@_here(aten.clone.default)
 def _clone(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     source = args[0]
     indices = record(aten.clone.default, (source.held_indices,), {})
     return wrap_sparse(indices, record(aten.clone.default, (source.held_values,), {}), source.shape, source.coalesced)
 
 
-@_here(aten._to_copy.default)
 def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, device = args[0], kwargs.get("device")
     if kwargs.get("layout") not in {None, torch.sparse_coo}:
@@ -236,7 +215,6 @@ def _fetched(source: SparseTensor) -> torch.Tensor:
     )
 
 
-@_here(aten.copy_.default)
 def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, source = args[0], args[1]
     if isinstance(target, SparseTensor) and not isinstance(source, (SparseTensor, LazyTensor)):
@@ -257,7 +235,6 @@ def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor
     return upload_copy(indices, device), upload_copy(values, device)
 
 
-@_here(aten.zeros_like.default, aten.empty_like.default)
 def _zeros_like(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, dtype = args[0], kwargs.get("dtype")
     device = kwargs.get("device")
@@ -274,7 +251,6 @@ def _without_elements(shape: Sequence[int], sparse_dim: int, dtype: torch.dtype,
     return wrap_sparse(indices, values, tuple(shape), coalesced=True)
 
 
-@_here(aten.is_pinned.default)
 def _is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
     return False
 
@@ -306,9 +282,6 @@ def _with_tensors(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return wrap_sparse(indices, values, tuple(int(n) for n in size), bool(kwargs.get("is_coalesced")))
 
 
-_local[aten._sparse_coo_tensor_with_dims_and_tensors.default] = _with_tensors
-
-
 @handles(
     aten._sparse_coo_tensor_unsafe.default,  # PyTorch calls it where a sparse CPU tensor moves here
     aten._embedding_bag_sparse_backward.default,
@@ -337,6 +310,33 @@ def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         given["grad"], indices, given["offsets"], bags, given["bag_size"], given["num_weights"],
         given["scale_grad_by_freq"], given["mode"], given.get("per_sample_weights"), given.get("padding_idx", -1)
     )  # fmt: skip
+
+
+# What happens here, without the executor.
+_LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
+    {
+        aten._indices.default: _indices,
+        aten._values.default: _values,
+        aten.indices.default: _coalesced_part,
+        aten.values.default: _coalesced_part,
+        aten._nnz.default: _nnz,
+        aten.sparse_dim.default: _sparse_dim,
+        aten._dimI.default: _sparse_dim,
+        aten.dense_dim.default: _dense_dim,
+        aten._dimV.default: _dense_dim,
+        aten.is_coalesced.default: _is_coalesced,
+        aten._coalesced_.default: _set_coalesced,
+        aten.detach.default: _detach,
+        aten.alias.default: _detach,
+        aten.clone.default: _clone,
+        aten._to_copy.default: _to_copy,
+        aten.copy_.default: _copy,
+        aten.zeros_like.default: _zeros_like,
+        aten.empty_like.default: _zeros_like,
+        aten.is_pinned.default: _is_pinned,
+        aten._sparse_coo_tensor_with_dims_and_tensors.default: _with_tensors,
+    }
+)
 
 
 def register() -> torch.library.Library:
