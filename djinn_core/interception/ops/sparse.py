@@ -16,8 +16,8 @@ import torch
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import current_device, existing_index
-from djinn_core.interception.device.device_state import DEVICE_NAME
-from djinn_core.interception.dispatch import Handler, handles, record, slots_of
+from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
+from djinn_core.interception.dispatch import handles, record, slots_of
 from djinn_core.interception.recording.append import append
 from djinn_core.interception.recording.encode import encode_form
 from djinn_core.interception.recording.recorder import SyncRequest, current
