@@ -11,6 +11,7 @@ import torch
 from sameness import REMOTE, complexes, fails_alike, numbers, same
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -380,3 +381,27 @@ def test_the_same_error_for(embedded, what):
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
 def test_the_same_here_and_there(embedded, case):
     same(case)
+
+
+class Wrapped(torch.Tensor):
+    """A library's tensor around another, whose class sees every op."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype, device=inner.device)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = pytree.tree_map_only(Wrapped, lambda wrapped: wrapped.inner, (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
+
+
+def test_an_op_beside_a_tensor_of_a_class_that_overrides_ops_is_left_to_that_class(embedded):
+    table, rows = torch.arange(8.0).view(4, 2), torch.tensor([2, 0])
+    remote, wrapped = table.to(embedded), Wrapped(rows.to(embedded))
+    assert torch.equal(remote.index_select(0, wrapped).cpu(), table[rows])
+    assert torch.equal((remote[:2] + wrapped).cpu(), table[:2] + rows)
+    remote.index_copy_(0, wrapped, remote[:2] + 1)
+    assert torch.equal(remote.cpu(), table.index_copy(0, rows, table[:2] + 1))

@@ -37,6 +37,18 @@ def test_normal_is_a_factory_where_it_is_given_numbers_and_a_size() -> None:
     assert [tensor.device.type for tensor in (*made, *here)] == ["remote_accelerator"] * 2 + ["cpu"] * 2
 
 
+@pytest.mark.usefixtures("embedded")
+def test_an_identity_matrix_is_recorded_in_its_size() -> None:
+    with djinn.capture() as captured:
+        made = torch.eye(3, device=DEVICE), torch.eye(2, 3, dtype=torch.int64, device=DEVICE)
+    graph = captured.graph
+    assert [graph.meta(node.outputs[0]).shape for node in graph.nodes] == [(3, 3), (2, 3)]
+    for matrix, expected in zip(made, (torch.eye(3), torch.eye(2, 3, dtype=torch.int64)), strict=True):
+        assert torch.equal(matrix.cpu(), expected)
+    with pytest.raises(RuntimeError, match="must be greater or equal to 0"):
+        torch.eye(-1, device=DEVICE)
+
+
 def test_a_schedule_runs_again_on_other_inputs() -> None:
     weight = torch.randn(4, 4)
     remote = weight.to(DEVICE)

@@ -61,6 +61,13 @@ def arange(start: Any, end: Any, step: Any = 1, **options: Any) -> torch.Tensor:
     return _make(aten.arange.start_step, (start, end, step), dtype, options.get("device"))  # type: ignore[no-any-return]
 
 
+def eye(rows: int, columns: int | None = None, **options: Any) -> torch.Tensor:
+    """`aten::eye.m` on the remote device: its backend version resizes an `out=` tensor as well."""
+    _check_layout(options.get("layout"))
+    sizes = (rows, rows if columns is None else columns)
+    return _make(aten.eye.m, sizes, options.get("dtype"), options.get("device"))  # type: ignore[no-any-return]
+
+
 def _filled(func: Any) -> Callable[..., torch.Tensor]:
     """`aten::zeros`, `aten::ones` or `aten::scalar_tensor` as one instruction, in place of empty memory and a write."""
 
@@ -109,6 +116,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "arange": lambda end, **options: arange(0, end, 1, **options),
     "arange.start": lambda start, end, **options: arange(start, end, 1, **options),
     "arange.start_step": arange,
+    "eye": eye,
+    "eye.m": eye,
     "kaiser_window": kaiser_window,
     "kaiser_window.periodic": kaiser_window,
     "kaiser_window.beta": kaiser_window,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from djinn_core import torch_private
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
@@ -51,7 +52,9 @@ class LazyTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record `func`; see `dispatch`."""
+        """Record `func`; see `dispatch`. Where a tensor of another class that overrides ops takes part, leave it to that."""
+        if len(types) > 1 and any(map(_overrides_ops, types)):
+            return NotImplemented
         try:
             return port.dispatch(func, args, kwargs or {})
         except BaseException as error:
@@ -147,6 +150,11 @@ class LazyTensor(torch.Tensor):
     def __tensor_unflatten__(*_: Any) -> Any:
         """The counterpart of `__tensor_flatten__`."""
         raise NotImplementedError("a LazyTensor has no inner tensors")
+
+
+def _overrides_ops(cls: type[torch.Tensor]) -> bool:
+    """True for a library's class with a `__torch_dispatch__`. Fake tensors leave remote ones to us."""
+    return not issubclass(cls, (LazyTensor, FakeTensor))
 
 
 _devices: dict[int, torch.device] = {}

@@ -1,4 +1,4 @@
-"""Strategy and precision of `Trainer` and `Fabric` for the remote device's accelerator, which `accelerator="auto"` finds.
+"""Strategy and precision of `Trainer` and `Fabric` for the remote device's accelerator, which `accelerator="auto"` and `"gpu"` find.
 
 Their connectors know what to do for the accelerators that they ship: for all others they would run on the CPU
 (`_choose_strategy`) and autocast for CUDA (`_check_and_init_precision`).
@@ -27,11 +27,15 @@ def adapt_fabric(module: ModuleType) -> None:
 
 def _adapt_connector(connector: Any, module: Any, precision: str) -> None:
     auto, strategy = connector._choose_auto_accelerator, connector._choose_strategy
+    gpu = connector._choose_gpu_accelerator_backend
     checked = connector._check_and_init_precision
 
     def choose_auto_accelerator() -> str:
         chosen: str = auto()
         return DEVICE_NAME if chosen == "cpu" and is_the_only_accelerator() else chosen
+
+    def choose_gpu_accelerator_backend() -> str:
+        return DEVICE_NAME if is_the_only_accelerator() else gpu()
 
     @functools.wraps(strategy)
     def choose_strategy(self: Any) -> Any:
@@ -47,5 +51,6 @@ def _adapt_connector(connector: Any, module: Any, precision: str) -> None:
         return module.MixedPrecision(wanted, DEVICE_NAME)
 
     connector._choose_auto_accelerator = staticmethod(choose_auto_accelerator)
+    connector._choose_gpu_accelerator_backend = staticmethod(choose_gpu_accelerator_backend)
     connector._choose_strategy = choose_strategy
     connector._check_and_init_precision = check_and_init_precision

@@ -103,6 +103,12 @@ def test_a_checkpoint_loads_on_either_side(lightning, make, tmp_path):
         torch.testing.assert_close({name: value.cpu() for name, value in loaded.state_dict().items()}, weights)
 
 
+def test_a_program_for_any_gpu_runs_on_the_device(lightning, make, tmp_path):
+    trainer, _, _ = fit(lightning, make(), tmp_path, accelerator="gpu", devices=1)
+    assert trainer.strategy.root_device == torch.device(REMOTE)
+    assert lightning.Fabric(accelerator="gpu", devices=1).device == torch.device(REMOTE)
+
+
 def test_fabric(lightning):
     fabric = lightning.Fabric(precision="bf16-mixed")
     assert fabric.device == torch.device(REMOTE)
