@@ -89,7 +89,7 @@ interrupts: $(READY) ## press Ctrl-C, and again, at random moments of training, 
 fuzz: $(READY) ## malformed input, mutations of real work on a live executor, bad arguments for ops; ARGS="--inputs 100000 --mutations 10000"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/fuzz/run_fuzz.py --json $(ARGS)
 
-hostile-ops: $(READY) ## ops with hostile sizes, counts and nestings beside a tensor that stays; ARGS="--ops 10000"
+hostile-ops: $(READY) ## ops with hostile arguments, and programs of them, beside tensors that stay; ARGS="--ops 100000"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/fuzz/hostile_ops.py $(ARGS)
 
 pytorch-tests: $(READY) ## PyTorch's own tests, from an unpacked source of it, here and on a server; SOURCE=DIR ARGS="test_nn --stride 10"

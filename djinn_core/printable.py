@@ -6,8 +6,9 @@ import re
 from typing import Final
 
 LONGEST: Final = 32 << 10  # characters of one text
-# Control characters but for tab and newline, and what turns the direction of writing around.
-_OBEYED: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# Control characters but for tab and newline, what turns the direction of writing around, and halves of characters, which no
+# message can carry.
+_OBEYED: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:

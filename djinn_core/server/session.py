@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
+from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.admission import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.values import storage_of
@@ -39,13 +39,14 @@ from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_core.server.running.cancellation import CancellationState
 from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.replay import compile_template
-from djinn_core.server.running.responses import collect
-from djinn_core.server.running.run import MESSAGE_LIMIT, Run, run_template
+from djinn_core.server.running.responses import FailureTexts, collect
+from djinn_core.server.running.run import Run, refuse_run, run_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work, unpack
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import Uploads
-from djinn_core.wire.bindings import unpack_handles
+from djinn_core.wire import limits
+from djinn_core.wire.bindings import Handles, unpack_handles
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import (
     AnyMessage,
@@ -294,6 +295,8 @@ class ExecutorSession:
         decoded = time.perf_counter()
         self._await_uploads(connection)
         try:
+            if work.unreadable:
+                raise _Refused(ProtocolError(work.unreadable), submit.first)
             known = self._known(submit, work, connection)
         except _Refused as refused:
             self._refuse(work, refused, submit.digest, connection)
@@ -303,7 +306,7 @@ class ExecutorSession:
         connection.own()  # what was sent and not taken yet may be written now
         with self._turn, self._usage.account:
             begun = time.perf_counter()
-            run = self._run(known, work)
+            run = self._run_or_refuse(known, work)
             self._wanted.end(work, run)
             if work.synchronize:
                 self._synchronize(work, run)
@@ -330,7 +333,7 @@ class ExecutorSession:
         """A submission is next, which is answered whatever it says.
 
         Raises:
-            ProtocolError: it is not the next one, or says of its results what cannot be read.
+            ProtocolError: it is not the next one.
         """
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
@@ -397,7 +400,9 @@ class ExecutorSession:
         try:
             known = found if found is not None else self._made(template, first, submit.digest)
             bind(known, submit, work)
-        except DjinnError as error:
+        except (TransportError, QuotaExceeded):
+            raise
+        except Exception as error:
             raise _Refused(error, first) from error
         return known
 
@@ -469,6 +474,19 @@ class ExecutorSession:
         self._usage.check_values()
         self._uploads.withdraw(withdraw.handle)
 
+    def _run_or_refuse(self, known: BoundTemplate | None, work: Work) -> Run:
+        """As `_run`. An error of the executor's own costs this submission alone."""
+        try:
+            return self._run(known, work)
+        except (TransportError, ProtocolError, QuotaExceeded):
+            raise
+        except Exception as error:
+            _log.exception("a submission failed by an error of the executor's own", submission=work.sequence)
+            assert known is not None
+            text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
+            failure = Failure(work.sequence, -1, "", type(error).__name__, text)
+            return refuse_run(known.template, work, known.slots, self.values, failure)
+
     def _run(self, known: BoundTemplate | None, work: Work) -> Run:
         if known is None:
             return Run()
@@ -504,15 +522,16 @@ class ExecutorSession:
         """
         self._templates.drop(digest)
         error = refused.error
-        failure = Failure(work.sequence, -1, "", type(error).__name__, str(error)[:MESSAGE_LIMIT])
-        written = unpack_handles(refused.first.written) if refused.first is not None else ()
+        failure = Failure(work.sequence, -1, "", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
+        written = _readable(refused.first.written) if refused.first is not None else ()
         for handle in {storage_of(handle): handle for handle in written}.values():
             self.values.poison_storage(handle, 0, failure)
         for handle in work.outputs:
             self.values[handle] = Poison(failure)
         self.values.free(work.free)
-        results: tuple[Failure, ...] = (failure,) * len(work.fetch)
-        described: tuple[Failure, ...] = (failure,) * len(work.describe)
+        told = FailureTexts()
+        results = tuple([told.fitting(failure) for _ in work.fetch])
+        described = tuple([told.fitting(failure) for _ in work.describe])
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
     def holdings(self) -> tuple[int, int]:
@@ -564,7 +583,7 @@ class ExecutorSession:
 class _Refused(Exception):  # noqa: N818 - a signal within this file
     """A submission cannot run because of `error`; what it is bound to, as far as that can be read."""
 
-    def __init__(self, error: DjinnError, first: First | None) -> None:
+    def __init__(self, error: Exception, first: First | None) -> None:
         super().__init__(str(error))
         self.error = error
         self.first = first
@@ -583,6 +602,15 @@ def _read(frame: Frame) -> AnyMessage | Unreadable:
         if found is None:
             raise
         return found
+
+
+def _readable(packed: Handles) -> Sequence[int]:
+    """The handles; none where they cannot be read."""
+    try:
+        return unpack_handles(packed)
+    except ProtocolError as error:
+        _log.warning("what a refused program writes cannot be read", reason=str(error))
+        return ()
 
 
 def _abridged(failure: Failure) -> Failure:

@@ -46,6 +46,7 @@ class _Judge:
     written: frozenset[int]
     changed: frozenset[int]
     read_after: dict[int, int]
+    held: frozenset[int]
     outliving: frozenset[int]
 
     @classmethod
@@ -53,6 +54,7 @@ class _Judge:
         running = tuple(graph.nodes[i] for i in plan.nodes if i not in rewrite.drop)
         replace = resolved({**plan.replace, **rewrite.replace})
         used = [(node.id, replace.get(v, v)) for node in running for v in node.inputs]
+        held = frozenset(map(storage_of, kept))
         return cls(
             graph=graph,
             kept=kept,
@@ -63,7 +65,8 @@ class _Judge:
             written=frozenset(storage_of(replace.get(v, v)) for node in running for v in node.writes),
             changed=frozenset(replace.get(v, v) for node in running for v in node.writes),
             read_after={storage_of(v): position for position, v in used},  # the last reader of each storage
-            outliving=frozenset(map(storage_of, (*kept, *graph.inputs))),
+            held=held,
+            outliving=held.union(map(storage_of, graph.inputs)),
         )
 
     def problems(self, rewrite: Rewrite) -> Iterator[str]:
@@ -117,7 +120,7 @@ class _Judge:
             if value in self.changed or stand_in in self.changed:
                 yield f"it makes value {stand_in} stand in for {value}, but one of them is changed in place"
             return
-        if own in set(map(storage_of, self.kept)):
+        if own in self.held:
             yield f"it replaces value {value}, whose memory the client still holds"
         if own in self.written or other in self.written:
             yield f"it makes value {stand_in} stand in for {value}, but one of them is written"

@@ -13,7 +13,11 @@ SMALLEST_INTEGER: Final = -(1 << 63)  # MessagePack has 64 bits, signed or not
 LARGEST_INTEGER: Final = (1 << 64) - 1
 DEEPEST_LIST: Final = 16  # lists in lists; PyTorch has ops that take lists of lists, and none beyond
 
-SHIFTS: Final = 1024  # of one `roll`, whose kernel calls itself for each until the stack is full
+# What kernels take a step for each, or call themselves for: beyond, they would not come to an end, or the stack be full.
+SHIFTS: Final = 1024  # of one `roll`
+DEGREE: Final = 1 << 16  # of a polynomial
+PIECES: Final = 1 << 16  # of a `chunk` or `tensor_split`
+LAYERS: Final = 1 << 10  # of a recurrent network
 
 ARGUMENTS_OF_AN_OP: Final = 1 << 20  # operands, scalars and results of one op
 INSTRUCTIONS: Final = 1 << 18  # of a template
@@ -24,6 +28,17 @@ ARGUMENTS_SENT: Final = 1 << 18
 
 HANDLES: Final = 1 << 21  # in one list: what frees all of a large session; it takes a second to read
 HANDLES_SENT: Final = 1 << 20
+
+TEMPLATES: Final = 1024  # that both ends keep, the most recently used
+TEMPLATE_INSTRUCTIONS: Final = 1 << 18  # of these together
+
+BLOBS_ASKED: Final = 4096  # tensors of which a client asks at a time whether the executor has their bytes
+STOPS: Final = 1024  # submissions that one message stops
+STATE_PARTS: Final = 1 << 20  # of a session's state that goes to another executor
+
+FAILURE_TEXT: Final = 4000  # characters of an error message that travel
+FAILURE_TEXTS: Final = 1 << 20  # of all in one answer; the others have their beginnings
+FAILURE_BEGINNING: Final = 100
 
 HEAD_BYTES: Final = 64 << 20  # of a frame: its message
 BODY_BYTES: Final = 1 << 30  # of a frame: its buffers together

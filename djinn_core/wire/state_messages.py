@@ -10,11 +10,11 @@ from typing import Annotated, Final
 
 import msgspec
 
+from djinn_core.wire import limits
 from djinn_core.wire.frames import Buffer, flatten
 from djinn_core.wire.message import Count, Message, Text
 
 PIECE: Final = 4 << 20  # bytes that travel in one frame
-PARTS_LIMIT: Final = 1 << 20
 
 
 class AskState(Message, frozen=True):
@@ -32,7 +32,7 @@ class State(Text, Message, frozen=True):
 
     texts = ("reason",)
 
-    lengths: Annotated[tuple[Count, ...], msgspec.Meta(max_length=PARTS_LIMIT)] = ()
+    lengths: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.STATE_PARTS)] = ()
     reason: str = ""
 
 

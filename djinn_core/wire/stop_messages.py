@@ -6,9 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from djinn_core.wire import limits
 from djinn_core.wire.message import Count, Message
-
-STOPS_LIMIT = 1024  # submissions that one message names
 
 
 class Stop(Message, frozen=True):
@@ -17,4 +16,4 @@ class Stop(Message, frozen=True):
     Each is answered all the same. What a cut one would have made or written says so when it is used.
     """
 
-    submissions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=STOPS_LIMIT)]
+    submissions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.STOPS)]

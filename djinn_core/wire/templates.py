@@ -10,11 +10,12 @@ import msgspec
 
 from djinn_core.errors import ProtocolError
 from djinn_core.lru import LruCache
+from djinn_core.wire import limits
 from djinn_core.wire.messages import Template
 
 # Both sides forget the least recently used templates beyond these, in the same order, so a client seldom has to ask.
-TEMPLATES_LIMIT = 1024
-INSTRUCTIONS_LIMIT = 1 << 18  # of all templates that are kept together
+TEMPLATES_LIMIT = limits.TEMPLATES
+INSTRUCTIONS_LIMIT = limits.TEMPLATE_INSTRUCTIONS
 
 _encoder = msgspec.msgpack.Encoder()
 V = TypeVar("V")

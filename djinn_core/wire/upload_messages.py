@@ -6,9 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from djinn_core.wire import limits
 from djinn_core.wire.message import Count, Digest, Dimensions, Message, Name
-
-HAVE_LIMIT = 4096  # tensors whose bytes may be asked for at a time
 
 
 class Upload(Message, frozen=True):
@@ -45,8 +44,8 @@ class BlobOffer(Message, frozen=True):
 class BlobQuery(Message, frozen=True):
     """Ask which of these blobs (size and digest) the executor has. It holds on to those until they are offered once."""
 
-    sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
-    digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
+    sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.BLOBS_ASKED)]
+    digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=limits.BLOBS_ASKED)]
 
 
 class BlobQueryReply(Message, frozen=True):

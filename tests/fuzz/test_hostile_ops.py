@@ -2,19 +2,66 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+
 import pytest
 import torch
-from hostile_ops import REMOTE, run
+from hostile_ops import PROGRAM_EVERY, REMOTE, run
 
 import djinn
 from djinn.testing import open_session
 from djinn_core.errors import RemoteError, UnsupportedOperation
+from djinn_core.printable import printable
 from djinn_core.wire import limits
+from djinn_core.wire.messages import Submit, encode
 
 
 @pytest.mark.timeout(900)  # a machine that does other things besides
 def test_no_op_costs_a_session(embedded):
-    assert run(200, seed=1)["raised"] > 50
+    found = run(160, seed=1, first=PROGRAM_EVERY // 2 - 80)
+    assert found["raised"] > 100
+    assert found["programs"] == 1
+
+
+def descend(levels, work):
+    return descend(levels - 1, work) if levels else work()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda one, number: (one * number).sum().cpu(),
+        lambda one, number: torch.full((3,), float(number)).to(REMOTE),
+        lambda one, number: djinn.synchronize(),
+    ],
+    ids=["fetch", "upload", "synchronize"],
+)
+def test_programs_near_the_limit_of_recursion_keep_their_session(embedded, monkeypatch, work):
+    witness = torch.arange(4.0).to(REMOTE)
+    session = open_session()
+    work(witness, 0.5)
+    here = len(inspect.stack(0))
+    before = sys.getrecursionlimit()
+    raised = 0
+    try:
+        sys.setrecursionlimit(here + 500)
+        for left in range(20, 260, 3):
+            try:
+                descend(500 - left, lambda number=left: work(witness, number))
+            except RecursionError:
+                raised += 1
+    finally:
+        sys.setrecursionlimit(before)
+    assert 10 < raised < 80
+    with djinn.deadline(60):  # a lock that stayed taken would be waited for
+        assert witness.cpu().tolist() == [0, 1, 2, 3]
+    assert open_session() is session
+
+
+def test_texts_that_no_message_carries_are_shown_all_the_same(embedded):
+    assert printable("a\ud800b") == "a\\ud800b"
+    assert len(encode(Submit(1, refused=printable("\udfff")))) > 0
 
 
 @pytest.mark.parametrize(
@@ -27,8 +74,9 @@ def test_no_op_costs_a_session(embedded):
         lambda one: torch.div(one, 2, rounding_mode="x" * 100_000),
         lambda one: one.roll([1] * 100_000, [0] * 100_000),
         lambda one: one.split([0] * 10_000 + [4]),
+        lambda one: torch.special.hermite_polynomial_h(one, 1 << 40),
     ],
-    ids=["factory", "view", "upload", "repeat", "text", "roll", "split"],
+    ids=["factory", "view", "upload", "repeat", "text", "roll", "split", "degree"],
 )
 def test_what_is_beyond_a_limit_is_refused_at_the_op(embedded, make):
     witness = torch.arange(4.0).to(REMOTE)

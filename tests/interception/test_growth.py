@@ -72,6 +72,23 @@ def test_an_element_of_a_list_costs_a_few_calls(embedded, work):
     assert known < 10
 
 
+def fused(lists, number):
+    numbers = {"lr": number, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False}
+    steps = [torch.ones((), device=REMOTE).clone() for _ in lists[0]]  # equal values, of which the plan makes one
+    torch._fused_adam_(*lists, [], steps, **numbers, maximize=False)
+    return lists[0][-1].cpu()
+
+
+def test_an_element_of_fused_lists_costs_as_many_calls_in_long_ones(embedded):
+    counts = []
+    for length in (100, 300, 900):
+        lists = [[torch.full((4,), float(which), device=REMOTE) for _ in range(length)] for which in range(4)]
+        djinn.synchronize()
+        counts.append(calls_of(lambda there=lists, rate=1 / length: fused(there, rate)))
+    short, long = (counts[1] - counts[0]) / 200, (counts[2] - counts[1]) / 600
+    assert long < 1.2 * short
+
+
 def test_a_mistake_in_a_list_is_raised_as_it_is_locally(embedded):
     there = [torch.ones(4).to(REMOTE) for _ in range(20)]
     with pytest.raises(RuntimeError):

@@ -20,12 +20,13 @@ from djinn_core.server.context import ExecutorContext
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
 from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.running import cancellation
-from djinn_core.server.running.cancellation import STOPS_LIMIT, CancellationState
+from djinn_core.server.running.cancellation import CancellationState
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.work import Work
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights.disk import Disk
+from djinn_core.wire import limits
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import Completed, First, Goodbye, Submit, Template, Upload, decode, encode
 from djinn_core.wire.numbering import Prefix, split
@@ -260,10 +261,10 @@ def test_a_long_program_lets_others_have_a_turn(begin):
 
 def test_stops_do_not_pile_up():
     wanted = CancellationState(FairShare().share(), UsageMetrics())
-    wanted.stop(range(10 * STOPS_LIMIT))
-    work = Work(10 * STOPS_LIMIT - 1, [], [], [], [], (), False)
+    wanted.stop(range(10 * limits.STOPS))
+    work = Work(10 * limits.STOPS - 1, [], [], [], [], (), False)
     wanted.begin(work)
-    assert len(wanted._unwanted) == STOPS_LIMIT
+    assert len(wanted._unwanted) == limits.STOPS
     assert work.halt
 
 

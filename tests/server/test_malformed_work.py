@@ -17,6 +17,7 @@ from djinn_core.server.context import ExecutorContext
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.session import ExecutorSession
+from djinn_core.wire import limits
 from djinn_core.wire.bindings import pack_handles, unpack_handles
 from djinn_core.wire.message import Failure, Message
 from djinn_core.wire.messages import (
@@ -102,7 +103,6 @@ REFUSED_UPLOADS = {
     "an unknown coding": upload(coding="lzma", length=8),
 }
 MALFORMED = {
-    "a number out of turn": Submit(7),
     "half a handle": Submit(1, fetch=(1,)),
     "a handle below zero": Submit(1, free=(-5, 1)),
     "a handle beyond all": Submit(1, free=(1 << 40, 1)),
@@ -132,12 +132,46 @@ def assert_goes_on(answers: list[Message], *, written: bool = False) -> None:
     assert isinstance(uploaded.results[0], Failure) is written
 
 
-@pytest.mark.parametrize("message", MALFORMED.values(), ids=MALFORMED.keys())
-def test_nonsense_ends_the_session_with_a_reason(message: Message) -> None:
-    script = Script(Frame(encode(message), (b"\0" * 8,) if isinstance(message, Upload) else ()))
-    with pytest.raises(ProtocolError, match=r"\w+ \w+"):
+def test_a_number_out_of_turn_ends_the_session_with_a_reason() -> None:
+    script = Script(Frame(encode(Submit(7))))
+    with pytest.raises(ProtocolError, match=r"submission 7 came after 0"):
         ExecutorSession(ExecutorContext.of(CpuRuntime())).serve(PlainExecutorChannel(script))
-    assert not any(isinstance(m, Completed) and m.results for m in script.sent)
+    assert not script.sent
+
+
+@pytest.mark.parametrize("message", MALFORMED.values(), ids=MALFORMED.keys())
+def test_handles_that_cannot_be_read_cost_their_submission(message: Submit) -> None:
+    refused, *after = serve(upload(), message, *AFTERWARDS, body=(bytearray(8),)).sent
+    assert isinstance(refused, Completed)
+    assert [failure.kind for failure in refused.failures] == ["ProtocolError"]
+    assert_goes_on(after)
+
+
+def test_an_error_of_the_executors_own_costs_its_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("\ud800")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("djinn_core.server.session.run_template", broken)
+        good = msgspec.structs.replace(GOOD, fetch=GOOD.outputs)
+        failed, *after = serve(upload(), good, *AFTERWARDS, body=(bytearray(8),)).sent
+    assert isinstance(failed, Completed)
+    assert [failure.kind for failure in failed.failures] == ["KeyError"]
+    assert [result.kind for result in failed.results if isinstance(result, Failure)] == ["KeyError"]
+    assert_goes_on(after, written=True)
+
+
+def test_many_failures_fit_into_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FAILURE_TEXTS", 1000)
+    handles = tuple((number << 32) + 1 for number in range(2, 202))
+    refused = Submit(1, fetch=pack_handles(handles), outputs=pack_handles(handles), refused="long " * 100)
+    again = Submit(2, fetch=pack_handles(handles))
+    for answer in serve(refused, again).sent:
+        assert isinstance(answer, Completed)
+        texts = [result.message for result in answer.results if isinstance(result, Failure)]
+        assert len(texts) == 200
+        assert len(texts[0]) == 500
+        assert len(texts[-1]) == limits.FAILURE_BEGINNING
 
 
 @pytest.mark.parametrize("message", REFUSED.values(), ids=REFUSED.keys())

@@ -28,6 +28,7 @@ from djinn_core.interception.tensors.storage import Storage, Value, freed, take_
 from djinn_core.interrupts import held
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
+from djinn_core.stack_room import require_stack_room
 from djinn_core.torch_private import without_modes
 from djinn_core.wire import limits
 
@@ -169,6 +170,7 @@ class Recorder:
 
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
+        require_stack_room()
         with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
             self.flush()
             runtime = _runtime()
@@ -207,6 +209,7 @@ class Recorder:
             first = self.ask(attrs.evolve(ask, fetch=ask.fetch[: limits.BUFFERS]))
             rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
             return attrs.evolve(rest, tensors=first.tensors + rest.tensors, described=first.described)
+        require_stack_room()
         runtime = _runtime()
         with held:
             try:
@@ -238,6 +241,7 @@ class Recorder:
             UnsupportedOperation: it has more dimensions than remote tensors have.
         """
         check_dimensions("an upload", source.dim())
+        require_stack_room()
         if self.constants is not None:
             self.constants.append((handle, source.clone()))
         if self.captures and not port.is_open():
@@ -255,6 +259,7 @@ class Recorder:
                 self._send(runtime, SyncRequest())
 
     def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
+        require_stack_room()
         with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
             shared = self._shared
             shared.send_held_back(runtime)

@@ -34,6 +34,10 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
                 f"{func.name()} was given an integer of more than 64 bits, which no kernel takes"
             )
     for argument in args:
+        if isinstance(argument, (int, float)) and argument > limits.DEGREE and "_polynomial_" in func.name():
+            raise UnsupportedOperation(
+                f"{func.name()} was given the degree {argument:,}; an executor takes {limits.DEGREE:,}"
+            )
         if (
             func is torch.ops.aten.roll.default
             and isinstance(argument, (list, tuple))

@@ -21,6 +21,7 @@ from djinn_core.runtime.sending.binding import settle_claims
 from djinn_core.runtime.sending.cancellation import Cancellation
 from djinn_core.runtime.sending.pending import Pending, seconds_of
 from djinn_core.runtime.stats import Stats
+from djinn_core.stack_room import require_stack_room
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import Completed, ProtocolClose, decode, encode
 from djinn_core.wire.peer_messages import LinkSeen
@@ -117,6 +118,7 @@ class Replies:
 
     def wait(self, number: int) -> Answer:
         """As `Runtime.wait`."""
+        require_stack_room()
         late, there = number in self._deferred, number not in self.pending
         self._stats.round_trips += not (late and there)
         try:
@@ -156,6 +158,7 @@ class Replies:
 
     def has_come(self, number: int) -> bool:
         """As `Runtime.has_come`."""
+        require_stack_room()
         if number in self.pending and not self._link.lost:
             try:
                 with held, collect_later:

@@ -11,8 +11,9 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.sending.pending import Pending
+from djinn_core.wire import limits
 from djinn_core.wire.messages import encode
-from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
+from djinn_core.wire.stop_messages import Stop
 
 # Before executors are told what an interrupted wait does not want any more: what is nearly done gets done.
 GRACE_SECONDS = 0.2
@@ -58,7 +59,7 @@ class Cancellation:
         if numbers and not self._link.lost:
             self.excused.update(numbers)
             # Not here: another thread may be sending for as long as the executor does not read.
-            stop = tuple(numbers)[-STOPS_LIMIT:]
+            stop = tuple(numbers)[-limits.STOPS :]
             threading.Thread(target=self._stop, args=(stop, grace), name="djinn-stop", daemon=True).start()
 
     def _stop(self, numbers: tuple[int, ...], grace: float) -> None:

@@ -13,6 +13,7 @@ from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interception.runtime_interface import Submission
 from djinn_core.interrupts import held
 from djinn_core.ir.program import Program
+from djinn_core.printable import printable
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.derived_values import DerivedValues
@@ -97,7 +98,7 @@ def refusing(submit: Submit, program: Program, reason: str) -> Submit:
         submit,
         outputs=pack_handles([handle for handle in made if handle not in program.dead]),
         first=First((), (), pack_handles(written)),
-        refused=reason or "it cannot be encoded",
+        refused=printable(reason) or "it cannot be encoded",
     )
 
 

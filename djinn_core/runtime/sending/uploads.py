@@ -19,12 +19,12 @@ from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_objects import writes_to
+from djinn_core.wire import limits
 from djinn_core.wire.compression import PLANES_ZSTD
 from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import TensorHeader, encode
 from djinn_core.wire.tensors import dtype_from_name, tensor_to_wire
 from djinn_core.wire.upload_messages import (
-    HAVE_LIMIT,
     BlobHit,
     BlobNeeded,
     BlobOffer,
@@ -128,7 +128,7 @@ class Uploads:
         What was expected before is not any more.
         """
         self._expected.clear()
-        large = [t for t in tensors if t.nbytes > COPY_BYTES][:HAVE_LIMIT] if self._offers else []
+        large = [t for t in tensors if t.nbytes > COPY_BYTES][: limits.BLOBS_ASKED] if self._offers else []
         if len(large) < 2:
             return
         digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]

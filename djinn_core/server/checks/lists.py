@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from djinn_core.server.checks.arguments import Arguments, Rule, extent
+from djinn_core.wire import limits
 
 _LIKE_PARAMETERS = ("grads", "momentum_buffer_list", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums")
-_LAYERS = 1 << 10
 
 
 def fused_step(a: Arguments) -> None:
@@ -52,7 +52,7 @@ def recurrent(gates: int, states: int) -> Rule:
     """There are as many weights as layers and directions need."""
 
     def rule(a: Arguments) -> None:
-        a.require(0 < a.num_layers <= _LAYERS, f"num_layers must be 1 to {_LAYERS}")
+        a.require(0 < a.num_layers <= limits.LAYERS, f"num_layers must be 1 to {limits.LAYERS}")
         each = (4 if a.has_biases else 2) * a.num_layers * (2 if a.bidirectional else 1)
         projected = each // (4 if a.has_biases else 2) + each if gates == 4 else each
         a.require(len(a.params) in {each, projected}, f"params must be {each} tensors, not {len(a.params)}")

@@ -11,8 +11,6 @@ from djinn_core.server.checks.arguments import Arguments, Rule, extent
 from djinn_core.wire import limits
 
 _SOBOL_DIMENSIONS, _SOBOL_BITS = 21201, 30
-_DEGREE = 1 << 16  # of a polynomial: kernels take a step for each
-_PIECES = 1 << 16
 
 
 def alike(*names: str) -> Rule:
@@ -65,7 +63,9 @@ def degree(a: Arguments) -> None:
             return
         a.require(not n.dtype.is_complex, "n must be real")
         n = float(n.max().double())
-    a.require(not isinstance(n, complex) and (math.isnan(n) or n <= _DEGREE), f"n must be at most {_DEGREE}")
+    a.require(
+        not isinstance(n, complex) and (math.isnan(n) or n <= limits.DEGREE), f"n must be at most {limits.DEGREE}"
+    )
 
 
 def no_least(a: Arguments) -> None:
@@ -98,7 +98,7 @@ def pieces(a: Arguments) -> None:
     """So many pieces can be made."""
     for name in ("chunks", "sections"):
         count = a.__getattr__(name)
-        a.require(not isinstance(count, int) or count <= _PIECES, f"{name} must be at most {_PIECES}")
+        a.require(not isinstance(count, int) or count <= limits.PIECES, f"{name} must be at most {limits.PIECES}")
 
 
 def power(a: Arguments) -> None:

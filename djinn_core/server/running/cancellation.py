@@ -24,8 +24,9 @@ from djinn_core.server.running.fair_share import Share
 from djinn_core.server.running.run import Run
 from djinn_core.server.running.work import Work
 from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.wire import limits
 from djinn_core.wire.messages import decode
-from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
+from djinn_core.wire.stop_messages import Stop
 
 LOOK_SECONDS: Final = 0.25
 AHEAD_FRAMES: Final = 64
@@ -78,8 +79,8 @@ class CancellationState:
         """Cancel these submissions."""
         with self._lock:
             self._unwanted.update(submissions)
-            if len(self._unwanted) > STOPS_LIMIT:
-                self._unwanted = set(sorted(self._unwanted)[-STOPS_LIMIT:])
+            if len(self._unwanted) > limits.STOPS:
+                self._unwanted = set(sorted(self._unwanted)[-limits.STOPS :])
             if self._running is not None and self._running.sequence in self._unwanted:
                 self._running.halt.append(True)
 

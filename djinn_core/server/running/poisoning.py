@@ -108,13 +108,21 @@ def put_poison(
 def poison_rest(
     template: CompiledTemplate, first: int, work: Work, env: Environment, values: ValueTable
 ) -> list[Failure]:
-    """Poison what the steps from `first` on would have made or written: they did not run. What to tell the client.
-
-    A step that would have made a view leaves nothing behind, so what is written through it is found by what it looks into.
-    """
+    """As `poison_all` for a program that was stopped before `first`. What to tell the client."""
     if first >= len(template.steps):
         return []
     failure = Failure(work.sequence, first, template.steps[first].op, "ProgramStopped", STOPPED)
+    poison_all(template, first, failure, work, env, values)
+    return [failure]
+
+
+def poison_all(
+    template: CompiledTemplate, first: int, failure: Failure, work: Work, env: Environment, values: ValueTable
+) -> None:
+    """Poison what the steps from `first` on would have made or written: they did not run.
+
+    A step that would have made a view leaves nothing behind, so what is written through it is found by what it looks into.
+    """
     poison, addresses = Poison(failure), dict[int, int]()
     sharing = Sharing(template.steps, env, values)
     for step in template.steps[first:]:
@@ -126,7 +134,6 @@ def poison_rest(
             _poison_memory(template, first, written, found.get(written, 0), poison, work, env, values, sharing)
         for _, place in step.makes:
             env[place] = poison
-    return [failure]
 
 
 def _shares(op: str) -> bool:

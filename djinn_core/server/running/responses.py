@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import Work
+from djinn_core.wire import limits
 from djinn_core.wire.limits import BUFFERS, DIMENSIONS
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import Described, TensorHeader
@@ -22,16 +24,32 @@ def collect(
     """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing."""
     results: list[TensorHeader | Failure] = []
     body: list[memoryview] = []
+    told = FailureTexts()
     with torch.inference_mode():
         for handle in work.fetch:
             result = _fetch(_value(handle, work, values), work, runtime, limit if len(body) < BUFFERS else -1)
             if isinstance(result, Failure):
-                results.append(result)
+                results.append(told.fitting(result))
             else:
                 results.append(result[0])
                 body.append(result[1])
                 limit -= len(result[1])
-    return results, body, [_describe(_value(handle, work, values), work) for handle in work.describe]
+    described = [_describe(_value(handle, work, values), work) for handle in work.describe]
+    return results, body, [told.fitting(one) if isinstance(one, Failure) else one for one in described]
+
+
+class FailureTexts:
+    """What one answer says of failures: beyond a limit only the beginnings of messages, so that the answer can be sent."""
+
+    def __init__(self) -> None:
+        self._characters = 0
+
+    def fitting(self, failure: Failure) -> Failure:
+        """The failure, with as much of its message as there is room for."""
+        self._characters += len(failure.message)
+        if self._characters <= limits.FAILURE_TEXTS:
+            return failure
+        return msgspec.structs.replace(failure, message=failure.message[: limits.FAILURE_BEGINNING])
 
 
 def _value(handle: int, work: Work, values: ValueTable) -> Any:
@@ -58,7 +76,7 @@ def _fetch(value: Any, work: Work, runtime: DeviceRuntime, room: int) -> Failure
     try:
         return tensor_to_wire(runtime.deliver(tensor))
     except Exception as error:
-        return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error))
+        return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
 
 
 def _describe(value: Any, work: Work) -> Described | Failure:

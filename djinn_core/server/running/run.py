@@ -10,10 +10,11 @@ import torch
 
 from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
-from djinn_core.server.running.poisoning import NO_HANDLE, Sharing, poison_rest, put_poison
+from djinn_core.server.running.poisoning import NO_HANDLE, Sharing, poison_all, poison_rest, put_poison
 from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment, dtype_called
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import Work
+from djinn_core.wire import limits
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import Claim, Relaid
 
@@ -26,7 +27,6 @@ _OVERWRITES = frozenset({
     "aten::_foreach_zero_",
     "aten::_foreach_copy_",
 })  # fmt: skip
-MESSAGE_LIMIT = 4000  # characters of an error message that travel
 
 
 @attrs.define
@@ -135,6 +135,18 @@ def run_template(
     for handle, place in zip(work.outputs, template.outputs, strict=True):
         values[handle] = env[place]
     return run
+
+
+def refuse_run(
+    template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable, failure: Failure
+) -> Run:
+    """In place of a run: what it would have made or written is poison for that reason."""
+    env = environment_of(template, work, slots, values)
+    poison_all(template, 0, failure, work, env, values)
+    for handle, place in zip(work.outputs, template.outputs, strict=True):
+        value = env[place]
+        values[handle] = value if isinstance(value, Poison) else Poison(failure)
+    return Run([failure])
 
 
 def environment_of(template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable) -> Environment:
@@ -302,7 +314,7 @@ def _poison(
         poison = Poison(inherited.failure)  # without the memory, which is another value's
     else:
         kind = type(stop.error).__name__
-        failure = Failure(work.sequence, stop.step, step.op, kind, str(stop.error)[:MESSAGE_LIMIT])
+        failure = Failure(work.sequence, stop.step, step.op, kind, str(stop.error)[: limits.FAILURE_TEXT])
         run.failures.append(failure)
         poison = Poison(failure)
     put_poison(template, stop.step, poison, work, env, values, sharing)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from djinn_core.wire.bindings import unpack_handles
+from djinn_core.errors import ProtocolError
+from djinn_core.wire.bindings import Handles, unpack_handles
 from djinn_core.wire.messages import Claim, Submit
 
 
@@ -18,6 +19,7 @@ class Work:
         halt: not empty where no further op is to run for now; checked before each op.
         rest: called then, returns True if the run goes on afterwards; None: the submission is cancelled.
         rested: seconds spent in `rest`.
+        unreadable: what is wrong with its handles; empty where nothing is.
         stop_at: number of the op at which an earlier run was stopped; None: it was not.
     """
 
@@ -33,20 +35,21 @@ class Work:
     stop_at: int | None = None
     rest: Callable[[], bool] | None = None
     rested: float = 0.0
+    unreadable: str = ""
 
 
 def unpack(submit: Submit) -> Work:
-    """The work of a submission.
+    """The work of a submission. Lists of handles that cannot be read are empty, and `unreadable` says why."""
+    reasons: list[str] = []
 
-    Raises:
-        ProtocolError: its handles cannot be read.
-    """
-    return Work(
-        submit.sequence,
-        unpack_handles(submit.outputs),
-        unpack_handles(submit.fetch),
-        unpack_handles(submit.describe),
-        unpack_handles(submit.free),
-        submit.claims,
-        submit.synchronize,
-    )
+    def unpacked(packed: Handles) -> list[int]:
+        try:
+            return unpack_handles(packed)
+        except ProtocolError as error:
+            reasons.append(str(error))
+            return []
+
+    outputs, fetch, describe, free = map(unpacked, (submit.outputs, submit.fetch, submit.describe, submit.free))
+    work = Work(submit.sequence, outputs, fetch, describe, free, submit.claims, submit.synchronize)
+    work.unreadable = "; ".join(reasons)
+    return work

@@ -14,10 +14,11 @@ from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.recovery.journal import Journal
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
+from djinn_core.wire import limits
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.message import Failure
 from djinn_core.wire.tensors import dtype_from_name
-from djinn_core.wire.upload_messages import HAVE_LIMIT, BlobOffer, BlobQuery, BlobQueryReply, Upload
+from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, BlobQueryReply, Upload
 
 WITHDRAWN = "its upload was interrupted: make it again"
 _NUMBERS = 1 << 63  # what PyTorch counts with ends there
@@ -67,7 +68,7 @@ class Uploads:
         return BlobQueryReply(tuple([self._hold(d, n) for d, n in zip(have.digests, have.sizes, strict=True)]))
 
     def _hold(self, digest: bytes, size: int) -> bool:
-        if len(self._held) >= HAVE_LIMIT:
+        if len(self._held) >= limits.BLOBS_ASKED:
             return False
         data = self._find(digest, size)
         if data is not None:
