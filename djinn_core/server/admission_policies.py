@@ -21,7 +21,6 @@ from djinn_core.hookspecs.admission import (
 from djinn_core.launch.executor_config import AdmissionLimits
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
-from djinn_core.server.admission_limits import refusal_beyond
 from djinn_core.server.rate_limit import Buckets
 from djinn_core.server.usage_metrics import UsageMetrics
 
@@ -74,8 +73,21 @@ class ExecutorLimits:
         reason = self.usage.may_begin(request.sessions)
         if reason:
             return AdmissionRefusal(reason, kind="quota")
-        full = refusal_beyond(self.limits, request.sessions, request.queue_seconds)
-        return None if full is None else AdmissionRefusal(full.reason, 0.0, "full")
+        if request.sessions >= self.limits.sessions:
+            return AdmissionRefusal(
+                f"this executor serves {request.sessions} sessions, which is as many as it may at a time: try again later, or at "
+                "another server",
+                0.0,
+                "full",
+            )
+        if request.queue_seconds > self.limits.queue_seconds:
+            return AdmissionRefusal(
+                f"the device is busy: a program has been waiting for it for {request.queue_seconds:.0f} s, and no session is "
+                "admitted meanwhile. Try again later, or at another server",
+                0.0,
+                "full",
+            )
+        return None
 
 
 class AdmissionPolicies:

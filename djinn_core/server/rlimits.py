@@ -1,4 +1,4 @@
-"""Resource limits of an executor process: an allocation that does not fit fails there, and other processes keep their memory."""
+"""Resource limits of the processes of a server."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ def confine(total: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (min([total, *allowed]), hard))
     except (ValueError, OSError) as error:
         _log.warning("the memory of this process has no limit", error=str(error))
+
+
+def allow_many_files() -> None:
+    """Each connection takes a file descriptor; what a process may have at first is often a quarter of what it may ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def leave_no_cores() -> None:
+    """Disable core dumps, which would contain tokens, keys and data; executors inherit this."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))

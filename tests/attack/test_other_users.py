@@ -18,8 +18,8 @@ from djinn_core.launch.private_files import private_directory
 from djinn_core.launch.self_signed import self_signed
 from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.printable import one_line
-from djinn_core.server.gateway import gateway
 from djinn_core.server.recovery.journal import Journal, SessionIdentity
+from djinn_core.server.rlimits import leave_no_cores
 from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import AnyMessage
 
@@ -77,7 +77,7 @@ def test_a_server_leaves_no_core_dumps():
     before = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
     try:
-        gateway._leave_no_cores()
+        leave_no_cores()
         assert resource.getrlimit(resource.RLIMIT_CORE) == (0, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from djinn_core.errors import ServerBusy, TransportError
+from djinn_core.hookspecs.admission import SESSION, AdmissionRequest
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch import process
@@ -21,7 +22,7 @@ from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.token_table import TokenTable, change_table, create
 from djinn_core.runtime.connecting import connect
 from djinn_core.runtime.connecting.dialling import ask
-from djinn_core.server.admission_limits import refusal_beyond
+from djinn_core.server.admission_policies import ExecutorLimits
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway import admission
 from djinn_core.server.gateway.admission import Admission
@@ -131,10 +132,14 @@ def test_there_is_no_room_for_now(gateway):
 
 
 def test_an_executor_has_room_until_it_is_full_or_busy():
-    room = AdmissionLimits(sessions=2, queue_seconds=5.0)
-    assert refusal_beyond(room, 1, 1.0) is None
-    assert "serves 2 sessions" in refusal_beyond(room, 2, 0.0).reason
-    assert "waiting for it for 6 s" in refusal_beyond(room, 0, 6.0).reason
+    policy = ExecutorLimits(UsageMetrics(), AdmissionLimits(sessions=2, queue_seconds=5.0))
+
+    def refused(sessions, waited):
+        return policy.decide(AdmissionRequest(SESSION, "calm", sessions=sessions, queue_seconds=waited))
+
+    assert refused(1, 1.0) is None
+    assert "serves 2 sessions" in refused(2, 0.0).reason
+    assert "waiting for it for 6 s" in refused(0, 6.0).reason
     turns = FairShare()
     assert turns.longest_wait == 0.0
     share = turns.share()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +41,7 @@ from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
+from djinn_core.server.rlimits import allow_many_files, leave_no_cores
 
 if TYPE_CHECKING:
     from djinn_core.server.gateway.operations_listener import OperationsListener
@@ -200,26 +200,20 @@ def serve(
         StartupError: an executor did not start.
         TransportError: an address cannot be bound.
     """
-    table = (
-        config.access.token_file
-        if config.access.token_file is not None and has_table(config.access.token_file)
-        else None
-    )
-    token = find_token(None if table else config.access.token_file, {} if table else os.environ)
+    access, network = config.access, config.network
+    table = access.token_file if access.token_file is not None and has_table(access.token_file) else None
+    token = find_token(None if table else access.token_file, {} if table else os.environ)
     gatekeeper = Authentication(TokenAuthenticator(token, table))
-    for host in config.network.places.hosts:
-        check_exposure(
-            host,
-            token.supplied or table is not None or bool(config.access.authenticators),
-            config.network.tls is not None or config.access.plaintext_accepted,
-        )
-    if config.network.tls is not None:
-        server_context(config.network.tls)  # what is wrong with the certificate is said before anything starts
+    authenticated = token.supplied or table is not None or bool(access.authenticators)
+    for host in network.places.hosts:
+        check_exposure(host, authenticated, network.tls is not None or access.plaintext_accepted)
+    if network.tls is not None:
+        server_context(network.tls)  # what is wrong with the certificate is said before anything starts
     become_server("gateway")
     keep_few_arenas()
-    _allow_many_files()
-    _leave_no_cores()
-    gateway = Gateway(config, token, gatekeeper, Audit(config.access.audit_log))
+    allow_many_files()
+    leave_no_cores()
+    gateway = Gateway(config, token, gatekeeper, Audit(access.audit_log))
     try:
         with _signals_stop():
             announce(gateway.start(tell))
@@ -233,19 +227,6 @@ def serve(
         gateway.close(0.0)
         raise
     _log.info("ended", process=os.getpid())
-
-
-def _allow_many_files() -> None:
-    """Each connection takes a file descriptor; what a process may have at first is often a quarter of what it may ask for."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _leave_no_cores() -> None:
-    """Disable core dumps, which would contain tokens, keys and data; executors inherit this."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def _operations_listener() -> type[OperationsListener]:
