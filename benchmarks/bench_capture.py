@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 import djinn
 from djinn_core import torch_private
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.tensors.storage import freed
 
 REMOTE = torch.device("remote_accelerator:0")
 ROUNDS = 40
@@ -77,7 +77,7 @@ class Listening(TorchFunctionMode):
 def nothing_is_sent() -> None:
     """Forget what was recorded, and send nothing however much is recorded next."""
     current().entries.clear()
-    freed.clear()
+    device_state.freed.clear()
     current().limit = 10**9
 
 
@@ -231,7 +231,7 @@ def allocated(calls: list[Issued]) -> tuple[int, int]:
         issue(calls)
         gc.collect()  # it also empties Python's lists of tuples to use again, which no object holds
         whole, _ = tracemalloc.get_traced_memory()
-        freed.clear()
+        device_state.freed.clear()
         gc.collect()
         recorded, _ = tracemalloc.get_traced_memory()
     finally:

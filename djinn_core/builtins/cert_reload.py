@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import attrs
-
 from djinn_core.errors import ConfigurationError
 from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
@@ -23,45 +21,44 @@ _log = get_logger("djinn.transport")
 Load = Callable[[ssl.SSLContext], None]
 
 
-@attrs.define
-class _Shown:
-    files: tuple[Path, ...]
-    load: Load
-    versions: tuple[FileVersion, ...]
+class CertificateRenewal:
+    """Reads the certificate of one TLS context again when its files have changed, for as long as the context is referenced."""
 
+    def __init__(self, context: ssl.SSLContext, files: tuple[Path, ...], load: Load) -> None:
+        """`load`: puts the certificate into the context; it must not refer to the context."""
+        self._context = weakref.ref(context)
+        self._files = files
+        self._load = load
+        self._versions = _versions(files)
 
-_shown: weakref.WeakKeyDictionary[ssl.SSLContext, _Shown] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-_thread: threading.Thread | None = None
+    def start(self) -> None:
+        """Look again and again, in a thread that ends with the context."""
+        threading.Thread(target=self._run, name="djinn-certificates", daemon=True).start()
 
+    def look(self) -> bool:
+        """Load what has changed; whether the context is still there.
 
-def renew(context: ssl.SSLContext, files: tuple[Path, ...], load: Load) -> None:
-    """Have `load` called for a context again when one of its files has changed, for as long as it is referenced."""
-    global _thread
-    with _lock:
-        _shown[context] = _Shown(files, load, _versions(files))
-        if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_run, name="djinn-certificates", daemon=True)
-            _thread.start()
-
-
-def look() -> None:
-    """Once: load what has changed. What cannot be used changes nothing, and is tried again when it changes."""
-    with _lock:
-        due = list(_shown.items())
-    while due:
-        context, shown = due.pop()
-        now = _versions(shown.files)
-        if not now or now == shown.versions:
-            continue
-        shown.versions = now
+        What cannot be used changes nothing, and is tried again when it changes.
+        """
+        context = self._context()
+        if context is None:
+            return False
+        now = _versions(self._files)
+        if not now or now == self._versions:
+            return True
+        self._versions = now
         try:
-            shown.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # half of a pair must not get into the one that is used
-            shown.load(context)
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # half of a pair must not get into the one that is used
+            self._load(context)
         except ConfigurationError as error:
             _log.error("a certificate was changed and cannot be used; the one before is shown", error=str(error))
         else:
-            _log.info("a certificate was read again", files=[str(file) for file in shown.files])
+            _log.info("a certificate was read again", files=[str(file) for file in self._files])
+        return True
+
+    def _run(self) -> None:
+        while self.look():
+            time.sleep(PAUSE_SECONDS)
 
 
 def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
@@ -70,9 +67,3 @@ def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
         return tuple([version_of(file) for file in files])
     except OSError:
         return ()
-
-
-def _run() -> None:
-    while True:
-        time.sleep(PAUSE_SECONDS)
-        look()

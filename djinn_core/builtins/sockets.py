@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from djinn_core.builtins.streams import StreamConnection
-from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, silence, tcp_info, watch
+from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, peer_monitor, silence, tcp_info
 from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
@@ -129,7 +129,7 @@ class SocketConnection(StreamConnection):
         ] = []  # bytes that were read into the decoder's buffer and not taken in yet: at most one number
         self._taking = False
         if sock.family in (socket.AF_INET, socket.AF_INET6):
-            watch(self)
+            peer_monitor.watch(self)
 
     def notice_silence(self) -> None:
         """As `Watched.notice_silence`."""

@@ -27,19 +27,35 @@ class Watched(Protocol):
         """End where the other machine is gone; never blocks, never raises."""
 
 
-_connections: weakref.WeakSet[Watched] = weakref.WeakSet()
-_lock = threading.Lock()
-_thread: threading.Thread | None = None
+class PeerMonitor:
+    """Looks at TCP connections again and again, in one thread for all, for as long as each is referenced."""
+
+    def __init__(self) -> None:
+        self._connections: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def __contains__(self, connection: Watched) -> bool:
+        return connection in self._connections
+
+    def watch(self, connection: Watched) -> None:
+        """Monitor one more connection."""
+        with self._lock:
+            self._connections.add(connection)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="djinn-peers", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(PAUSE_SECONDS)
+            with self._lock:
+                due = list(self._connections)
+            while due:
+                due.pop().notice_silence()
 
 
-def watch(connection: Watched) -> None:
-    """Monitor a connection for as long as it is referenced."""
-    global _thread
-    with _lock:
-        _connections.add(connection)
-        if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_run, name="djinn-peers", daemon=True)
-            _thread.start()
+peer_monitor: Final = PeerMonitor()
 
 
 def silence(info: bytes) -> float:
@@ -58,12 +74,3 @@ def tcp_info(sock: socket.socket) -> bytes:
     """
     option = getattr(socket, "TCP_INFO", None)
     return b"" if option is None else sock.getsockopt(socket.IPPROTO_TCP, option, _UNACKNOWLEDGED.size)
-
-
-def _run() -> None:
-    while True:
-        time.sleep(PAUSE_SECONDS)
-        with _lock:
-            due = list(_connections)
-        while due:
-            due.pop().notice_silence()

@@ -10,7 +10,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from djinn_core.builtins.cert_reload import renew
+from djinn_core.builtins.cert_reload import CertificateRenewal
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.transports import TlsOptions
 
@@ -60,7 +60,7 @@ def server_context(tls: TlsOptions) -> ssl.SSLContext:
         _load_authority(context, tls.authority)
         context.verify_mode = ssl.CERT_REQUIRED
     files = tuple(file for file in (tls.certificate, tls.key) if file is not None)
-    renew(context, files, lambda renewed: _load_identity(renewed, tls))
+    CertificateRenewal(context, files, lambda renewed: _load_identity(renewed, tls)).start()
     return context
 
 

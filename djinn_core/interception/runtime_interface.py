@@ -161,6 +161,7 @@ class Port:
     counts_when_open: Callable[[], bool] = lambda: False
     describe: Callable[[int], tuple[str, DeviceInfo]] = lambda _: ("", DeviceInfo("", ""))
     checkpoint_instructions: int = 4096
+    wait_timeout: float = 0.0  # seconds that any single wait of any thread may take; 0: as long as it takes
     sessions_ended: int = 0
     whole_programs: int = 0  # how many want to see programs that are not sent in pieces
     ops_captured: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -90,13 +89,6 @@ def _(value: object, media_type: str) -> str | None:
     return notebook_view(value, media_type, client.registry())
 
 
-class _Latest(threading.local):
-    captured: Captured | None = None
-
-
-_latest = _Latest()
-
-
 @contextmanager
 def capture() -> Iterator[Captured]:
     """Record what this thread does inside the block, without a server and without running it.
@@ -104,7 +96,7 @@ def capture() -> Iterator[Captured]:
     Factories without a device argument make remote tensors there. What was recorded runs when something needs a result.
     """
     with capturing() as under_way:
-        captured = _latest.captured = Captured(under_way)
+        captured = client.context.captures.latest = Captured(under_way)
         yield captured
     if port.counts_when_open():  # there is a server: the first op that is meant for it finds out whether it can be used
         forget_calls()
@@ -118,9 +110,10 @@ def get_graph() -> ProgramGraph:
     Raises:
         DjinnError: this thread has captured nothing.
     """
-    if _latest.captured is None:
+    latest = client.context.captures.latest
+    if latest is None:
         raise DjinnError("nothing was captured in this thread: record something inside `with djinn.capture():` first")
-    return ProgramGraph(_latest.captured.program)
+    return ProgramGraph(latest.program)
 
 
 @for_users

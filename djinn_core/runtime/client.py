@@ -40,7 +40,6 @@ from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.status import why_unavailable
 from djinn_core.runtime.context import ClientContext, InitHook
 from djinn_core.runtime.counting import counters, reset_counters
-from djinn_core.runtime.deadlines import limit_waits
 from djinn_core.runtime.integrations import integrate_registered, integrate_when_imported
 from djinn_core.runtime.planning import session_plans
 from djinn_core.runtime.planning.ab_tests import Without
@@ -186,7 +185,7 @@ def _apply(settings: Settings, registry: Registry, anew: bool = False) -> None:
     integrate_registered(context, registry)
     context.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
-    limit_waits(settings.wait_timeout)
+    port.wait_timeout = settings.wait_timeout
     port.fallback = ClientFallback(context.stats) if settings.client_fallback else None
     if settings.client_fallback or context.session is None:
         forget_calls()

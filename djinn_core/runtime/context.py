@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -20,7 +20,16 @@ from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.stats import Stats
 
+if TYPE_CHECKING:
+    from djinn_core.runtime.captured import Captured
+
 InitHook = Callable[[], None]
+
+
+class Captures(threading.local):
+    """The present thread's present or last `capture()`."""
+
+    latest: Captured | None = None
 
 
 @attrs.define(eq=False)
@@ -48,6 +57,7 @@ class ClientContext:
     under_run: bool = False  # in a process of `djinn run`
     observers: Observers = attrs.field(factory=Observers)
     recordings: list[list[PipelineResult]] = attrs.field(factory=list)
+    captures: Captures = attrs.field(factory=Captures)
     forked: bool = False
     answered: bool = False  # a server has, since it was configured
     lock: threading.RLock = attrs.field(factory=threading.RLock, repr=False)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped
-
-
-class _Deadlines(threading.local):
-    """Each thread's own. `limit` is that of all threads: seconds that any single wait may take; 0: as long as it takes."""
-
-    until: float | None = None
-    limit = 0.0
-
-
-_here = _Deadlines()
+from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.runtime_interface import port
 
 
 @contextmanager
@@ -34,22 +25,18 @@ def deadline(seconds: float) -> Iterator[None]:
     """
     if not seconds > 0:
         raise ConfigurationError(f"a deadline is a number of seconds above 0, not {seconds!r}")
-    before, until = _here.until, time.monotonic() + seconds
-    _here.until = until if before is None else min(before, until)
+    thread = device_state.thread
+    before, until = thread.waits_until, time.monotonic() + seconds
+    thread.waits_until = until if before is None else min(before, until)
     try:
         yield
     finally:
-        _here.until = before
-
-
-def limit_waits(seconds: float) -> None:
-    """Limit every single wait of every thread to so many seconds; 0: no limit."""
-    _Deadlines.limit = seconds
+        thread.waits_until = before
 
 
 def due() -> float | None:
     """Deadline, on the monotonic clock, of a wait that begins now; None: no limit."""
-    until, limit = _here.until, _here.limit
+    until, limit = device_state.thread.waits_until, port.wait_timeout
     if not limit:
         return until
     latest = time.monotonic() + limit

@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
-from djinn_core.builtins import sockets, tcp_keepalive
+from djinn_core.builtins import sockets
 from djinn_core.builtins.sockets import SocketConnection
-from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, silence, tcp_info
+from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, peer_monitor, silence, tcp_info
 from djinn_core.errors import TransportError
 from djinn_core.wire.frames import Frame, Limits
 
@@ -33,7 +33,7 @@ def info(unacknowledged, seconds):
 
 def test_whoever_does_not_read_is_not_silent(connected):
     connection, _ = connected
-    assert connection in tcp_keepalive._connections
+    assert connection in peer_monitor
     connection._socket.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:

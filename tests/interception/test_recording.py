@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 import torch
 
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.tensors.storage import freed
 from djinn_core.torch_private import without_modes
 
 DEVICE = "remote_accelerator:0"
@@ -125,7 +125,7 @@ def test_a_recorded_instruction_is_small(embedded):
         try:
             before, _ = tracemalloc.get_traced_memory()
             record(x)
-            freed.clear()
+            device_state.freed.clear()
             after, _ = tracemalloc.get_traced_memory()
             count = len(recorder.entries)
         finally:

@@ -12,9 +12,9 @@ import djinn
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.form import Form, Operand
 from djinn_core.launch.tickets import NO_TENANT
-from djinn_core.runtime import deadlines
 from djinn_core.runtime.deadlines import due
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
@@ -104,7 +104,7 @@ def test_the_earliest_of_deadlines_counts():
 
 
 def test_each_wait_may_have_a_limit(monkeypatch):
-    monkeypatch.setattr(deadlines._Deadlines, "limit", 0.0)
+    monkeypatch.setattr(port, "wait_timeout", 0.0)
     djinn.shut_down()
     djinn.configure(wait_timeout=5000)
     assert 4000.0 < due() - time.monotonic() <= 5000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from djinn_core.builtins import cert_reload
+from djinn_core.builtins.cert_reload import CertificateRenewal
 from djinn_core.builtins.tls_contexts import fingerprint_of_file
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
@@ -23,8 +23,20 @@ def says(connection, word):
     return connection.receive(SECONDS).head == word
 
 
+@pytest.fixture
+def renewals(monkeypatch):
+    """Those that were started, which look when the test has them look."""
+    started = []
+
+    def start(renewal):
+        started.append(renewal)
+
+    monkeypatch.setattr(CertificateRenewal, "start", start)
+    return started
+
+
 @pytest.fixture(params=["tcp", "http"])
-def listening(request, registry, tmp_path):
+def listening(request, registry, tmp_path, renewals):
     """A listener with a certificate, and how to connect with a fingerprint."""
     first, second = (self_signed(tmp_path / name) for name in ("first", "second"))
     transport = next(t for t in registry.transports if t.schemes[0] == request.param)
@@ -45,15 +57,15 @@ def listening(request, registry, tmp_path):
     listener.close()
 
 
-def test_a_renewed_certificate_is_shown_from_then_on(listening):
+def test_a_renewed_certificate_is_shown_from_then_on(listening, renewals):
     connect, shown, new = listening
     old, renewed = fingerprint_of_file(shown.certificate), fingerprint_of_file(new.certificate)
     there = connect(old, renewed)  # over HTTP it is several connections, of which some come later
     shown.certificate.write_bytes(new.certificate.read_bytes())
-    cert_reload.look()
+    assert [renewal.look() for renewal in renewals] == [True]
     connect(old)  # half of a pair changes nothing
     shown.key.write_bytes(new.key.read_bytes())
-    cert_reload.look()
+    assert [renewal.look() for renewal in renewals] == [True]
     connect(renewed)
     with pytest.raises(TransportError, match="not the one that was expected"):
         connect(old)

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 import djinn
 from djinn.testing import open_session
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording import program_prediction
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
-from djinn_core.interception.tensors import storage
 from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import ask_servers
 
@@ -66,7 +66,7 @@ def tables():
     return {
         "calls": len(inference_cache.calls),
         "signatures": len(inference_cache.signatures),
-        "freed": len(storage.freed),
+        "freed": len(device_state.freed),
         "unsent": sum(len(r.entries) for r in recorders.all()),
         "pending": len(session.replies.pending),
     }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from djinn_core.interception.tensors.pending_copies import Copy
     from djinn_core.interception.tensors.prefetch_context import ExpectedFetches
     from djinn_core.interception.tensors.remote_storage import RemoteStorage
+    from djinn_core.interception.tensors.storage import Value
     from djinn_core.torch_private import StorageReference
 
 DEVICE_NAME = "remote_accelerator"
@@ -45,6 +46,7 @@ class ThreadState(threading.local):
         remade_view: the view that the `as_strided` call under way makes again, and that has a value already.
         subclass: the class that `as_subclass` wants of the view under way.
         expected: the fetches that are expected next.
+        waits_until: the end of its waits for executors, on the monotonic clock; None: no limit.
     """
 
     index = 0
@@ -55,6 +57,7 @@ class ThreadState(threading.local):
     remade_view: LazyTensor | None = None
     subclass: type[LazyTensor] | None = None
     expected: ExpectedFetches | None = None
+    waits_until: float | None = None
 
 
 class DeviceState:
@@ -73,6 +76,10 @@ class DeviceState:
         properties: of the devices of the present session, by session and index.
         casts: autocast's copies of parameters, by the parameter's id, for as long as PyTorch keeps its own: until the outermost
             autocast block of any thread ends. The parameter is kept with its cast, so that no other object takes over its id.
+        freed: values without references. Finalizers run at any moment, also while their own thread holds a lock, so they append
+            here and do nothing else; `Recorder` frees what has gathered. It is the value itself that is kept, because a collection
+            of cycles runs all finalizers before it takes anything apart: another one may use the value after its own has run, or
+            even bring it back to life.
         pending_copies: non-blocking copies to this machine, in the order in which they arrive.
         pinned: storages that count as pinned, by the address of their bytes.
         storages: storage objects of remote tensors by number. next_address: the first address that was not given out.
@@ -91,6 +98,7 @@ class DeviceState:
         self.stream_numbers = itertools.count(1)
         self.properties: dict[tuple[str, int], DeviceProperties] = {}
         self.casts: dict[tuple[int, Any], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.freed: deque[Value] = deque()
         self.pending_copies: deque[Copy] = deque()
         self.pinned: dict[int, StorageReference] = {}
         self.storages: WeakValueDictionary[int, RemoteStorage] = WeakValueDictionary()

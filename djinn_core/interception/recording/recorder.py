@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from djinn_core.errors import ForkedProcess
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_core.interception.recording.call_site import Issued
 from djinn_core.interception.recording.cut_points import steady_cut
@@ -24,7 +25,7 @@ from djinn_core.interception.recording.program_prediction import OPENING, Course
 from djinn_core.interception.recording.split_submission import in_parts
 from djinn_core.interception.runtime_interface import Answer, Runtime, Submission, port
 from djinn_core.interception.shape_inference.message_limits import check_dimensions
-from djinn_core.interception.tensors.storage import Storage, Value, freed, take_freed
+from djinn_core.interception.tensors.storage import Storage, Value, take_freed
 from djinn_core.interrupts import held
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
@@ -255,7 +256,7 @@ class Recorder:
         self.uploads += 1
         if self.uploaded >= UPLOADED_LIMIT or self.uploads >= port.checkpoint_instructions:
             self.uploaded = self.uploads = 0
-            if freed and not self.captures:
+            if device_state.freed and not self.captures:
                 self._send(runtime, SyncRequest())
 
     def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
@@ -324,7 +325,7 @@ class Recorder:
         for value in gone:
             users = {value.storage.user, *(value.storage.readers or ())}
             (mine if busy.isdisjoint(users) else waiting).append(value)
-        freed.extend(waiting)
+        device_state.freed.extend(waiting)
         shared.waiting = len(waiting)
         return mine
 
@@ -332,7 +333,7 @@ class Recorder:
 def _put_back(dead: list[Value], entries: list[Entry]) -> list[Value]:
     """Let those of the freed values wait that `entries` mention; the others."""
     used = {handle for entry in entries for handle in entry.handles}
-    freed.extend(value for value in dead if value.handle in used)
+    device_state.freed.extend(value for value in dead if value.handle in used)
     return [value for value in dead if value.handle not in used]
 
 
@@ -421,7 +422,7 @@ class Recorders:
         with self.sending:
             for recorder in self.all():
                 recorder.take(SyncRequest())
-            freed.clear()
+            device_state.freed.clear()
             self.held_back.clear()
             self.unsent.clear()
             self.absent.clear()
@@ -432,7 +433,7 @@ class Recorders:
         self._make_locks()
         collect_later.restart()
         self._all.clear()
-        freed.clear()
+        device_state.freed.clear()
         self.held_back.clear()
         self.unsent.clear()
         self.thread = _Refusing() if port.forked else _PerThread(self)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_storage, storage_of
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
 
-# Values without references. Finalizers run at any moment, also while their own thread holds a lock, so they append
-# here and do nothing else; `Recorder` frees what has gathered. It is the value itself that is kept, because a collection
-# of cycles runs all finalizers before it takes anything apart: another one may use the value after its own has run, or
-# even bring it back to life.
-freed: deque[Value] = deque()
-
 
 def take_freed() -> list[Value]:
     """The values in `freed` that are gone for good; the others stay there."""
     gone: list[Value] = []
+    freed = device_state.freed
     for _ in range(len(freed)):
         value = freed.popleft()
         if not hasattr(value, "handle"):
@@ -36,7 +31,7 @@ def take_freed() -> list[Value]:
 def still_to_free() -> list[int]:
     """The handles of the values that are gone for good, which stay in `freed`."""
     gone = take_freed()
-    freed.extend(gone)
+    device_state.freed.extend(gone)
     return [value.handle for value in gone]
 
 
@@ -104,9 +99,9 @@ class Value:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
 
-    # `freed.append(self)`, without a step of Python's own: in one, the handler of a signal would run, and Python drops what a
+    # `device_state.freed.append(self)`, without a step of Python's own: in one, the handler of a signal would run, and Python drops what a
     # finalizer raises, which is how Ctrl-C gets lost in the middle of a backward pass.
-    __del__ = property(partial(partial, freed.append))
+    __del__ = property(partial(partial, device_state.freed.append))
 
 
 class BorrowedValue(Value):
