@@ -36,7 +36,7 @@ class KnownGenerator(Protocol):
 
 
 class ThreadState(threading.local):
-    """What one thread has chosen, and the calls that it is in the middle of.
+    """Choices of one thread, and the calls that it is in the middle of.
 
     Attributes:
         index: the index that the device without an index stands for. stream: the stream that was chosen; None: the default.
