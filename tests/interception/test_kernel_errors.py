@@ -1,4 +1,4 @@
-"""What kernels refuse and meta kernels take is refused at the op, in the words that the CPU has for it."""
+"""Arguments that kernels refuse and meta kernels take: refused at the op, in the words that the CPU has for it."""
 
 from __future__ import annotations
 

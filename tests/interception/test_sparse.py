@@ -171,7 +171,7 @@ CASES = {
 
 
 def plain(found):
-    """What was found, as numbers and CPU tensors that can be compared."""
+    """Results as numbers and CPU tensors that can be compared."""
     if isinstance(found, (list, tuple)):
         return [plain(one) for one in found]
     if not isinstance(found, torch.Tensor):

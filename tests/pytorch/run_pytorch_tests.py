@@ -119,7 +119,7 @@ def server_environment(start: Start) -> Iterator[dict[str, str]]:
 def run_worker(
     file: Path, device: str, named: Sequence[str] | None, options: argparse.Namespace, start: Start, env: dict[str, str]
 ) -> dict[str, Any]:
-    """What `worker.py` writes about the tests of a file on a device.
+    """Lines that `worker.py` writes about the tests of a file on a device.
 
     Raises:
         FileError: it ends without a result.

@@ -166,7 +166,7 @@ def _be_child(tests: Sequence[unittest.TestCase], order: Order, writing: int, ou
 
 
 def _lines(reading: int, child: int, end: float, silence: float) -> Iterator[dict[str, Any]]:
-    """What the child writes until it ends; it is killed when it says nothing for too long, or at `end`."""
+    """Lines that the child writes until it ends; it is killed when it writes nothing for too long, or at `end`."""
     rest, heard = b"", time.monotonic()
     while True:
         ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # its children may keep the pipe open

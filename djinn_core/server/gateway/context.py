@@ -70,5 +70,5 @@ class GatewayContext:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where it listens for clients by now."""
+        """URLs at which it listens for clients by now."""
         return tuple(listener.url for listener in self.listeners)

@@ -39,7 +39,7 @@ def collect(
 
 
 class FailureTexts:
-    """What one answer says of failures: beyond a limit only the beginnings of messages, so that the answer can be sent."""
+    """Failures that one answer reports: beyond a limit only the beginnings of messages, so that the answer can be sent."""
 
     def __init__(self) -> None:
         self._characters = 0
