@@ -1,4 +1,4 @@
-"""Giving up on connections that break again and again without anything having been taken over them."""
+"""Retry limit: reconnecting stops after several breaks without progress."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Progress:
     """Counts connections that broke without progress: what is sent over them is what breaks them."""
 
     def __init__(self, made: Hashable = 0) -> None:
-        """`made`: how far both ends are at the beginning."""
+        """`made`: positions of both ends at the beginning."""
         self._made = made
         self._in_vain = 0
 
     def broke(self, made: Hashable) -> bool:
-        """Note that a connection broke when both ends were that far; returns true where it is of no use to dial again."""
+        """Record a broken connection, with the positions of both ends; True if reconnecting should stop."""
         self._in_vain = self._in_vain + 1 if made == self._made else 0
         self._made = made
         return self._in_vain > BREAKS_LIMIT

@@ -1,7 +1,7 @@
 """Append-only log of records in a file: the one writer and reader of journals and failover logs.
 
-A record has a kind, a head and buffers. What an error or an interrupt leaves of one is cut off; what the end of the process leaves
-is not whole, and no record.
+A record has a kind, a head and buffers. An append that fails or is interrupted is truncated; a torn record that a crash left is
+skipped when reading.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AT_ONCE: Final = 512  # buffers that one system call writes
 
 @attrs.frozen
 class Place:
-    """Location of a record in its file, without what it holds: where it begins, and its bytes with and without the rest."""
+    """Location of a record in its file: offset, kind, head length and total size."""
 
     start: int
     kind: bytes
@@ -42,7 +42,7 @@ class RecordWriter:
     """
 
     def __init__(self, file: int, size: int) -> None:
-        """`size`: where the first record goes."""
+        """`size`: offset of the first record."""
         self._file = file
         self.size = size
 
@@ -106,14 +106,14 @@ class RecordReader:
             start += size
 
     def head(self, start: int) -> bytes:
-        """The head of the record that begins there."""
+        """The head of the record at an offset."""
         self._file.seek(start)
         _, head, _, buffers = self._prefix()
         self._file.seek(8 * buffers, os.SEEK_CUR)
         return self._file.read(head)
 
     def read(self, start: int) -> tuple[bytes, bytes, list[memoryview]]:
-        """The record that begins there: its kind, its head and its buffers.
+        """The record at an offset: its kind, its head and its buffers.
 
         Raises:
             ProtocolError: the record contradicts itself, or the file ends in it.

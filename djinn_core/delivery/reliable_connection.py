@@ -220,7 +220,9 @@ class ReliableConnection(SuccessiveConnection):
             self._probe_at = now + self._probe
 
     def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
-        """Read frames that have arrived, up to these limits, and queue them for `receive`; the new ones. None if another thread reads.
+        """Read frames that have arrived, up to these limits, and queue them for `receive`.
+
+        Returns the new ones: an empty list if another thread is reading.
 
         Raises:
             ProtocolError: the other end does not follow the protocol.

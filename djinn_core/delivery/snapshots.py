@@ -9,8 +9,8 @@ from typing import Final
 
 from djinn_core.wire.frames import Buffer, flatten
 
-SNAPSHOT_SECONDS: Final = 20.0  # at least between snapshots, each of which begins the log anew and so bounds its replay
-SHARE: Final = 20  # a snapshot takes at most this fraction of the time since the one before: 1/20
+SNAPSHOT_SECONDS: Final = 20.0  # shortest time between snapshots; a crash replays what came since the last one
+PAUSE_FACTOR: Final = 20  # shortest pause after a snapshot, as a multiple of the time that it took
 CHECKED_BYTES: Final = 64 << 10  # of every response, that a replay compares by checksum
 
 
@@ -31,7 +31,7 @@ class SnapshotSchedule:
     def taken(self, started: float, *, failed: bool = False) -> None:
         """A snapshot that was begun at `started` is over; one that `failed` would fail again soon."""
         ended = time.monotonic()
-        pause = SHARE * (ended - started)
+        pause = PAUSE_FACTOR * (ended - started)
         self._due = ended + max(self._seconds, pause)
         self._due_if_large = self._due if failed else ended + max(self._seconds_if_large, pause)
 

@@ -136,7 +136,7 @@ def read_order(line: bytes) -> Order:
     """The order on a line.
 
     Raises:
-        StartupError: it is none; parent and executor run different versions of Djinn.
+        StartupError: it is not valid; parent and executor run different versions of Djinn.
     """
     try:
         return _orders.decode(line)
@@ -150,7 +150,7 @@ def read_answer(line: bytes) -> Answer:
     """The answer on a line.
 
     Raises:
-        StartupError: it is none; parent and executor run different versions of Djinn.
+        StartupError: it is not valid; parent and executor run different versions of Djinn.
     """
     try:
         return _answers.decode(line)

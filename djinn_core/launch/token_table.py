@@ -124,7 +124,7 @@ def parse_table(content: bytes, path: Path) -> TokenTable:
     """The table.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is not a valid token file.
     """
     try:
         return msgspec.json.decode(content, type=TokenTable)

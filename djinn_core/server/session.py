@@ -172,9 +172,9 @@ class ExecutorSession:
             self._exchange_values(message, connection)
         return True
 
-    def _hold(self, have: BlobQuery, before: bytes | None) -> bytes:
+    def _hold(self, query: BlobQuery, before: bytes | None) -> bytes:
         """Flags of the blobs that are here, and were here before where this session is recovered."""
-        found = self._uploads.hold(have).found
+        found = self._uploads.hold(query).found
         return bytes(found if before is None else [now and then for now, then in zip(found, before, strict=True)])
 
     def _consider(self, offer: BlobOffer, before: bytes | None) -> bytes:

@@ -43,7 +43,7 @@ def unpack_handles(packed: Handles) -> list[int]:
     """Decode the handles that `pack_handles` encoded.
 
     Raises:
-        ProtocolError: it did not.
+        ProtocolError: the list is malformed.
     """
     if not packed:
         return []
@@ -75,7 +75,7 @@ def rebind(before: Sequence[int], handles: Sequence[int]) -> Rebound:
 
 
 def rebound(before: list[int], changes: Rebound) -> None:
-    """Apply what `rebind` found to `before`.
+    """Apply the difference that `rebind` found to `before`, in place.
 
     Raises:
         ProtocolError: it does not fit.

@@ -26,7 +26,7 @@ def codings() -> tuple[str, ...]:
 
 
 def compressed(data: Buffer, item: int) -> bytes:
-    """`data`, which consists of elements of `item` bytes, in less room; in little more where nothing repeats."""
+    """`data`, which consists of elements of `item` bytes, compressed; slightly larger if it is incompressible."""
     octets = np.frombuffer(data, np.uint8)
     planes = np.ascontiguousarray(octets.reshape(-1, item).T) if item > 1 else octets
     written: bytes = _zstandard().ZstdCompressor(level=_LEVEL).compress(planes)
@@ -34,7 +34,7 @@ def compressed(data: Buffer, item: int) -> bytes:
 
 
 def expanded(data: Buffer, coding: str, item: int, length: int) -> memoryview:
-    """The `length` bytes that `data` stands for. Never more memory than that is taken, whatever `data` says.
+    """Decompress `data` to exactly `length` bytes. Never allocates more than that, whatever `data` announces.
 
     Raises:
         ProtocolError: the coding is unknown here, or something else than `length` bytes comes out.

@@ -22,11 +22,11 @@ LAYERS: Final = 1 << 10  # of a recurrent network
 ARGUMENTS_OF_AN_OP: Final = 1 << 20  # operands, scalars and results of one op
 INSTRUCTIONS: Final = 1 << 18  # of a template
 ARGUMENTS: Final = 1 << 22  # of all instructions of a template together: a form counts each time that it is used
-# At most as many arguments does a client put into one template, where it is not one op alone that has more: with each a
-# few dozen bytes, a message stays far below what a frame may weigh.
+# A client splits templates beyond this many arguments (a single op may exceed it): with a few dozen bytes each, a message stays
+# far below the limit of a frame.
 ARGUMENTS_SENT: Final = 1 << 18
 
-HANDLES: Final = 1 << 21  # in one list: what frees all of a large session; it takes a second to read
+HANDLES: Final = 1 << 21  # in one list: enough to free a large session; decoding takes about a second
 HANDLES_SENT: Final = 1 << 20
 
 TEMPLATES: Final = 1024  # that both ends keep, the most recently used

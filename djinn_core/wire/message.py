@@ -17,10 +17,10 @@ Name = Annotated[
 ]  # fit for a line of a terminal
 Word = Annotated[
     str, msgspec.Meta(max_length=64)
-]  # looked up, never shown as it is: not worth a pattern in every answer
+]  # a lookup key, never displayed: no pattern, which would cost time in every answer
 Address = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[\x21-\x7e]*\Z")]
 Secret = Annotated[str, msgspec.Meta(max_length=8192)]  # signed tokens with claims are long
-# Passed on by clients and executors: the pattern keeps a sender from having them say more than random letters to a third party.
+# Clients and executors forward tickets to third parties: the pattern prevents smuggled content.
 Ticket = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[A-Za-z0-9_=-]*\Z")]
 _HIDDEN = frozenset({"token", "ticket", "secret"})
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]

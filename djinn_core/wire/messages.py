@@ -49,19 +49,19 @@ from djinn_core.wire.stop_messages import Stop
 from djinn_core.wire.upload_messages import BlobHit, BlobNeeded, BlobOffer, BlobQuery, BlobQueryReply, Upload, Withdraw
 
 PROTOCOL_VERSION = 2
-PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values have had to make room
+PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values were evicted
 
 
 # --- getting in: client and gateway, then client and executor ------------------------------------------------
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
-    """A physical device, sizes in bytes, and what runs on it: how fast it is depends on both.
+    """A physical device and its software. Sizes are in bytes.
 
     `memory_free` is None where it is not known. `threads` are those that an op may use on a CPU, `torch` is the version of
     PyTorch; 0 and empty where they are unknown.
-    `spill` is how much of what does not fit into its memory may lie elsewhere, `pressure` how short memory is, as a place in
-    `PRESSURE`. `flops` and `bandwidth` (bytes) are what it can do in a second at most, where it says so.
+    `spill` is the size of the spill space, `pressure` an index into `PRESSURE`. `flops` and `bandwidth` (bytes) are peak rates
+    per second; 0 where they are unknown.
     """
 
     id: Name
@@ -95,8 +95,8 @@ class Welcome(Message, frozen=True):
     """The gateway's answer: a one-time `ticket` for an executor, and where it listens.
 
     `urls` are tried in order of the client's preference; where none can be reached, the client sends `Attach` on the
-    gateway's own connection and the gateway passes frames on. `gateway` is where the gateway listens: a client that came
-    to another port came through a tunnel or a proxy, on whose side `urls` mean something else. `devices` are the ids of
+    gateway's own connection and the gateway passes frames on. `gateway` is where the gateway listens: a client that connected
+    to another port came through a tunnel or a proxy, and may not reach `urls`. `devices` are the ids of
     all devices that the server offers, and `number` says which of them the ticket is for: to a server that offers
     several, `Hello` may name a device by its number.
     """
@@ -112,10 +112,9 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Text, Message, frozen=True):
-    """No, and why. The connection is closed after it.
+    """Request rejected, with the reason. The connection is closed afterwards.
 
-    `again`: not now, so that asking again makes sense, `after` so many seconds. `deadly`: the session kills every executor that
-    resumes it.
+    `again`: the request may be repeated, after `after` seconds. `deadly`: the session crashes every executor that resumes it.
     """
 
     texts = ("reason",)
@@ -136,10 +135,10 @@ class Attach(Message, frozen=True):
 class Attached(Message, frozen=True):
     """The executor's answer. `operators` is its allow-list where the digests differ, otherwise None.
 
-    `recalls` says whether it keeps weights, so that offering them makes sense, `codings` in which forms it can read uploads
-    beside the plain one, `instance` tells executor processes apart, on whatever machine they are. Where `lease` is more than
-    0, frames are numbered from now on and a client that shows `secret` may come back for so many seconds; where it `recovers`,
-    also when the executor has died, to the one that takes its place.
+    `recalls`: it stores weights, so that the client may offer them by digest. `codings`: compressed encodings of uploads that it
+    reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
+    and a client that shows `secret` may reconnect for so many seconds; if it `recovers`, also after the executor has died, to
+    its replacement.
     """
 
     session: Name
@@ -175,7 +174,7 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
-    """The layout that the client predicted for a new value of an instruction. The executor makes it so."""
+    """Predicted layout of a result of an instruction; the executor copies the result into this layout if it differs."""
 
     instruction: Count
     result: Count
@@ -187,7 +186,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 class First(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bindings of a template's first run, which later runs change: all slots, and handles for all inputs.
 
-    `written` are the values that the program writes into: they are poison where it is refused.
+    `written` are the values that the program writes to: if it is rejected, they become poison.
     """
 
     slots: tuple[Slot, ...]
@@ -204,7 +203,7 @@ class Submit(Message, frozen=True):
         free: handles to forget afterwards.
         digest: BLAKE2b-128 of the encoded template.
         outputs: handles for the template's outputs.
-        changed, rebound: the slots and the inputs that are others than in the template's last run.
+        changed, rebound: the slots and the inputs that differ from those of the template's last run.
         first: all slots and inputs, in place of `changed` and `rebound`.
         template: the template itself, where the executor may not have it.
         describe: handles whose metadata comes back.
@@ -314,9 +313,9 @@ class Define(Message, frozen=True):
 
 
 class ProtocolClose(Text, Message, frozen=True):
-    """The other end sent something that cannot be accepted. The connection is closed after it.
+    """Protocol error of the other end. The connection is closed afterwards.
 
-    `stopped`: it is not that, but the end of the server.
+    `stopped`: no protocol error; the server is shutting down.
     """
 
     texts = ("reason",)
@@ -381,7 +380,7 @@ class Status(Message, frozen=True):
 
 
 class Kill(Message, frozen=True):
-    """Ask a gateway to end a session, named by the beginning of its name."""
+    """Ask a gateway to end a session, given by an unambiguous prefix of its name."""
 
     protocol: int
     token: Secret

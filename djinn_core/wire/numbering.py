@@ -31,15 +31,15 @@ COPIED_AT_ONCE: Final = 4096  # bytes of a body that are not worth borrowing
 
 
 class AckFlags(enum.IntFlag):
-    """Requests to the other end that a note carries."""
+    """Flags of a note: requests to the other end."""
 
     NOTHING = 0
     ANSWER = 1
-    """Say how far you are."""
+    """Request an acknowledgement."""
     AGAIN = 2
-    """Send again what was not taken."""
+    """Retransmit what was not received."""
     ANSWERED = 4
-    """This is the answer to a note: everything that was sent before it has come, or never will."""
+    """The reply to a request: everything that was sent before it was received or lost."""
 
 
 _WISHES: Final = tuple(AckFlags(bits) for bits in range(8))  # by their bits: looked up, as every frame has one
@@ -58,9 +58,9 @@ class Prefix(msgspec.Struct, frozen=True):
 
     Attributes:
         number: of this frame; of a note, of the last frame that was sent before it.
-        taken: how many frames of the other end were taken.
-        wish: of a note.
-        asked: of an answer, the number of the note that it answers: several may be under way where the other end is slow.
+        taken: number of frames that were received from the other end.
+        wish: the flags of a note.
+        asked: of a reply, the number of the note that it answers: several may be under way if the other end is slow.
     """
 
     number: int
@@ -122,7 +122,9 @@ class Outbox:
         self._kept: deque[_Kept] = deque()
         self._sent = 0
         self._borrows = False
-        self._ahead: int | None = None  # how many the other end has taken of what an earlier process sent
+        self._ahead: int | None = (
+            None  # during a replay: number of frames that the other end has received from an earlier process
+        )
 
     @property
     def sent(self) -> int:
@@ -130,10 +132,10 @@ class Outbox:
         return self._sent & _MASK
 
     def put(self, frame: Frame) -> int:
-        """Keep a frame; its number. Its body is borrowed until `own`, unless it is small.
+        """Keep a frame until it is acknowledged; returns its number. Its body is borrowed until `own`, unless it is small.
 
         Raises:
-            ProtocolError: the other end takes nothing.
+            ProtocolError: the other end acknowledges nothing.
         """
         if len(self._kept) >= KEPT_LIMIT:
             raise ProtocolError(f"the other end has not taken one of {KEPT_LIMIT:,} frames")
@@ -150,12 +152,12 @@ class Outbox:
         return self._sent & _MASK
 
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
-        """Another process has sent so many frames, and these were not taken, the last of them the last that was sent."""
+        """Continue after another process that sent `sent` frames, the last ones of which, `kept`, were not acknowledged."""
         self._sent = sent
         self._kept = deque(_Kept(frame, _size(frame), borrowed=False) for frame in kept)
 
     def repeat(self, taken: int) -> None:
-        """Expect a replay: another process has put the frames that follow, and `taken` frames in all were taken meanwhile."""
+        """Begin a replay: frames up to number `taken` were already received by the peer and are neither kept nor sent again."""
         if 0 < (taken - self._sent) & _MASK < _HALF:
             self._kept.clear()
             self._ahead = taken
@@ -179,7 +181,7 @@ class Outbox:
         waiting = (self.sent - taken) & _MASK
         if waiting > len(self._kept):
             if waiting < _HALF:
-                return  # it said so before it said more
+                return  # an old acknowledgement arrived late
             raise ProtocolError(f"the other end has taken {taken} frames of {self.sent} that were sent")
         while len(self._kept) > waiting:
             self._kept.popleft()
@@ -229,14 +231,14 @@ def _copied(frame: Frame) -> Frame:
 
 
 class Inbox:
-    """Receiving side: counts the frames of the other end that were taken."""
+    """Receiving side: counts the frames that were received from the other end."""
 
     def __init__(self) -> None:
         self._taken = 0
 
     @property
     def taken(self) -> int:
-        """Modulo 2^32."""
+        """Number of frames received, modulo 2^32."""
         return self._taken & _MASK
 
     def judge(self, number: int) -> Numbered:
@@ -247,7 +249,7 @@ class Inbox:
         return Numbered.AHEAD if ahead < _HALF else Numbered.REPEATED
 
     def take(self, frames: int = 1) -> None:
-        """So many more were taken."""
+        """Count `frames` as received."""
         self._taken += frames
 
     def misses(self, sent: int) -> bool:

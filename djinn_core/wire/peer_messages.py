@@ -71,7 +71,7 @@ class Joined(Message, frozen=True):
 
 
 class Taken(Message, frozen=True):
-    """So many shipments of the sender's were taken, and written down where sessions are: it need not keep them."""
+    """Acknowledgement of shipments: received, and journaled if sessions are; the sender may drop them."""
 
     shipments: Count
 
@@ -81,7 +81,7 @@ class Probe(Message, frozen=True):
 
 
 class Gauge(Message, frozen=True):
-    """Measure the way to executor `peer` anew, as soon as nothing is on it; what is found is told by a `LinkSeen`."""
+    """Measure the link to executor `peer` when it is idle; the result is reported in a `LinkSeen`."""
 
     peer: Count
 
@@ -89,7 +89,7 @@ class Gauge(Message, frozen=True):
 class LinkSeen(Message, frozen=True):
     """Link measurement by an executor: so many bytes from (`incoming`) or to executor `peer` took so many seconds.
 
-    Where it was measured, and not only seen, there is a latency in seconds one way. Comes with a `Completed`.
+    `latency` (seconds, one way) only for active measurements, not for observed transfers. Comes with a `Completed`.
     """
 
     peer: Count
@@ -102,8 +102,8 @@ class LinkSeen(Message, frozen=True):
 class SendValues(Message, frozen=True):
     """Send values to executor `peer`, as they are when the submissions before this have run.
 
-    `shipment` is a number that no other shipment of the pool has. What is for peer `CLIENT` comes on the client's own
-    connection, and is passed on to the executor that expects it. Where they `move`, everything that shares memory with them
+    `shipment` is a number that no other shipment of the pool has. With peer `CLIENT` the shipment is relayed
+    through the client to the executor that expects it. Where they `move`, everything that shares memory with them
     goes along and is forgotten here.
     """
 

@@ -26,8 +26,8 @@ class AskState(Message, frozen=True):
 class State(Text, Message, frozen=True):
     """The executor's answer, or the first message of a client to another executor: the state comes in pieces.
 
-    `lengths` are the bytes of its parts; each travels in frames of `PIECE` bytes at most. Without any there is none now, and
-    `reason` says why.
+    `lengths` are the bytes of its parts; each travels in frames of `PIECE` bytes at most. Empty: no state is available;
+    see `reason`.
     """
 
     texts = ("reason",)

@@ -11,9 +11,9 @@ from djinn_core.wire.message import Count, Message
 
 
 class Stop(Message, frozen=True):
-    """Cancel these submissions: the one that runs is cut between two ops, the others do not begin.
+    """Cancel these submissions: the one that runs is stopped between two ops, the others do not begin.
 
-    Each is answered all the same. What a cut one would have made or written says so when it is used.
+    Each is answered all the same. Unfinished results raise when they are used.
     """
 
     submissions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.STOPS)]

@@ -1,6 +1,6 @@
 """Partial decoding of messages that cannot be decoded: enough to answer them and to poison their results.
 
-Frames are told apart without looking into them, so one message that breaks a rule says nothing about the next.
+Framing does not depend on the content of messages, so one malformed message does not invalidate the next.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class UnreadableUpload:
 
 
 @attrs.frozen
-class UnreadableMeaning:
-    """A hint that cannot be read; nothing depends on it."""
+class UnreadableHints:
+    """Value hints that cannot be read. Ignored: no result depends on them."""
 
     reason: str
 
 
-Unreadable = UnreadableSubmit | UnreadableDefine | UnreadableUpload | UnreadableMeaning
+Unreadable = UnreadableSubmit | UnreadableDefine | UnreadableUpload | UnreadableHints
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Submission | _Definition | _Bytes | _Offered | _Hints)
 _first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)
 
@@ -107,7 +107,7 @@ def salvage(head: bytes | memoryview, reason: str) -> Unreadable | None:
     if isinstance(found, _Definition):
         return UnreadableDefine(_first_of(found.first), reason)
     if isinstance(found, _Hints):
-        return UnreadableMeaning(reason)
+        return UnreadableHints(reason)
     return UnreadableUpload(found.handle, reason, isinstance(found, _Offered))
 
 

@@ -67,6 +67,6 @@ class BlobHit(Message, frozen=True):
 
 
 class Withdraw(Message, frozen=True):
-    """An upload was interrupted, and what is missing of it does not come: its value says so when it is used."""
+    """Abort an upload that was interrupted; using its value raises."""
 
     handle: Count

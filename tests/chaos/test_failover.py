@@ -117,7 +117,7 @@ def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_kille
     from transformers import LlamaConfig, LlamaForCausalLM
 
     monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "SHARE", 0)  # a state before every submission
+    monkeypatch.setattr(snapshots, "PAUSE_FACTOR", 0)  # a state before every submission
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
     model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval().to(remote)

@@ -94,7 +94,7 @@ def answer(connection):
 def often(monkeypatch):
     """States are asked for before every submission."""
     monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "SHARE", 0)
+    monkeypatch.setattr(snapshots, "PAUSE_FACTOR", 0)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Device groups in a substitution: instructions that are meant to run on one device."""
+"""Groups of instructions in a substitution: each group should run on one device; different groups may run in parallel."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A/B tests of optimizations: repeated programs of one structure run with and without an optimization in turn.
 
 A plan with substitutions is tried once it has run often, and so long that planning it again is a small part of that. Then the
-program runs with an optimization and without it, first the one, then the other, as the executor is known to drift; a judge
-that a plugin offers is told what the executor took, and says when it has seen enough. What only leaves nodes out is not
-tried: that never takes longer.
+program runs with an optimization and without it in turn, so that drift of the executor affects both. A judge that a plugin
+offers gets the executor's times and decides. Rewrites that only drop nodes are not tested: they never take longer.
 """
 
 from __future__ import annotations
@@ -68,14 +67,14 @@ def _key(program: Program | ProgramGraph) -> tuple[str, str]:
 
 @attrs.define(eq=False)
 class Variant:
-    """One of the two ways: its plan, and the seconds that the executor took for it."""
+    """One arm of a comparison: its plan, and the seconds that the executor took for it."""
 
     plan: Prepared
     seconds: list[float] = attrs.field(factory=list)
     skipped: int = 0
 
     def took(self, seconds: float) -> None:
-        """The executor is through with one run."""
+        """Record a run that took the executor `seconds`."""
         if self.skipped < UNCOUNTED:
             self.skipped += 1
         else:
@@ -89,9 +88,9 @@ class Experiment:
     Attributes:
         plan: with all of them. best: the one to use, as far as is known.
         program: the first one that was planned. planning: seconds that this took.
-        names: optimizations that are still to be tried. out: those that do not pay, with reasons.
+        names: optimizations that are still to be tried. out: those that make it slower, with reasons.
         runs, spent: how often it ran before anything was tried, and for how many seconds.
-        arms: the two ways that are compared: with the first of `names`, and without. turn: runs since they are.
+        arms: the two that are compared: with the first of `names`, and without. turn: runs since the comparison began.
     """
 
     plan: Prepared
@@ -106,7 +105,7 @@ class Experiment:
     turn: int = 0
 
     def took(self, seconds: float) -> None:
-        """The executor is through with a run before anything is tried."""
+        """Record a run, before anything is tried, that took the executor `seconds`."""
         self.runs += 1
         self.spent += seconds
 

@@ -37,7 +37,7 @@ def preferred_scheduler(offered: Sequence[ScheduleMaker]) -> str:
 
 @attrs.frozen
 class Occupied:
-    """Bytes on a device, as far as this client put them there: all, and those that a program does not use."""
+    """Bytes on a device that this client put there: `held` are all of them, `beside` those that a program does not use."""
 
     held: int = 0
     beside: int = 0

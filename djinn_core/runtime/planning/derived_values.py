@@ -22,7 +22,7 @@ class DerivedValues:
     """
 
     def __init__(self, submit: Callable[[Submission], int]) -> None:
-        """`submit`: sends a program that makes some."""
+        """`submit`: submits the program that computes them."""
         self._submit = submit
         self._made: LruCache[Key, tuple[int, ...]] = LruCache(LIMIT)
         self._users: dict[int, set[Key]] = {}

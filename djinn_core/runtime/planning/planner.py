@@ -24,7 +24,7 @@ from djinn_core.torch_private import modes_as_before
 
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
 
-_SIZES_CHANGE = "the program's sizes keep changing, and what it puts in holds for one size"
+_SIZES_CHANGE = "the program's sizes keep changing, and this substitution is valid for one size only"
 
 
 @attrs.frozen
@@ -59,8 +59,8 @@ class Planner:
     ) -> None:
         """`made` is told of each new plan and its program; `recent` gets plans that were asked for, the latest last.
 
-        `factor`: as in `PlansByStructure`. `judge`: says which optimizations pay, where a plugin does. `unsure`: names of
-        optimizations whose rewrites may depend on the sizes and numbers of what they rewrote.
+        `factor`: as in `PlansByStructure`. `judge`: decides which optimizations are faster, if a plugin offers one. `unsure`: names of
+        optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
         """
         self.factor = factor
         self.unsure = unsure

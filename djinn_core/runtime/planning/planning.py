@@ -78,7 +78,7 @@ def plan_program(
     `without`: optimizations to leave out, each with the reason.
     """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
-    # What was free when the client came says nothing now, and there is no other device: the executor has the last word.
+    # Free memory as of the connect time is stale; with one device, the executor enforces its own limit.
     topology = _unmeasured(topology_of(device))
     topology, memory_limits = within(topology, limits_of(settings, [device.id]), NOT_OCCUPIED)
     request = Request(

@@ -54,11 +54,11 @@ class _Planned(Generic[P]):
 
 @attrs.define
 class _Alike(Generic[P]):
-    """Programs whose calls are of the same kinds, by their numbers' classes and by structure.
+    """Programs whose calls are of the same kinds, by the classes of their scalars and by structure.
 
     Attributes:
-        take: takes, from the slots, the numbers that are no sizes. sizes: positions of the sizes.
-        planned: for the classes of these numbers the structures, the last one used first.
+        take: picks the scalars that are not sizes from the slots. sizes: positions of the sizes.
+        planned: structures by the classes of these scalars, the last one used first.
     """
 
     take: Callable[[Sequence[Slot]], tuple[Slot, ...]]

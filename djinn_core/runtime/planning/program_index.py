@@ -1,8 +1,8 @@
-"""Index of whole programs: finds the profile of a piece as a subsequence of a known program's calls.
+"""Index of whole programs: finds the profile of a piece as a contiguous part of a known program's calls.
 
-A program that comes again is sent in pieces (decision 18), and a piece says little by itself: half a layer, a cache that is
-only read. Its calls are a stretch of those of the program that was planned whole before, so what was found out then holds
-for it, node by node and value by value.
+A program that comes again is sent in pieces (decision 18), and a piece alone is ambiguous: half a layer, a cache that is
+only read. Its calls are a contiguous part of those of the program that was planned whole before, whose profile therefore
+holds for it, node by node and value by value.
 """
 
 from __future__ import annotations

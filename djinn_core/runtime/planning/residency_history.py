@@ -30,7 +30,7 @@ Recent = deque[tuple[Any, Sequence[int]]]  # plans of whatever kind a session ha
 
 @attrs.frozen
 class _Carried:
-    """Of the programs of one plan, by position among their values, what goes on to live after them."""
+    """Kinds of values that outlive the programs of a plan, by position among their values."""
 
     plan: object
     residency: tuple[tuple[int, DataResidency], ...]
@@ -45,7 +45,7 @@ class EarlierPrograms:
         self._carried: LruCache[int, _Carried] = LruCache(_PLANS)
 
     def planned(self, plan: object, program: Program, profile: WorkloadProfile) -> None:
-        """`plan` was made for that program, of that profile."""
+        """Register a new plan with its program and profile."""
         lasting = {value: kind for value, kind in profile.residency.items() if kind in _CARRIED}
         values = enumerate(dict.fromkeys(program.operands)) if lasting else ()
         self._carried.store(id(plan), _Carried(plan, tuple([(i, lasting[v]) for i, v in values if v in lasting])))

@@ -64,7 +64,7 @@ class SessionPlans:
 
 
 def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
-    """Plugins in use for programs on so many devices that have plans made anew where sizes change much."""
+    """Plugins in use, for programs on `devices` devices, that require replanning when sizes change much."""
     policy = policy_for(settings, registry.placement_policies, devices)
     return asked_by_size(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
 

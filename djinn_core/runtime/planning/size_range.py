@@ -35,7 +35,7 @@ class SizeRange:
     """Sizes of values from outside and among the scalars, as a plan's program had them.
 
     Attributes:
-        places: where a program has values from outside; weights: of each whether it is a weight for sure.
+        places: where a program has values from outside; weights: for each of them, True if it is certainly a weight.
         metas: their metadata. numbers: positions of sizes among the slots. sizes: these.
         factor: how many times as large or as small other sizes may be.
     """

@@ -26,9 +26,10 @@ class Structure:
     """Structural key of a program: programs of the same calls with equal structures share a plan; comparing runs in C.
 
     Attributes:
-        length: how many operands and results there are, all counted.
-        first: takes each value where it comes first. again: what comes once more. shown: where that came first.
-        outside: takes the values from outside, as they come first. made: takes the results.
+        length: number of operands and results, all counted.
+        first: picks the first occurrence of each value. again: picks repeated operands; shown: the first occurrence of each of
+            them. `again` and `shown` pick equal values in every program of this structure.
+        outside: picks the inputs, in order of appearance. made: picks the results.
         places: of the values from outside the first calls that take them, and their positions among these operands.
         storages: of each value from outside the number of its storage, by first appearance; None where no two share one.
         alive: takes, from the values, those that do not die. deaths: how many die.

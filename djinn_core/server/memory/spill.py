@@ -1,4 +1,4 @@
-"""Spill space for evicted tensors: an unlinked file, or pinned host memory. `eviction.py` decides what is evicted."""
+"""Spill space for evicted tensors: an unlinked file, or pinned host memory. The memory policy decides what is evicted."""
 
 from __future__ import annotations
 

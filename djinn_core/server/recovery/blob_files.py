@@ -47,7 +47,7 @@ class _Growing:
 
 
 class Contents:
-    """The files of one session's journal. Used by one thread at a time, but for what it is told by the store."""
+    """Blob files of one session's journal. Used by one thread at a time, except `prove`, which the store may call from any thread."""
 
     def __init__(self, folder: Path) -> None:
         """The folder is made when something is put into it."""
@@ -58,7 +58,7 @@ class Contents:
     # --- what comes in ----------------------------------------------------------------------------------------
 
     def expect(self, handle: int, digest: bytes, size: int, again: bool = False) -> bool:
-        """Bytes of that digest will be uploaded as `handle`; whether they are kept here from now on.
+        """Start a blob file for an upload; False if one exists or is being written.
 
         `again`: another process expected them before, and may have begun.
 
@@ -79,7 +79,7 @@ class Contents:
         return True
 
     def take(self, frame: Frame) -> tuple[Frame, Part] | None:
-        """Write a part of what is expected; the frame as it is taken now (not compressed), and what stands for it in a journal.
+        """Write a chunk to its blob file. Returns the decompressed frame and the journal's reference to it.
 
         None where the frame is something else.
 
@@ -117,12 +117,12 @@ class Contents:
         return True
 
     def whole(self, handle: int) -> Path | None:
-        """The file with what was uploaded as `handle`, if all of it is there; nothing more is expected for it."""
+        """The complete file of the upload `handle`, or None; ends the upload."""
         growing = self._growing.pop(handle, None)
         return self.path(growing.digest) if growing is not None and growing.written == growing.size else None
 
     def link(self, digest: bytes, file: Path) -> None:
-        """Keep a file of the store's, whose bytes have that digest. Where it cannot be, the journal depends on the store."""
+        """Link a file of the store, whose bytes have that digest. If it cannot be linked, the journal depends on the store."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             os.link(file, self.path(digest), follow_symlinks=False)
@@ -134,13 +134,13 @@ class Contents:
         self._proven.add(digest)
 
     def prove(self, digest: bytes) -> None:
-        """The file of that digest has it; from any thread."""
+        """Mark the digest as verified. Thread-safe."""
         self._proven.add(digest)
 
     # --- what is there ----------------------------------------------------------------------------------------
 
     def find(self, digest: bytes, size: int) -> Path | None:
-        """The file with these bytes, if it is whole."""
+        """The complete file with these bytes, or None."""
         path = self.path(digest)
         try:
             if path.stat().st_size != size or self._grows(digest):
@@ -153,7 +153,7 @@ class Contents:
         return path
 
     def match(self, memory: Sequence[Buffer]) -> dict[int, bytes]:
-        """Digests of the buffers that are in a file, by position. Only buffers of the size of a file are hashed."""
+        """Map buffer positions to digests of identical blob files. Only buffers of the size of a file are hashed."""
         sizes = {self.path(digest).stat().st_size for digest in tuple(self._proven)}
         found: dict[int, bytes] = {}
         for position, buffer in enumerate(memory):
@@ -167,7 +167,7 @@ class Contents:
         return sum(s.st_size for s in (path.stat() for path in self._files()) if s.st_nlink == 1)
 
     def retain(self, digests: set[bytes]) -> None:
-        """Forget all others."""
+        """Delete all blob files except `digests`."""
         kept = {digest.hex() for digest in digests}
         for path in self._files():
             if path.name not in kept:
@@ -175,7 +175,7 @@ class Contents:
         self._proven &= digests
 
     def end(self) -> None:
-        """Forget all."""
+        """Delete all blob files."""
         self._growing.clear()
         self._proven.clear()
         remove_contents(self._folder)
@@ -202,7 +202,7 @@ def remove_contents(folder: Path) -> None:
 
 
 def read_part(folder: Path, part: Part) -> Frame:
-    """The frame that a journal has this of.
+    """The frame that a reference in a journal stands for.
 
     Raises:
         SessionLost: its file is not what it was.

@@ -1,4 +1,4 @@
-"""The executor's channel to a client: the order of decisions, snapshots and replay, for sessions that can be recovered."""
+"""The executor's end of a session channel: journals decisions that are not deterministic, takes snapshots, replays."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ExecutorChannel(SessionChannel, Protocol):
 
     @property
     def reads_ahead(self) -> bool:
-        """True if what comes can be read while the session computes."""
+        """True if frames can be read while the session computes."""
 
     def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
-        """Take in what came, for `receive`; at most so much may wait there. Returns what is new of it.
+        """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Returns the new ones.
 
         Raises:
             ProtocolError: the other end does not follow the protocol.
@@ -39,24 +39,24 @@ class ExecutorChannel(SessionChannel, Protocol):
         """True if the connection is broken and the client has stayed away for too long."""
 
     def send_unchecked(self, frame: Frame) -> None:
-        """Send a frame that may be another one where the session is replayed."""
+        """Send a frame whose content may differ on replay; it is not compared with the original."""
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
-        """Make a decision and journal it. `decision` is passed what it returned in the process before, or None.
+        """Make a decision and journal it. `decision` gets the journaled result on replay, or else None.
 
         Raises:
-            SessionLost: it decides differently now.
+            SessionLost: the result differs on replay.
         """
 
     def keep(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
-        """The session is between two frames: the journal may begin anew with its `state`; `still` keeps other threads off it."""
+        """Called between two frames. If it is due, compact the journal to a snapshot of `state()`; `still` is a lock held meanwhile."""
 
     def resend(self) -> None:
-        """Send what another process had sent and the client has not taken."""
+        """Resend what the process before had sent and the client has not received."""
 
 
 class PlainExecutorChannel(PlainChannel):
-    """Implements `ExecutorChannel` over a single connection: the session ends with it, and nothing of it is written down."""
+    """Implements `ExecutorChannel` over a single connection: the session ends with it, and nothing is journaled."""
 
     recovery_state: tuple[Journal | None, JournalReader | None] = (None, None)
     reads_ahead = False

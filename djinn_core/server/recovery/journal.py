@@ -34,7 +34,7 @@ _MAGIC: Final = b"DJNJ1\n"
 _HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
 _CUT: Final = b"X"
 _CUT_AT: Final = struct.Struct("<QQ")
-STALE_SECONDS: Final = 600.0
+STALE_SECONDS: Final = 600.0  # age at which an unused journal is deleted
 _OWNER_LIMIT: Final = 1 << 16  # bytes
 _log = get_logger("djinn.server")
 
@@ -49,14 +49,14 @@ class SessionIdentity(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         """Without the secret."""
-        return f"Owner(session={self.session!r}, client={self.client!r})"
+        return f"SessionIdentity(session={self.session!r}, client={self.client!r})"
 
 
 _NO_SESSION: Final = SessionIdentity("", "", "", NO_TENANT)
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """Position of a session at a snapshot: frames taken and sent since its beginning, modulo 2^32, and its state.
+    """Position of a session at a snapshot: frames received and sent since its beginning, modulo 2^32, and its state.
 
     `elsewhere`: the parts of its memory that are in blob files and not in the journal, by position and digest.
     """
@@ -68,10 +68,10 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The open journal of a session. Any thread may add to it; one of them, the session's, begins it anew."""
+    """The open journal of a session. Any thread may append to it; only the session's compacts it."""
 
     def __init__(self, path: Path, owner: SessionIdentity, limit: int, disk: Disk) -> None:
-        """`limit`: bytes beyond which it is given up, and the session cannot be recovered any more. `disk`: counts them.
+        """`limit`: maximum size in bytes; a larger journal is abandoned. `disk`: the tenant's disk quota.
 
         Raises:
             OSError: it cannot be written, or another process has it.
@@ -94,7 +94,7 @@ class Journal:
 
     @classmethod
     def begin(cls, path: Path, owner: SessionIdentity, limit: int, disk: Disk) -> Journal:
-        """A new one."""
+        """Create a journal."""
         journal = cls(path, owner, limit, disk)
         try:
             os.write(journal._file, _MAGIC)
@@ -116,7 +116,7 @@ class Journal:
         return self._records.size > self._limit // 2
 
     def frame(self, frame: Frame) -> Frame:
-        """A frame is taken; as which one."""
+        """Journal an incoming frame; returns it, decompressed if it was stored in a blob file."""
         try:
             found = self.contents.take(frame) if self.contents is not None and frame.body else None
         except OSError as error:
@@ -129,7 +129,7 @@ class Journal:
         return found[0]
 
     def expect(self, handle: int, digest: bytes, size: int, again: bool) -> None:
-        """The store wants bytes of that digest, which will come as `handle`. `again`: as in `Contents.expect`."""
+        """Prepare a blob file for the upload of `handle`, with this digest. `again`: as in `Contents.expect`."""
         if self.contents is None or not self.open:
             return
         try:
@@ -144,17 +144,17 @@ class Journal:
         self.append(_CUT, _CUT_AT.pack(submission, op), ())
 
     def note(self, decided: bytes) -> None:
-        """Something was decided that the frames do not say."""
+        """Record a decision that does not follow from the frames."""
         self.append(_NOTE, decided, ())
 
     def try_again(self) -> None:
-        """Another process does again what is written."""
+        """Record the start of a recovery attempt; too many without progress end the session."""
         self.append(_TRIED, b"", ())
 
     def rewrite(
         self, base: SnapshotHeader, memory: Sequence[Buffer], kept: Sequence[Frame], shipments: Sequence[Shipped] = ()
     ) -> None:
-        """Begin anew with the session as it is now: its state, its memory, and answers that the client has not taken yet.
+        """Compact the journal to a snapshot: the session's state, its memory, and answers that the client has not received yet.
 
         `shipments`: records of those that wait, or are under way. A process that dies meanwhile leaves the old journal.
         """
@@ -192,12 +192,12 @@ class Journal:
         self._look()
 
     def hand_over(self) -> tuple[int, int]:
-        """The file, and how many bytes it has; this is of no use any more."""
+        """Release the file descriptor and the size to the caller. The object must not be used afterwards."""
         file, self._file = self._file, -1
         return file, self._records.size
 
     def truncate(self, size: int) -> None:
-        """Cut off what is not whole, and go on after so many bytes.
+        """Truncate a torn record, and continue at this offset.
 
         Raises:
             OSError: that cannot be done.
@@ -207,13 +207,13 @@ class Journal:
             self._records.size = size
 
     def give_up(self, reason: str) -> None:
-        """The session cannot be recovered from now on."""
+        """Abandon the journal: the session cannot be recovered from now on."""
         if self.open:
             _log.warning("a session will not outlive its executor", reason=reason)
             self.end()
 
     def end(self) -> None:
-        """End the journal of a session that has ended or will not be recovered."""
+        """Delete the journal of a session that has ended or will not be recovered."""
         if self.open:
             self.leave()
             self.path.unlink(missing_ok=True)
@@ -221,7 +221,7 @@ class Journal:
                 self.contents.end()
 
     def leave(self) -> None:
-        """Write nothing more; another process may go on with it."""
+        """Close without deleting, so that another process can continue the journal."""
         with self._lock:
             if self.open:
                 os.close(self._file)
@@ -240,7 +240,7 @@ class Journal:
             self._look_again()
 
     def shared(self, size: int) -> None:
-        """The store has so many bytes of the contents as well, and counts them."""
+        """Note that `size` bytes are now shared with the weight store and no longer count here."""
         self._beside = max(0, self._beside - size)
         if self.open:
             self._disk.has(self.path, self._records.size + self._beside)
@@ -250,7 +250,7 @@ class Journal:
             self._look()
 
     def _look(self) -> None:
-        """Give it up where it has become too large, or there is no room for it."""
+        """Abandon the journal if it is too large, or the disk is full."""
         self._looked = self._records.size + self._beside
         if self._looked > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
@@ -271,10 +271,10 @@ class JournalReader:
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads where everything is; frames are read when they are asked for.
+        """Read the locations of all records; frames are read when they are requested.
 
         Raises:
-            SessionLost: there is no journal, or it is none.
+            SessionLost: there is no journal, or it is not valid.
         """
         try:
             self._file = path.open("rb")
@@ -342,11 +342,11 @@ class JournalReader:
         return not self._frames
 
     def next_frame(self) -> Frame:
-        """The next frame that was taken."""
+        """The next received frame."""
         return self._read_at(self._frames.popleft())
 
     def kept(self) -> list[Frame]:
-        """Answers that the client had not taken at the snapshot, the last of them the last that was sent."""
+        """Unacknowledged answers at the snapshot, oldest first."""
         return [self._read_at(start) for start in self._kept]
 
     def memory(self) -> Sequence[memoryview]:
@@ -374,7 +374,7 @@ class JournalReader:
         return self._notes.popleft() if self._notes else None
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the file."""
         self._file.close()
 
 
@@ -382,7 +382,7 @@ def owner_of(path: Path) -> SessionIdentity:
     """The identity of the session of the journal at `path`; nothing else of it is read.
 
     Raises:
-        SessionLost: there is no journal, or it is none.
+        SessionLost: there is no journal, or it is not valid.
     """
     try:
         with path.open("rb") as file:
@@ -410,7 +410,7 @@ def read_cut(data: bytes) -> tuple[int, int]:
 
 
 def remove_stale(directory: Path) -> None:
-    """Remove journals that no process writes and no client has come back for in `STALE_SECONDS`, and those that were begun anew."""
+    """Remove journals that no process writes and no client has come back for in `STALE_SECONDS`, and unfinished compactions (`.new`)."""
     for path in (*directory.glob("*.journal"), *directory.glob("*.new")):
         try:
             if time.time() - path.stat().st_mtime > STALE_SECONDS:

@@ -62,21 +62,21 @@ class LeasedConnection(ReliableConnection):
     ) -> None:
         """`seconds`: how long the client may stay away. `usage`: counts how often it came back.
 
-        `journal`: where to write what the session takes, if anywhere; `every` so many seconds or less often it begins anew.
+        `journal`: records what the session receives, if recovery is on; `every`: shortest time between two snapshots, in seconds.
         """
         super().__init__(inner)
         self._usage = usage
         self.secret = secret or secrets.token_urlsafe(32)
         self._seconds = seconds
         self._changed = threading.Condition()
-        self._missed: Connection | None = None  # that was seen to be broken while the session computed, since when
+        self._missed: Connection | None = None  # the connection that was found broken during a run, and when
         self._missed_at = 0.0
         self._journal = journal
         self._past: JournalReader | None = None
         self._schedule = SnapshotSchedule(every, _CROWDED_SECONDS)
 
     def repeat(self, past: JournalReader, taken: int) -> None:
-        """Begin with what another process took, of whose answers the client has taken so many."""
+        """Replay the journal `past`; the client has already received `taken` of its answers."""
         self._past = past
         self._inbox.take(past.taken)
         if past.base is not None:
@@ -89,10 +89,10 @@ class LeasedConnection(ReliableConnection):
         return self._journal, self._past
 
     def keep(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
-        """The session is between two frames: where the journal has become long or large, begin it anew with the session's `state`.
+        """Called between two frames: if a snapshot is due (`SnapshotSchedule`), replace the journal by a snapshot of `state()`.
 
-        `still`: while it is entered, no other thread writes down what the state has. That takes a part of the time that the
-        session works: at most one in `SHARE`.
+        `still`: a lock held meanwhile, so that no other thread journals what the state has. The pause between two snapshots is at
+        least `delivery.snapshots.PAUSE_FACTOR` times what the first one took.
         """
         journal, started = self._journal, time.monotonic()
         if journal is None or not self._schedule.is_due(large=journal.crowded):
@@ -114,23 +114,23 @@ class LeasedConnection(ReliableConnection):
         self._schedule.taken(started)
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`: what another process took comes first."""
+        """As `Connection.receive`: frames from the journal come first."""
         if self._past is not None and not self._past.over:
             return self._past.next_frame()
         return super().receive(timeout)
 
     def send(self, frame: Frame) -> None:
-        """As `ReliableConnection.send`. What was fetched before must be what is fetched now.
+        """As `ReliableConnection.send`. On replay, fetched values must have the checksum recorded in the journal.
 
         Raises:
-            SessionLost: it is not.
+            SessionLost: they have another one.
         """
         if frame.body and self._journal is not None:
             self.decide(lambda _: b"%d" % answer_checksum(frame.body))
         super().send(frame)
 
     def send_unchecked(self, frame: Frame) -> None:
-        """As `ExecutorChannel.send_unchecked`; it must come in as many frames again."""
+        """As `ExecutorChannel.send_unchecked`; on replay, the number of frames must be the same."""
         super().send(frame)
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
@@ -155,7 +155,7 @@ class LeasedConnection(ReliableConnection):
         return False
 
     def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
-        """As `ReliableConnection.read_ahead`; nothing while the session does again what another process did."""
+        """As `ReliableConnection.read_ahead`; nothing during a replay."""
         return [] if self._past is not None and not self._past.over else super().read_ahead(frames, nbytes)
 
     def _check_ahead(self) -> None:
@@ -163,7 +163,7 @@ class LeasedConnection(ReliableConnection):
             raise ProtocolError("the client goes on sending and does not take what is sent to it")
 
     def gone(self) -> bool:
-        """The connection is broken: whether the client has stayed away for longer than its lease since this was asked first."""
+        """True if the connection broke more than the lease ago. The clock starts at the first call after the break."""
         with self._changed:
             if self._missed is not self._inner:
                 self._missed, self._missed_at = self._inner, time.monotonic()
@@ -185,12 +185,12 @@ class LeasedConnection(ReliableConnection):
                 self._changed.wait(left)
 
     def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
-        """Go on over another connection, of which the client has taken so many frames; returns when it is done with.
+        """Continue over another connection; the client has received `taken` frames. Returns when that connection is closed.
 
         `resumed` is called when the session goes on.
 
         Raises:
-            ProtocolError: the client cannot have taken that many.
+            ProtocolError: the client cannot have received that many.
             TransportError: the connection broke at once.
         """
         self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine, INSTANCE)))
@@ -236,7 +236,7 @@ class Leases:
 
     @property
     def patience(self) -> float:
-        """Seconds for which other executors are waited for, which may have to be started again."""
+        """Seconds for which peers may wait for this executor, including a restart."""
         return self.seconds + (STARTING_SECONDS if self.recovers else 0.0) if self.seconds else 0.0
 
     @property
@@ -245,7 +245,7 @@ class Leases:
         return self._config.journals is not None
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
-        """From now on the client of a session may come back; what the session talks over."""
+        """Register a lease, so that the client may reconnect; returns the session's channel."""
         journal = None
         path = journal_path(self._config.journals, owner.session) if self._config.journals is not None else None
         if path is not None:
@@ -273,13 +273,13 @@ class Leases:
     def recover(
         self, connection: Connection, asked: Resume, assign: Callable[[Badge], str] = lambda _: ""
     ) -> tuple[SessionIdentity, LeasedConnection, int] | None:
-        """Go on with what an executor that died has left, and how many frames it had taken.
+        """Recover a session from the journal of an executor that died; returns the number of frames that it had received, too.
 
-        None where it has left nothing, or the secret is wrong. `assign` has the executor work for its tenant, and says
-        why it may not go on now, if it may not; what was left stays then.
+        None if there is no journal, or the secret is wrong. `assign` assigns the executor to the tenant and returns why recovery is
+        not allowed now, or ""; the journal is kept in that case.
 
         Raises:
-            SessionLost: what it has left cannot be read.
+            SessionLost: the journal cannot be read.
             OSError: the same.
             QuotaExceeded: it may not go on now.
         """

@@ -1,4 +1,4 @@
-"""Snapshots: the serialized state of a session, with which its journal begins anew once it has grown long."""
+"""Snapshots: the serialized state of a session. A journal is compacted to it every `--snapshot-seconds`, sooner if it is large."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KnownTemplate(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A session between two frames. The memory of `items` comes beside it, in their order.
+    """State of a session between two frames. The bytes of `items` are separate buffers, in the same order.
 
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
     handle, `random` is the session's own random state. `pool`: what it has counted of shipments, which are beside it.
@@ -48,7 +48,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def take_values(values: ValueTable, runtime: DeviceRuntime) -> tuple[dict[str, Any], list[Buffer]] | None:
-    """The fields of a snapshot that hold values, and their memory; None where one cannot be written down."""
+    """The fields of a snapshot that hold values, and their memory; None if a value cannot be serialized."""
     tensors: list[int] = []
     numbers: list[tuple[int, Number]] = []
     generators: list[tuple[int, bytes]] = []
@@ -105,15 +105,15 @@ def tensor_of(octets: bytes) -> torch.Tensor:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """As MessagePack."""
+    """Serialize to MessagePack."""
     return msgspec.msgpack.encode(snapshot)
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """From MessagePack.
+    """Deserialize from MessagePack.
 
     Raises:
-        SessionLost: it is none.
+        SessionLost: the data is not a valid snapshot.
     """
     try:
         return msgspec.msgpack.decode(data, type=Snapshot)

@@ -18,7 +18,7 @@ _PIECE_HEAD = encode(StatePiece())
 
 
 def hand_out(take: Callable[[], Found | None], held: int, limit: int, send: Callable[[Frame], None]) -> None:
-    """Send a session's state, which `take` takes, where there is one that has at most `limit` bytes, or say why not.
+    """Send the session's state, as `take` returns it, if it fits in `limit` bytes; or else the reason why not.
 
     `held`: bytes that its values have.
     """
@@ -80,7 +80,7 @@ def restored(
 
 
 def _part(length: int, receive: Callable[[], Frame]) -> memoryview:
-    """One part, as it comes: nothing is allocated on the strength of what it is said to have."""
+    """Receive one part incrementally; the announced length is not trusted for allocation."""
     pieces: list[bytes | bytearray | memoryview] = []
     left = length
     while left:

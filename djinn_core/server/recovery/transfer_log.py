@@ -1,6 +1,6 @@
 """Journal records of shipments between executors: those received, and those sent that may have to be resent.
 
-A session is a deterministic state machine over its client's frames and the shipments that it takes
+A session is a deterministic state machine over its client's frames and the shipments that it receives
 (`server/recovery/journal.py`). A shipment from another executor is journaled before it is acknowledged. Sent shipments are
 recomputed in a replay; only those sent before a snapshot, and not acknowledged by then, are stored with it.
 """
@@ -32,37 +32,37 @@ class Arrival(msgspec.Struct, frozen=True):
     cargo: TransferHeader
 
     def record(self, items: Iterable[Packed]) -> Record:
-        """To be written down."""
+        """The journal record for this."""
         return ARRIVED, _encoder.encode(self), [data for _, data in items if len(data)]
 
 
 class UnderWay(msgspec.Struct, frozen=True):
-    """A shipment that was sent to executor `peer` and not taken at the snapshot."""
+    """A shipment that was sent to executor `peer` and not acknowledged at the snapshot."""
 
     peer: int
     cargo: TransferHeader
 
     def record(self, items: Iterable[Packed]) -> Record:
-        """To be written down."""
+        """The journal record for this."""
         return UNDER_WAY, _encoder.encode(self), [data for _, data in items if len(data)]
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """Number of shipments that executor `peer` has taken: a process that replays the journal need not send them."""
+    """Number of shipments that executor `peer` has acknowledged: a process that replays the journal need not send them."""
 
     peer: int
     shipments: int
 
     def record(self) -> Record:
-        """To be written down."""
+        """The journal record for this."""
         return ACCEPTED, _encoder.encode(self), ()
 
 
 class PoolCounts(msgspec.Struct, frozen=True):
     """Counts of shipments of a session in a pool at a snapshot.
 
-    `number` is its own in the pool. By number of the other executor: `sent` shipments, of which so many were `taken`, and how
-    many `arrived` from there.
+    `number` is this executor's number in the pool. By number of the other executor: shipments `sent` to it, the number of them that
+    it has acknowledged (`taken`), and shipments that `arrived` from it.
     """
 
     number: int = 0
@@ -90,7 +90,7 @@ class PastShipments:
         self.accepted: dict[int, int] = {}
 
     def note(self, kind: bytes, start: int, head: bytes) -> None:
-        """There is such a record.
+        """Index a record found at offset `start`.
 
         Raises:
             SessionLost: it cannot be read.
@@ -112,12 +112,12 @@ class PastShipments:
             raise SessionLost(f"a journal has a shipment that cannot be read: {error}") from error
 
     def taken(self, shipment: int) -> list[Packed] | None:
-        """A shipment that was taken then, once."""
+        """The values of an incoming shipment from the journal; removed, so that a second call returns None."""
         start = self._places.pop(shipment, None)
         return None if start is None else self._arrival(start)[1]
 
     def waiting(self) -> list[tuple[Arrival, list[Packed]]]:
-        """Shipments that were taken and that the session has not used since."""
+        """Shipments that were received and that the session has not used since."""
         return [self._arrival(start) for start in self._places.values()]
 
     def under_way(self) -> list[tuple[UnderWay, list[Packed]]]:
