@@ -232,9 +232,9 @@ def _own_random_state(index: int) -> Iterator[None]:
 
 
 def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) -> None:
-    """Append the arguments to the key, and tensors to `operands`.
+    """Append the arguments to the key by which calls are memoised, and tensors to `operands`.
 
-    Numbers that compare equal but differ in type or sign are told apart.
+    Scalars that compare equal but differ in type or sign are distinguished.
     """
     for a in args:
         kind = type(a)
