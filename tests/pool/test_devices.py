@@ -15,9 +15,10 @@ from servers import SECONDS, start_server
 import djinn
 from djinn.hooks import DataResidency
 from djinn.testing import open_connections, open_session
+from djinn_core.plugins.registry import Selection
 from djinn_core.runtime import client
 from djinn_core.runtime.pool import held_uploads
-from djinn_core.server.gateway.device_discovery import Chosen, offered
+from djinn_core.server.gateway.device_discovery import offered
 
 ANY, FIRST, SECOND = (f"remote_accelerator:{index}" for index in range(3))
 module = torch.get_device_module("remote_accelerator")
@@ -240,7 +241,7 @@ def test_indexes_are_known_once_servers_have_answered(over):
 
 
 def test_devices_that_are_named_need_not_be_asked_for():
-    assert offered(["cuda:1", "cpu"], Chosen(None, (), ()), SECONDS) == ["cuda:1", "cpu"]
+    assert offered(["cuda:1", "cpu"], Selection(), SECONDS) == ["cuda:1", "cpu"]
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

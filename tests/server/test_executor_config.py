@@ -73,7 +73,7 @@ def test_every_flag_sets_its_field(tmp_path):
     arguments = (
         "--device=cpu --device=cuda:0 --threads=3 --memory-gib=0.5 --memory-policy=lru --compile=a --compile=b "
         f"--most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --warm={tmp_path} --lease-seconds=0 "
-        "--journal=/journals --journal-gib=0 --snapshot-seconds=0 --token-file=/token --operations-port=0 "
+        "--journal=/journals --journal-gib=0 --snapshot-seconds=0 --token-file=/token --authenticator=jwt --operations-port=0 "
         "--audit-log=/audit --insecure-plaintext-on-network --connection-file=/connection --drain-seconds=0"
     )
     assert read(GatewayConfig, *arguments.split()) == GatewayConfig(
@@ -86,7 +86,7 @@ def test_every_flag_sets_its_field(tmp_path):
             store=StoreConfig(Path("/store"), 2 << 30, (tmp_path,)),
             recovery=RecoveryConfig(0.0, Path("/journals"), 0, 0.0),
         ),
-        access=AccessConfig(Path("/token"), 0, Path("/audit"), plaintext_accepted=True),
+        access=AccessConfig(Path("/token"), ("jwt",), 0, Path("/audit"), plaintext_accepted=True),
         connection_file=Path("/connection"),
         drain_seconds=0.0,
     )
