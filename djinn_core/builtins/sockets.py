@@ -16,7 +16,7 @@ import attrs
 
 from djinn_core.builtins.streams import StreamConnection
 from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, peer_monitor, silence, tcp_info
-from djinn_core.builtins.unauthenticated_limit import Strangers
+from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, held
@@ -278,7 +278,7 @@ class SocketListener:
         self._accept = accept
         self._release = release
         self._welcome = welcome
-        self._unwelcomed = Strangers()
+        self._unwelcomed = UnauthenticatedLimit()
         self._wake, self._woken = socket.socketpair()
         self._closing = threading.Lock()
         self._closed = False

@@ -24,7 +24,7 @@ class Closable(Protocol):
         """End it."""
 
 
-class Strangers:
+class UnauthenticatedLimit:
     """Those that have shown nothing yet, oldest first."""
 
     def __init__(self, most: int = MOST) -> None:

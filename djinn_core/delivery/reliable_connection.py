@@ -29,7 +29,7 @@ _LONGEST_PROBE_SECONDS: Final = 2.0
 _log = get_logger("djinn.delivery")
 
 
-class NotYet(TimeoutError):  # noqa: N818 - a signal within this file and those above it
+class NotReconnected(TimeoutError):  # noqa: N818 - a signal within this file and those above it
     """Raised while there is no new connection yet and an interrupt is held back; the next operation tries again."""
 
 
@@ -37,7 +37,7 @@ def no_greeting(_: int) -> None:
     """Send no greeting to the peer of a new connection."""
 
 
-class SuccessiveConnection(abc.ABC):
+class ReconnectingConnection(abc.ABC):
     """Base of session channels that use one transport connection after the other, and borrow the buffers that they send."""
 
     def __init__(self, inner: Connection) -> None:
@@ -80,7 +80,7 @@ class SuccessiveConnection(abc.ABC):
         """Allow no further connection; the present one continues."""
 
 
-class ReliableConnection(SuccessiveConnection):
+class ReliableConnection(ReconnectingConnection):
     """Implements `SessionChannel` over one connection after the other. Frames arrive exactly once, in order.
 
     `send` may be called from several threads, `receive` from one at a time.
@@ -126,11 +126,11 @@ class ReliableConnection(SuccessiveConnection):
                     if self._unrepeated is not inner:  # otherwise the retransmission sends it, after those before it
                         self._put_on_wire(inner, number, frame)
             except TransportError as error:  # outside of the lock, which is not held while waiting for a connection
-                with contextlib.suppress(NotYet):
+                with contextlib.suppress(NotReconnected):
                     self._restore(inner, error)
                 return
             if frame.body and self._outbox.borrows:
-                with contextlib.suppress(NotYet):
+                with contextlib.suppress(NotReconnected):
                     self._read_acknowledgements()
                     self._await_window()
 
@@ -355,7 +355,7 @@ class ReliableConnection(SuccessiveConnection):
 
         Raises:
             TransportError: there will be none.
-            NotYet: there is none yet.
+            NotReconnected: there is none yet.
         """
 
     def _retire(self) -> int:

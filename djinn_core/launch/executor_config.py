@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from djinn_core.config import Settings, bytes_of
-from djinn_core.delivery.snapshots import SNAPSHOT_SECONDS
+from djinn_core.delivery.snapshot_schedule import SNAPSHOT_SECONDS
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.command import EXECUTOR_MODULE
 from djinn_core.launch.flags import Flag

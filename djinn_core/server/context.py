@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from djinn_core.builtins.unauthenticated_limit import Strangers
+from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.hookspecs.admission import AdmissionRequest
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.admission_policies import AdmissionPolicies
@@ -40,7 +40,7 @@ class ExecutorContext:
     disk: Disk = attrs.field(factory=Disk)
     monitor: CancellationMonitor = attrs.field(factory=CancellationMonitor)
     trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
-    unauthenticated: Strangers = attrs.field(factory=Strangers)
+    unauthenticated: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
     events: ServerEvents = attrs.field(factory=ServerEvents)
     policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
     client: Mapping[str, Any] = attrs.field(factory=dict)

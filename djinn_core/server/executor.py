@@ -54,7 +54,7 @@ from djinn_core.server.peers.exchange import PeerListener
 from djinn_core.server.peers.inbox import PeerConnection
 from djinn_core.server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
 from djinn_core.server.recovery.journal import SessionIdentity, remove_stale
-from djinn_core.server.recovery.leased_connection import KillsExecutors, Leases
+from djinn_core.server.recovery.leased_connection import CrashLoop, Leases
 from djinn_core.server.rlimits import confine
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.session_registry import Entry, Session, SessionRegistry
@@ -183,7 +183,7 @@ class Executor:
             return
         except (SessionLost, OSError) as error:
             _log.error("a session cannot be recovered", session=asked.session, error=str(error))
-            deadly = isinstance(error, KillsExecutors)
+            deadly = isinstance(error, CrashLoop)
             refuse(connection, f"the session cannot be recovered: {error}", deadly=deadly)
             return
         if found is None:

@@ -23,7 +23,7 @@ from djinn_core.server.peers.packed_values import Packed, pack_copies, pack_stor
 from djinn_core.server.peers.route import frames_of
 from djinn_core.server.recovery.executor_channel import ExecutorChannel
 from djinn_core.server.recovery.executor_channel import State as Found
-from djinn_core.server.recovery.snapshots import (
+from djinn_core.server.recovery.snapshot_format import (
     KnownTemplate,
     Snapshot,
     decode_snapshot,
@@ -33,14 +33,14 @@ from djinn_core.server.recovery.snapshots import (
     take_values,
     tensor_of,
 )
-from djinn_core.server.recovery.state_transfer import hand_out, restored, take_in
-from djinn_core.server.recovery.transfer_log import PastShipments, PoolCounts
+from djinn_core.server.recovery.state_migration import hand_out, restored, take_in
+from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_core.server.running.cancellation import CancellationState
 from djinn_core.server.running.random_state import SessionRandomness
-from djinn_core.server.running.replay import compile_template
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import Run, refuse_run, run_template
+from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work, unpack
 from djinn_core.server.weights.store import WeightStore
@@ -118,16 +118,16 @@ class ExecutorSession:
         journal, past = connection.recovery_state
         self._uploads.journal = journal
         snapshot = decode_snapshot(past.base.state) if past is not None and past.base is not None else None
-        shipments = past.shipments if past is not None else PastShipments()
+        transfers = past.transfers if past is not None else PastTransfers()
         counts = snapshot.pool if snapshot is not None else PoolCounts()
-        self.exchange.begin(journal.append if journal is not None else None, shipments, counts)
+        self.exchange.begin(journal.append if journal is not None else None, transfers, counts)
         if past is not None and snapshot is not None:
             self._restore(snapshot, past.memory())
         self._wanted.write_to(journal, past)
         with self._context.monitor.over(self._wanted, connection):
             while self._serve_one(connection):
                 if not self._backlog:  # not in the middle of what was read ahead
-                    connection.keep(self._state, self.exchange.inbox.writing)
+                    connection.snapshot_if_due(self._state, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
         frame = self._next_frame(connection)
@@ -197,9 +197,9 @@ class ExecutorSession:
             return None
         known = [value for _, value in self._templates.everything()]
         templates = tuple(KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs)) for k in known)
-        counts, shipments = self.exchange.state()
+        counts, transfers = self.exchange.state()
         snapshot = Snapshot(self.submissions, templates, random=random, pool=counts, **taken[0])
-        return encode_snapshot(snapshot), taken[1], shipments
+        return encode_snapshot(snapshot), taken[1], transfers
 
     def _take_over(self, state: State, connection: ExecutorChannel) -> None:
         """Go on where a session was whose server is lost, as its client has kept it.
@@ -253,11 +253,11 @@ class ExecutorSession:
         handles = unpack_handles(ship.handles)
         if ship.peer == CLIENT:
             packed = self._pack(ship, handles)
-            for frame in frames_of(TransferHeader(ship.shipment, tuple(item for item, _ in packed)), packed):
+            for frame in frames_of(TransferHeader(ship.transfer, tuple(item for item, _ in packed)), packed):
                 connection.send(frame)
         else:
             pack, wait = partial(self._pack, ship, handles), partial(self._read_ahead, connection)
-            self.exchange.send(ship.shipment, ship.peer, pack, wait)
+            self.exchange.send(ship.transfer, ship.peer, pack, wait)
         if ship.move:
             self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
 
@@ -267,7 +267,7 @@ class ExecutorSession:
             return pack(handles, self.values, self.device.runtime, self.exchange.number)
 
     def _expect(self, expected: Expect, connection: ExecutorChannel) -> None:
-        arrived = self.exchange.expect(expected.shipment, expected.source, partial(self._read_ahead, connection))
+        arrived = self.exchange.expect(expected.transfer, expected.source, partial(self._read_ahead, connection))
         handles = unpack_handles(expected.handles)
         if isinstance(arrived, str):
             reason = f"a value did not come from executor {expected.source}: {arrived}"

@@ -61,7 +61,7 @@ class Join(Message, frozen=True):
 
 
 class Joined(Message, frozen=True):
-    """The other executor's answer: values may come. It has taken `taken` shipments of this sender for its session.
+    """The other executor's answer: values may come. It has taken `taken` transfers of this sender for its session.
 
     `secret`: good for coming back when the connection breaks; empty where it does not wait for that.
     """
@@ -71,9 +71,9 @@ class Joined(Message, frozen=True):
 
 
 class Taken(Message, frozen=True):
-    """Acknowledgement of shipments: received, and journaled if sessions are; the sender may drop them."""
+    """Acknowledgement of transfers: received, and journaled if sessions are; the sender may drop them."""
 
-    shipments: Count
+    transfers: Count
 
 
 class Probe(Message, frozen=True):
@@ -102,21 +102,21 @@ class LinkSeen(Message, frozen=True):
 class SendValues(Message, frozen=True):
     """Send values to executor `peer`, as they are when the submissions before this have run.
 
-    `shipment` is a number that no other shipment of the pool has. With peer `CLIENT` the shipment is relayed
+    `transfer` is a number that no other transfer of the pool has. With peer `CLIENT` the transfer is relayed
     through the client to the executor that expects it. Where they `move`, everything that shares memory with them
     goes along and is forgotten here.
     """
 
-    shipment: Count
+    transfer: Count
     peer: Count
     handles: Handles
     move: bool = False
 
 
 class Expect(Message, frozen=True):
-    """Wait for a shipment of executor `source`, which brings `handles`, before anything that follows."""
+    """Wait for a transfer of executor `source`, which brings `handles`, before anything that follows."""
 
-    shipment: Count
+    transfer: Count
     source: Count
     handles: Handles
 
@@ -144,15 +144,15 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransferHeader(Message, frozen=True):
-    """A shipment, on the way from executor to executor: the bytes follow in `TransferChunk`s, in the order of the items.
+    """A transfer, on the way from executor to executor: the bytes follow in `TransferChunk`s, in the order of the items.
 
     `number`: which one it is, from 1, of those that go directly between these executors; 0 where it passes through the client.
     """
 
-    shipment: Count
+    transfer: Count
     items: tuple[Item, ...]
     number: Count = 0
 
 
 class TransferChunk(Message, frozen=True):
-    """The next bytes of the shipment that is under way, in the frame's buffers."""
+    """The next bytes of the transfer that is under way, in the frame's buffers."""

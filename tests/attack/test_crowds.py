@@ -12,7 +12,7 @@ import pytest
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.builtins.sockets import AcceptedConnection
 from djinn_core.builtins.tls_contexts import server_context
-from djinn_core.builtins.unauthenticated_limit import Strangers
+from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.tls_transports import under_tls
@@ -37,7 +37,7 @@ def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dia
     monkeypatch.setattr("djinn_tcp.transport._HANDSHAKE_SECONDS", 60.0)
     (secure,) = [way for way in under_tls(transports, tls) if way.name == "tcps"]
     listener = secure.listen("tcps://127.0.0.1:0", SMALL, lambda connection: None)
-    listener._unwelcomed = Strangers(2)
+    listener._unwelcomed = UnauthenticatedLimit(2)
     try:
         oldest = dial(listener.url)
         others = [dial(listener.url) for _ in range(2)]
@@ -48,7 +48,7 @@ def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dia
 
 
 def test_an_executor_has_few_strangers_too(monkeypatch, wait_for):
-    strangers = Strangers(1)
+    strangers = UnauthenticatedLimit(1)
     monkeypatch.setattr(attach, "ATTACH_SECONDS", 3600.0)
     context = ExecutorContext(SharedDevice(CpuRuntime()), unauthenticated=strangers)
     pairs = [socket.socketpair() for _ in range(2)]
@@ -156,7 +156,7 @@ def test_the_operations_listener_reads_few_headers(watched, dial):
 
 def test_too_many_connections_for_operations_make_room(watched, dial, closes, monkeypatch):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 60.0)
-    watched._strangers = Strangers(2)
+    watched._strangers = UnauthenticatedLimit(2)
     oldest = dial(watched.url)
     for _ in range(2):
         dial(watched.url)

@@ -46,7 +46,7 @@ from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
-from djinn_core.server.running.replay import compile_template
+from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.weights.disk import Disk

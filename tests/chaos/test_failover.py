@@ -12,7 +12,7 @@ from servers import start_server
 
 import djinn
 from djinn.testing import open_connections
-from djinn_core.delivery import snapshots
+from djinn_core.delivery import snapshot_schedule
 from djinn_core.launch.connection_file import read_connection_file, write_connection_file
 from djinn_core.runtime import client
 
@@ -116,8 +116,8 @@ class Killer:
 def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_killed(remote, doomed, serving, monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "PAUSE_FACTOR", 0)  # a state before every submission
+    monkeypatch.setattr(snapshot_schedule, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot_schedule, "PAUSE_FACTOR", 0)  # a state before every submission
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
     model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval().to(remote)

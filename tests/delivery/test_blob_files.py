@@ -10,7 +10,7 @@ import torch
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NO_TENANT
-from djinn_core.server.recovery.blob_files import Contents, contents_folder
+from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader, remove_stale
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
@@ -37,14 +37,14 @@ def store(tmp_path):
 
 def begun(path):
     journal = Journal.begin(path, OWNER, 1 << 30, Disk())
-    journal.contents = Contents(contents_folder(path))
+    journal.contents = BlobFiles(contents_folder(path))
     return journal
 
 
 def gone_on(path):
     """The journal in another process, after this one has died."""
     journal = Journal(path, OWNER, 1 << 30, Disk())
-    journal.contents = Contents(contents_folder(path))
+    journal.contents = BlobFiles(contents_folder(path))
     return journal
 
 
@@ -175,7 +175,7 @@ def test_a_journal_that_begins_anew_refers_to_what_is_still_the_same(path, store
     upload(journal)
     adopted(journal, store)
     other = bytes(SIZE)
-    journal.rewrite(SnapshotHeader(3, 3, b"state"), [b"small", DATA, other], [])
+    journal.compact(SnapshotHeader(3, 3, b"state"), [b"small", DATA, other], [])
     assert path.stat().st_size < 2 * SIZE
     journal.leave()
     past = JournalReader(path)
@@ -183,7 +183,7 @@ def test_a_journal_that_begins_anew_refers_to_what_is_still_the_same(path, store
     past.close()
     journal = gone_on(path)
     journal.contents.prove(DIGEST)
-    journal.rewrite(SnapshotHeader(4, 4, b"state"), [b"small", other], [])
+    journal.compact(SnapshotHeader(4, 4, b"state"), [b"small", other], [])
     assert not list(contents_folder(path).iterdir()), "nothing refers to it any more"
     journal.end()
 
@@ -192,7 +192,7 @@ def test_a_file_that_has_changed_is_not_taken_for_what_it_was(path, store):
     journal = begun(path)
     upload(journal)
     file = adopted(journal, store)
-    journal.rewrite(SnapshotHeader(3, 3, b"state"), [DATA], [])
+    journal.compact(SnapshotHeader(3, 3, b"state"), [DATA], [])
     journal.leave()
     with file.open("r+b") as written:
         written.write(b"\0\0\0")

@@ -81,7 +81,7 @@ def test_a_torn_record_was_not_taken(tmp_path, cut):
 def test_a_journal_begins_anew_with_the_state(tmp_path):
     path = tmp_path / "session.journal"
     journal = written(path)
-    journal.rewrite(SnapshotHeader(3, 7, b"state"), [b"memory", bytes(10)], [Frame(b"not taken", [b"answer"])])
+    journal.compact(SnapshotHeader(3, 7, b"state"), [b"memory", bytes(10)], [Frame(b"not taken", [b"answer"])])
     journal.frame(Frame(b"four"))
     died(journal)
     past = JournalReader(path)
@@ -156,7 +156,7 @@ def test_a_journal_that_cannot_be_renamed_stays_and_nothing_is_left_open(tmp_pat
 
     monkeypatch.setattr(Path, "replace", refuse)
     before = descriptors()
-    journal.rewrite(SnapshotHeader(3, 7, b"state"), [b"memory"], [])
+    journal.compact(SnapshotHeader(3, 7, b"state"), [b"memory"], [])
     assert descriptors() == before
     assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
     died(journal)

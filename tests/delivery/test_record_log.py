@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from djinn_core.delivery import snapshots
-from djinn_core.delivery.giving_up import BREAKS_LIMIT, Progress
+from djinn_core.delivery import snapshot_schedule
+from djinn_core.delivery.reconnect_limit import BREAKS_LIMIT, ReconnectLimit
 from djinn_core.delivery.record_log import RecordReader, RecordWriter
-from djinn_core.delivery.snapshots import SnapshotSchedule
+from djinn_core.delivery.snapshot_schedule import SnapshotSchedule
 from djinn_core.errors import ProtocolError
 
 RECORDS = [(b"A", b"one", []), (b"B", b"", [b"x" * 100, b""]), (b"A", b"three", [bytes(1 << 16)] * 600)]
@@ -85,7 +85,7 @@ def test_a_record_that_contradicts_itself_is_refused(path, writer):
 
 def test_snapshots_take_a_share_of_the_time_at_most(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(snapshots.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(snapshot_schedule.time, "monotonic", lambda: now[0])
     schedule = SnapshotSchedule(20.0, 1.0)
     assert schedule.is_due(large=True)
     assert not schedule.is_due(large=False)
@@ -105,8 +105,8 @@ def test_snapshots_take_a_share_of_the_time_at_most(monkeypatch):
 
 
 def test_connections_that_break_in_vain_are_counted():
-    progress = Progress()
-    assert not any(progress.broke(0) for _ in range(BREAKS_LIMIT))
-    assert not progress.broke(1), "something was taken"
-    assert not any(progress.broke(1) for _ in range(BREAKS_LIMIT))
-    assert progress.broke(1)
+    progress = ReconnectLimit()
+    assert not any(progress.record_break(0) for _ in range(BREAKS_LIMIT))
+    assert not progress.record_break(1), "something was taken"
+    assert not any(progress.record_break(1) for _ in range(BREAKS_LIMIT))
+    assert progress.record_break(1)

@@ -81,7 +81,7 @@ def _target(name: str, count: int, seed: int) -> dict[str, Any]:
 
 
 def claims() -> dict[str, int]:
-    """By how many bytes resident memory grows where a terabyte is announced: by a frame, an upload, compressed data, a shipment."""
+    """By how many bytes resident memory grows where a terabyte is announced: by a frame, an upload, compressed data, a transfer."""
     upload = Upload(5, "uint8", (TERABYTE,), (1,), TERABYTE)
     item = Item(TERABYTE, (View(5, "uint8", (TERABYTE,), (1,)),))
     prefix = struct.pack("<4sHHIIQQ", b"DJNF", 1, 0, 0, 1, TERABYTE, TERABYTE)
@@ -93,7 +93,7 @@ def claims() -> dict[str, int]:
             kept.append(Uploads(CpuRuntime(), ValueTable(), None)) or kept[-1].take(upload, [bytearray(9)])
         ),
         "compressed": lambda: expanded(compressed(bytes(9), 1), PLANES_ZSTD, 1, TERABYTE),
-        "shipment": lambda: kept.append(room_for(item)),
+        "transfer": lambda: kept.append(room_for(item)),
     }
     growth = {}
     for name, try_it in tried.items():

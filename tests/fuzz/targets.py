@@ -30,7 +30,7 @@ from djinn_core.launch.connection_file import ConnectionFile, read_connection_fi
 from djinn_core.launch.token_table import TokenTable, create, parse_table
 from djinn_core.server.peers.packed_values import room_for
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
-from djinn_core.server.recovery.snapshots import (
+from djinn_core.server.recovery.snapshot_format import (
     KnownTemplate,
     Snapshot,
     decode_snapshot,
@@ -40,7 +40,7 @@ from djinn_core.server.recovery.snapshots import (
 )
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness
-from djinn_core.server.running.replay import compile_template
+from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.uploads import Uploads
@@ -249,17 +249,17 @@ def _journal_seeds(draw: random.Random) -> list[bytes]:
     journal.frame(Frame(messages.encode(messages.Query()), [b"abc", b""]))
     journal.note(b"\1")
     short = path.read_bytes()
-    journal.rewrite(SnapshotHeader(1, 1, b"state"), [b"memory"], [Frame(b"k")])
+    journal.compact(SnapshotHeader(1, 1, b"state"), [b"memory"], [Frame(b"k")])
     journal.try_again()
     return [short, path.read_bytes()]
 
 
-def _cargo(data: bytes) -> None:
+def _header(data: bytes) -> None:
     for item in typed(data, TransferHeader).items:
         room_for(item)
 
 
-def _cargo_seeds(draw: random.Random) -> list[bytes]:
+def _transfer_seeds(draw: random.Random) -> list[bytes]:
     views = (View(5, "float32", (2, 3), (3, 1), 2), View(6, "int64", (2,), (1,)))
     return _packed(TransferHeader(1, (Item(64, views), Item(64, views[:1], dense=True))), TransferHeader(1, ()))
 
@@ -318,6 +318,6 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "templates": lambda: Target(_template, _template_seeds, msgspec.msgpack, (ProtocolError, UnsupportedOperation)),
     "snapshots": lambda: Target(_snapshot, _snapshot_seeds, msgspec.msgpack, (DjinnError,)),
     "journals": lambda: Target(_file(_past), _journal_seeds, None, (SessionLost, ProtocolError)),
-    "cargo": lambda: Target(_cargo, _cargo_seeds, msgspec.msgpack),
+    "transfers": lambda: Target(_header, _transfer_seeds, msgspec.msgpack),
     "uploads": lambda: Target(_uploads, _upload_seeds, msgspec.msgpack),
 }

@@ -108,7 +108,7 @@ def test_latency_changes_as_well(pair):
     assert links.topology.link("a", "b") == Link("a", "b", 1e9, 20e-3)
 
 
-def test_executors_say_what_shipments_took_and_measure_when_asked(blind, monkeypatch):
+def test_executors_say_what_transfers_took_and_measure_when_asked(blind, monkeypatch):
     seen = []
     monkeypatch.setattr(present.SeenLink, "see", lambda self, one, now: seen.append(one))
     large = torch.zeros(1 << 20).to(REMOTE)

@@ -6,13 +6,13 @@ from collections import deque
 
 import pytest
 
-from djinn_core.delivery import snapshots
+from djinn_core.delivery import snapshot_schedule
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.runtime.standby.frame_log import SentFrames
-from djinn_core.server.recovery.snapshots import KnownTemplate, Snapshot, encode_snapshot
-from djinn_core.server.recovery.state_transfer import hand_out, take_in
+from djinn_core.server.recovery.snapshot_format import KnownTemplate, Snapshot, encode_snapshot
+from djinn_core.server.recovery.state_migration import hand_out, take_in
 from djinn_core.wire.messages import (
     Attached,
     Completed,
@@ -93,8 +93,8 @@ def answer(connection):
 @pytest.fixture
 def often(monkeypatch):
     """States are asked for before every submission."""
-    monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "PAUSE_FACTOR", 0)
+    monkeypatch.setattr(snapshot_schedule, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot_schedule, "PAUSE_FACTOR", 0)
 
 
 @pytest.fixture

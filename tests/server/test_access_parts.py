@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from djinn.testing import self_signed_tls
-from djinn_core.builtins.unauthenticated_limit import Strangers
+from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.cli.token import command as token_command
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
@@ -90,7 +90,7 @@ def test_the_oldest_stranger_has_to_go():
         def close(self):
             self.closed.set()
 
-    strangers = Strangers(most=3)
+    strangers = UnauthenticatedLimit(most=3)
     waiting = [Silent() for _ in range(4)]
     contexts = [strangers.entered(one) for one in waiting]
     for context in contexts:

@@ -10,7 +10,7 @@ from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NO_TENANT, Badge
 from djinn_core.server.memory.spill import FileSpill
-from djinn_core.server.recovery.blob_files import Contents, contents_folder
+from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.tenancy import Tenancy
@@ -65,7 +65,7 @@ def test_a_journal_is_given_up_before_the_disk_is_full(tmp_path, monkeypatch, he
 def test_a_journal_that_cannot_begin_anew_goes_on(tmp_path, held):
     journal = grown(tmp_path / "session.journal", 2, held)
     held.limit = 2 * STEP
-    journal.rewrite(SnapshotHeader(2, 2, b""), [bytes(2 * STEP)], [])
+    journal.compact(SnapshotHeader(2, 2, b""), [bytes(2 * STEP)], [])
     assert journal.open
     assert [path.name for path in tmp_path.iterdir()] == ["session.journal"]
     journal.end()
@@ -107,7 +107,7 @@ def test_an_upload_counts_once_whoever_has_it(tmp_path, held):
     store = WeightStore(tmp_path / "weights", 1 << 30, held)
     held.make_way = store.make_way
     journal = grown(tmp_path / "session.journal", 0, held)
-    journal.contents = Contents(contents_folder(journal.path))
+    journal.contents = BlobFiles(contents_folder(journal.path))
     uploads = Uploads(CpuRuntime(), ValueTable(), store)
     uploads.journal = journal
     data = bytearray(range(256)) * (2 * STEP // 256)

@@ -15,7 +15,7 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Enumerated, Form, ListArg, Operand, SlotArg
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
-from djinn_core.server.running.replay import compile_template
+from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.session import ExecutorSession
 from djinn_core.wire import limits
 from djinn_core.wire.bindings import pack_handles, unpack_handles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from djinn_core.delivery.giving_up import STARTING_SECONDS
+from djinn_core.delivery.reconnect_limit import STARTING_SECONDS
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import called, transport_for

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from djinn_core.backoff import Backoff
-from djinn_core.delivery.giving_up import BREAKS_LIMIT, Progress
-from djinn_core.delivery.reliable_connection import NotYet, ReliableConnection
+from djinn_core.delivery.reconnect_limit import BREAKS_LIMIT, ReconnectLimit
+from djinn_core.delivery.reliable_connection import NotReconnected, ReliableConnection
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, held
@@ -37,7 +37,7 @@ class ResumingConnection(ReliableConnection):
         self._patience = patience
         self._server = server
         self._mending = threading.Lock()
-        self._progress = Progress((0, 0))  # frames taken at both ends
+        self._reconnects = ReconnectLimit((0, 0))  # frames taken at both ends
         self.resumed = 0
         self.deadly = False  # whether it is what the session does that kills executors
         self.successor: Attached | None = None
@@ -82,7 +82,7 @@ class ResumingConnection(ReliableConnection):
 
     def _notice_vanity(self, taken: int, error: TransportError) -> None:
         """Give up where connections break repeatedly before any frame is taken: the frames that are sent break them."""
-        if self._progress.broke((taken, self._outbox.taken)):
+        if self._reconnects.record_break((taken, self._outbox.taken)):
             self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was taken over them")
 
     def _take_last_words(self) -> None:
@@ -128,7 +128,7 @@ class ResumingConnection(ReliableConnection):
                 return self._redial(taken, seconds)
         except KeyboardInterrupt:
             held.hold()
-            raise NotYet from None
+            raise NotReconnected from None
 
     def _give_up(self, reason: str) -> None:
         self._closed = reason
@@ -144,4 +144,4 @@ def _sleep(seconds: float) -> None:
 
 def _leave_if_interrupted() -> None:
     if held.pending:
-        raise NotYet
+        raise NotReconnected

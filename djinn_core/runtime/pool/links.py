@@ -1,6 +1,6 @@
 """The links between the executors of a pool, as they are now: what executors see of them, and what plans are made for.
 
-Executors tell what large shipments took, and measure a link when the client asks for it, because nothing large was on it for a
+Executors tell what large transfers took, and measure a link when the client asks for it, because nothing large was on it for a
 while. Plans are made for one speed of each link; when what was seen since is another by a factor of two, it is replaced, and
 programs are planned anew.
 """

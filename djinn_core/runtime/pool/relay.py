@@ -13,7 +13,7 @@ from djinn_core.wire.peer_messages import LinkSeen, SendValues, TransferChunk, T
 
 
 class Relay:
-    """The frames of one shipment, as they come from an executor, and what it has seen of links."""
+    """The frames of one transfer, as they come from an executor, and what it has seen of links."""
 
     def __init__(self, session: Session) -> None:
         """`session`: with the executor."""
@@ -30,7 +30,7 @@ class Relay:
         self._session.replies.tell(message)
 
     def take_over(self, ship: SendValues) -> list[Frame]:
-        """A shipment, as frames for another executor; waits for it. The caller holds the recorders' lock.
+        """A transfer, as frames for another executor; waits for it. The caller holds the recorders' lock.
 
         Raises:
             SessionLost: the executor is gone.

@@ -30,7 +30,7 @@ class Routes:
         self._members = members
         self._relays = relays
         self._met: dict[tuple[int, int], Met] = {}
-        self._shipments = itertools.count(1)
+        self._transfers = itertools.count(1)
         self._under_way: dict[TransferStep, list[int]] = {}
 
     def meet(self, source: int, target: int) -> Met:
@@ -67,9 +67,9 @@ class Routes:
 
     def ship(self, carry: TransferStep, value: int) -> None:
         """Have a value sent."""
-        shipment = next(self._shipments)
-        self._under_way.setdefault(carry, []).append(shipment)
-        ship = SendValues(shipment, carry.target + 1, pack_handles([value]), carry.move)
+        transfer = next(self._transfers)
+        self._under_way.setdefault(carry, []).append(transfer)
+        ship = SendValues(transfer, carry.target + 1, pack_handles([value]), carry.move)
         source = self._relays[carry.source]
         if not self.meet(carry.source, carry.target).error:
             source.tell(ship)
@@ -80,7 +80,7 @@ class Routes:
     def expect(self, carry: TransferStep, value: int) -> None:
         """Have the receiver wait for what `ship` sent."""
         waiting = self._under_way[carry]
-        shipment = waiting.pop(0)
+        transfer = waiting.pop(0)
         if not waiting:
             del self._under_way[carry]
-        self._relays[carry.target].tell(Expect(shipment, carry.source + 1, pack_handles([value])))
+        self._relays[carry.target].tell(Expect(transfer, carry.source + 1, pack_handles([value])))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from djinn_core.delivery.reliable_connection import SuccessiveConnection
+from djinn_core.delivery.reliable_connection import ReconnectingConnection
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
@@ -44,7 +44,7 @@ class Other(Protocol):
         """
 
 
-class StandbyConnection(SuccessiveConnection):
+class StandbyConnection(ReconnectingConnection):
     """Implements `ClientChannel` over a session with one server after the other.
 
     `send` may be called from several threads, `receive` from one at a time.

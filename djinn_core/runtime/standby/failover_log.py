@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from typing import Final
 
-from djinn_core.delivery.snapshots import SnapshotSchedule, answer_checksum
+from djinn_core.delivery.snapshot_schedule import SnapshotSchedule, answer_checksum
 from djinn_core.logs import get_logger
 from djinn_core.runtime.standby.frame_log import SentFrames
 from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver

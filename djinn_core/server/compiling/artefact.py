@@ -11,7 +11,7 @@ import torch
 from djinn_core.hookspecs.compilers import Replay
 from djinn_core.server.compiling.region import Region
 from djinn_core.server.compiling.sizes import Law
-from djinn_core.server.running.replay import CompiledTemplate, Environment
+from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 
 
 class Artefact:

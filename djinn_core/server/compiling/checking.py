@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from djinn_core.server.compiling.artefact import Artefact
-from djinn_core.server.running.replay import Environment
+from djinn_core.server.running.template_compiler import Environment
 
 # Larger inputs that are only read are not copied: a session would wait for it.
 COPIED_BYTES: Final = 4 << 20

@@ -17,7 +17,7 @@ from djinn_core.lru import LruCache
 from djinn_core.server.compiling.artefact import Artefact
 from djinn_core.server.compiling.graph import region_graph
 from djinn_core.server.compiling.hot_template import Adopted, Checking, HotTemplate, Job, Thresholds, Timing, Waiting
-from djinn_core.server.running.replay import CompiledTemplate
+from djinn_core.server.running.template_compiler import CompiledTemplate
 
 TEMPLATES: Final = 1024  # that are counted
 ARTEFACTS: Final = 256  # that are kept

@@ -24,7 +24,7 @@ from djinn_core.ir.form import (
 from djinn_core.ir.operators import resolve
 from djinn_core.server.compiling.region import Region
 from djinn_core.server.compiling.sizes import Law, Linear
-from djinn_core.server.running.replay import CompiledTemplate, enumerated
+from djinn_core.server.running.template_compiler import CompiledTemplate, enumerated
 
 
 def region_graph(template: CompiledTemplate, region: Region, law: Law, device: torch.device) -> fx.GraphModule:

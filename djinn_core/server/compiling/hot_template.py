@@ -18,8 +18,8 @@ from djinn_core.server.compiling.artefact import Artefact, inputs_getter, slots_
 from djinn_core.server.compiling.checking import difference
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.sizes import Law, Observed, find_law, observe
-from djinn_core.server.running.replay import CompiledTemplate, Environment
 from djinn_core.server.running.run import Run, Shortcut, ShortcutError, run_template
+from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.running.work import Work
 

@@ -16,7 +16,7 @@ from djinn_core.ir.form import Enumerated
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import tensor_meta
 from djinn_core.server.compiling.region import PLAIN
-from djinn_core.server.running.replay import enumerated
+from djinn_core.server.running.template_compiler import enumerated
 
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "getitem": operator.getitem,

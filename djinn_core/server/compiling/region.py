@@ -13,7 +13,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.ir.form import Constant, Form, SlotArg, slots_taken
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
-from djinn_core.server.running.replay import CompiledStep, CompiledTemplate
+from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate
 
 PLAIN: Final = re.compile(r"[A-Za-z0-9_ .,>+-]{0,256}")  # names of modes, and equations of `einsum`
 SHORTEST: Final = 4  # instructions that are worth a compiler's time

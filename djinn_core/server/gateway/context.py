@@ -8,7 +8,7 @@ from collections import Counter
 
 import attrs
 
-from djinn_core.builtins.unauthenticated_limit import Strangers
+from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Listener
 from djinn_core.server.events import ServerEvents
@@ -62,7 +62,7 @@ class GatewayContext:
     tenants: Tenants
     events: ServerEvents
     counts: Counts = attrs.field(factory=Counts)
-    strangers: Strangers = attrs.field(factory=Strangers)
+    strangers: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
     keys: set[str] = attrs.field(factory=set)
     listeners: list[Listener] = attrs.field(factory=list)
     draining: threading.Event = attrs.field(factory=threading.Event)

@@ -16,7 +16,7 @@ import attrs
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from djinn_core.builtins.unauthenticated_limit import Strangers
+from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.authentication import Credentials
 from djinn_core.launch.addresses import network_location
@@ -71,7 +71,7 @@ class OperationsListener:
         self.url = f"{scheme}://{network_location(host, self._socket.getsockname()[1])}"
         self._names = own_names(self.url)
         self._operations, self._context = operations, context
-        self._strangers = Strangers(_MOST)
+        self._strangers = UnauthenticatedLimit(_MOST)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-operations", daemon=True)

@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.server.running.replay import CompiledTemplate
+from djinn_core.server.running.template_compiler import CompiledTemplate
 
 NEVER: Final = 1 << 62  # further off than any use
 

@@ -15,8 +15,8 @@ from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, bytes_of_step
 from djinn_core.server.memory.rematerialization import Rematerialization
-from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.running.run import Halted, Run, Stopped, fulfil
+from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 from djinn_core.wire.messages import Claim
 
 MEASURED = 64  # the process is looked at when the limit by this was made

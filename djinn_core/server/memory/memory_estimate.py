@@ -11,7 +11,7 @@ import torch
 from djinn_core import torch_objects, torch_private
 from djinn_core.logs import get_logger
 from djinn_core.server.memory.lifetimes import Lifetimes, lifetimes_of
-from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 
 _GROWTH = 1.25  # how much larger inputs may have become before the outlook is made anew
 _SMALL_NUMBER = 4096  # slots below it make no tensor that matters, whatever they have become

@@ -12,7 +12,7 @@ from djinn_core.ir.values import meta_of
 from djinn_core.server.memory.allocation import Allocation, has_memory
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.memory_estimate import MemoryEstimate
-from djinn_core.server.running.replay import CompiledTemplate, Environment
+from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 
 
 class Rematerialization:

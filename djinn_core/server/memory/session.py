@@ -13,8 +13,8 @@ from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.limited_run import CarefulRun
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, look_ahead
 from djinn_core.server.memory.next_use import LastUses, NextUsePredictor
-from djinn_core.server.running.replay import CompiledTemplate
 from djinn_core.server.running.run import Run, environment_of, run_template
+from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.running.work import Work
 from djinn_core.wire.messages import ValueHints

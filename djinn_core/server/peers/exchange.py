@@ -1,8 +1,8 @@
-"""Peer-to-peer exchange of values between executors: connections, their tickets, and the shipments on their way.
+"""Peer-to-peer exchange of values between executors: connections, their tickets, and the transfers on their way.
 
 A client that uses several executors asks one for a ticket (`Invite`) and hands it to another (`Meet`), which connects and
 shows it (`Join`). From then on values travel on that connection in one direction, sent by a thread of their own, so that
-neither executor waits for the link before it has to. A sent shipment is kept until the receiver has acknowledged it
+neither executor waits for the link before it has to. A sent transfer is kept until the receiver has acknowledged it
 (`server/peers/route.py`), and the receiver journals it first (`server/peers/inbox.py`): neither a broken connection nor the
 death of an executor loses a value.
 """
@@ -28,7 +28,7 @@ from djinn_core.server.peers.inbox import Inbox, PeerConnection
 from djinn_core.server.peers.link_probe import Sightings, measure
 from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.peers.route import Route
-from djinn_core.server.recovery.transfer_log import Accepted, PastShipments, PoolCounts, Record, WriteDown
+from djinn_core.server.recovery.transfer_log import Accepted, PastTransfers, PoolCounts, Record, WriteDown
 from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import Invited, Join, Joined, Meet, Met
 
@@ -122,7 +122,7 @@ class Exchange:
 
     # --- what is written down ----------------------------------------------------------------------------------
 
-    def begin(self, write: WriteDown | None, past: PastShipments, counts: PoolCounts) -> None:
+    def begin(self, write: WriteDown | None, past: PastTransfers, counts: PoolCounts) -> None:
         """Write down with `write`, if anywhere, what another process needs to go on; `past` and `counts` are what one has left."""
         self.number = counts.number
         self._write = write
@@ -131,11 +131,11 @@ class Exchange:
         for peer, sent in counts.sent.items():
             self._route(peer).restore(sent, counts.taken.get(peer, 0))
         for under_way, items in past.under_way():
-            self._route(under_way.peer).restore_kept(under_way.cargo, items)
+            self._route(under_way.peer).restore_kept(under_way.header, items)
         self.begun.set()
 
     def state(self) -> tuple[PoolCounts, list[Record]]:
-        """Counts of shipments, and records to be written with a snapshot. The caller holds `inbox.writing`."""
+        """Counts of transfers, and records to be written with a snapshot. The caller holds `inbox.writing`."""
         arrived, waiting = self.inbox.state()
         records = [arrival.record(items) for arrival, items in waiting]
         sent: dict[int, int] = {}
@@ -146,9 +146,9 @@ class Exchange:
             records += [one.record(items) for one, items in under_way]
         return PoolCounts(self.number, sent, taken, arrived), records
 
-    def _note_taken(self, peer: int, shipments: int) -> None:
+    def _note_taken(self, peer: int, transfers: int) -> None:
         if self._write is not None:
-            self._write(*Accepted(peer, shipments).record())
+            self._write(*Accepted(peer, transfers).record())
 
     # --- others ------------------------------------------------------------------------------------------------
 
@@ -217,8 +217,8 @@ class Exchange:
 
     # --- values ------------------------------------------------------------------------------------------------
 
-    def send(self, shipment: int, peer: int, pack: Callable[[], list[Packed]], wait: Callable[[], None]) -> bool:
-        """Send a shipment on its way, which `pack` packs; whether it is wanted: it may have been taken before this process sent it.
+    def send(self, transfer: int, peer: int, pack: Callable[[], list[Packed]], wait: Callable[[], None]) -> bool:
+        """Send a transfer on its way, which `pack` packs; whether it is wanted: it may have been taken before this process sent it.
 
         `wait` is called again and again while there is no room for it.
 
@@ -233,13 +233,13 @@ class Exchange:
             return False
         while not route.has_room(WAIT_SECONDS):
             wait()
-        route.send(number, shipment, pack())
+        route.send(number, transfer, pack())
         return True
 
-    def expect(self, shipment: int, source: int, wait: Callable[[], None]) -> list[Packed] | str:
-        """Wait for a shipment; or why it will not come. `wait` is called again and again meanwhile."""
+    def expect(self, transfer: int, source: int, wait: Callable[[], None]) -> list[Packed] | str:
+        """Wait for a transfer; or why it will not come. `wait` is called again and again meanwhile."""
         while True:
-            found = self.inbox.take(shipment, source, WAIT_SECONDS)
+            found = self.inbox.take(transfer, source, WAIT_SECONDS)
             if found is not None:
                 return found
             wait()

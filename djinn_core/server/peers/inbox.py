@@ -1,4 +1,4 @@
-"""Inbox of shipments from other executors: each is taken exactly once, in order, and journaled before it is acknowledged."""
+"""Inbox of transfers from other executors: each is taken exactly once, in order, and journaled before it is acknowledged."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.server.peers.link_probe import Sightings
 from djinn_core.server.peers.packed_values import Packed, room_for
-from djinn_core.server.recovery.transfer_log import Arrival, PastShipments, WriteDown
+from djinn_core.server.recovery.transfer_log import Arrival, PastTransfers, WriteDown
 from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import Joined, Probe, Taken, TransferChunk, TransferHeader
 
 COMING_SECONDS: Final = 60.0  # that an executor has to come for the first time
-_SAID_SHIPMENTS: Final = 16  # taken without a word, before the sender is told
+_SAID_TRANSFERS: Final = 16  # taken without a word, before the sender is told
 _SAID_BYTES: Final = 1 << 20
 
 
 class Inbox:
-    """Shipments that other executors have delivered to a session."""
+    """Transfers that other executors have delivered to a session."""
 
     def __init__(self, sightings: Sightings | None = None, patience: float = 0.0) -> None:
         """`patience`: seconds for which a sender whose connection broke may stay away."""
@@ -34,15 +34,15 @@ class Inbox:
         self._guests: dict[int, Connection] = {}
         self._gone: dict[int, tuple[str, float]] = {}  # by source, why it is gone and until when it may come back
         self._changed = threading.Condition()
-        self._past = PastShipments()
+        self._past = PastTransfers()
         self._write: WriteDown | None = None
-        # Held while shipments are taken and written down: who begins the journal anew takes it.
+        # Held while transfers are taken and written down: who begins the journal anew takes it.
         self.writing = threading.RLock()
 
-    def begin(self, write: WriteDown | None, past: PastShipments, counts: Mapping[int, int]) -> None:
+    def begin(self, write: WriteDown | None, past: PastTransfers, counts: Mapping[int, int]) -> None:
         """Write down what comes with `write`, if anywhere, after what an earlier process has taken.
 
-        `counts`: by executor how many shipments that were at the snapshot which the journal begins with.
+        `counts`: by executor how many transfers that were at the snapshot which the journal begins with.
         """
         self._write, self._past = write, past
         for before in (counts, past.arrived):
@@ -52,7 +52,7 @@ class Inbox:
     # --- from executors ----------------------------------------------------------------------------------------
 
     def join(self, source: int, connection: Connection) -> int:
-        """Executor `source` comes, or comes back, over a connection; how many of its shipments were taken."""
+        """Executor `source` comes, or comes back, over a connection; how many of its transfers were taken."""
         with self._changed:
             before = self._guests.get(source)
             self._guests[source] = connection
@@ -70,33 +70,33 @@ class Inbox:
                 self._gone[source] = (reason, time.monotonic() + self._patience)
             self._changed.notify_all()
 
-    def unload(self, cargo: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int:
-        """Take in a shipment that has begun to arrive; `receive` gives the frames after its first.
+    def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int:
+        """Take in a transfer that has begun to arrive; `receive` gives the frames after its first.
 
-        `source`: the executor that it comes from, where it comes from there directly; how many of its shipments were taken then.
+        `source`: the executor that it comes from, where it comes from there directly; how many of its transfers were taken then.
 
         Raises:
             TransportError: the connection has ended.
             ProtocolError: what comes is not what was announced.
         """
-        buffers = [room_for(item) for item in cargo.items]
+        buffers = [room_for(item) for item in header.items]
         began = time.perf_counter()
         for buffer in buffers:
             _fill(buffer, receive)
         if source:
             self._sightings.arrived(source, sum(map(len, buffers)), time.perf_counter() - began)
         with self.writing:
-            return self._take_in(Arrival(source, cargo), list(zip(cargo.items, buffers, strict=True)))
+            return self._take_in(Arrival(source, header), list(zip(header.items, buffers, strict=True)))
 
     def _take_in(self, arrival: Arrival, items: list[Packed]) -> int:
-        source, number = arrival.source, arrival.cargo.number
+        source, number = arrival.source, arrival.header.number
         count = self._counts.get(source, 0)
         if source and number != count + 1:
             if number > count:
-                raise ProtocolError(f"shipment {number} of executor {source} comes after {count}")
+                raise ProtocolError(f"transfer {number} of executor {source} comes after {count}")
             return count  # again
         with self._changed:
-            self._arrived[arrival.cargo.shipment] = arrival, items
+            self._arrived[arrival.header.transfer] = arrival, items
             self._changed.notify_all()
         if source:  # what comes through the client is among the frames
             self._counts[source] = number
@@ -106,16 +106,16 @@ class Inbox:
 
     # --- to the session ----------------------------------------------------------------------------------------
 
-    def take(self, shipment: int, source: int, seconds: float | None = None) -> list[Packed] | str | None:
-        """Wait for a shipment, for so many seconds; or why it will not come. None: not yet."""
-        before = self._past.taken(shipment)
+    def take(self, transfer: int, source: int, seconds: float | None = None) -> list[Packed] | str | None:
+        """Wait for a transfer, for so many seconds; or why it will not come. None: not yet."""
+        before = self._past.taken(transfer)
         if before is not None:
             return before
         with self._changed:
             if source not in self._guests:
                 self._gone.setdefault(source, ("it has not come", time.monotonic() + self._coming))
-            self._changed.wait_for(lambda: shipment in self._arrived or self._is_lost(source), seconds)
-            found = self._arrived.pop(shipment, None)
+            self._changed.wait_for(lambda: transfer in self._arrived or self._is_lost(source), seconds)
+            found = self._arrived.pop(transfer, None)
             if found is not None:
                 return found[1]
             return self._gone[source][0] if self._is_lost(source) else None
@@ -129,10 +129,10 @@ class Inbox:
         return gone is not None and time.monotonic() >= gone[1]
 
     def state(self) -> tuple[dict[int, int], list[tuple[Arrival, list[Packed]]]]:
-        """Number of shipments by source, and those that wait. The caller holds `writing`, and begins the journal anew."""
+        """Number of transfers by source, and those that wait. The caller holds `writing`, and begins the journal anew."""
         with self._changed:
-            past, self._past = self._past, PastShipments()
-            self._arrived |= {arrival.cargo.shipment: (arrival, items) for arrival, items in past.waiting()}
+            past, self._past = self._past, PastTransfers()
+            self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in past.waiting()}
             return dict(self._counts), list(self._arrived.values())
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class PeerConnection:
 
         Raises:
             TransportError: it has ended.
-            ProtocolError: what came is no shipment.
+            ProtocolError: what came is no transfer.
         """
         reason = "the executor that it was on hung up"
         try:
@@ -182,7 +182,7 @@ class PeerConnection:
             elif isinstance(message, TransferHeader):
                 taken = self.inbox.unload(message, connection.receive, self.source)
                 unsaid, unsaid_bytes = unsaid + 1, unsaid_bytes + sum(item.size for item in message.items)
-                if unsaid >= _SAID_SHIPMENTS or unsaid_bytes >= _SAID_BYTES:
+                if unsaid >= _SAID_TRANSFERS or unsaid_bytes >= _SAID_BYTES:
                     connection.send(Frame(encode(Taken(taken))))
                     unsaid = unsaid_bytes = 0
             else:
@@ -197,6 +197,6 @@ def _fill(buffer: memoryview, receive: Callable[[], Frame]) -> None:
         for part in frame.body:
             octets = memoryview(part)
             if filled + octets.nbytes > len(buffer):
-                raise ProtocolError("a shipment brings more bytes than it announced")
+                raise ProtocolError("a transfer brings more bytes than it announced")
             buffer[filled : filled + octets.nbytes] = octets
             filled += octets.nbytes

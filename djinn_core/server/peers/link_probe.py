@@ -1,4 +1,4 @@
-"""Measurement of links between executors: at the beginning, while shipments arrive, and on request."""
+"""Measurement of links between executors: at the beginning, while transfers arrive, and on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import LinkSeen, Probe
 
 PATIENCE = 5.0  # seconds for which an answer is awaited
-WORTH = 1 << 20  # bytes from which on a shipment says how fast a link is: less may lie in buffers on the way
+WORTH = 1 << 20  # bytes from which on a transfer says how fast a link is: less may lie in buffers on the way
 _KEPT = 32  # sightings that wait for the next answer
 _PINGS = 3
 _BULK = 4 << 20  # bytes that measure a link, where a first small piece did not take long
@@ -30,7 +30,7 @@ class Sightings:
         self._lock = threading.Lock()
 
     def arrived(self, source: int, nbytes: int, seconds: float) -> None:
-        """A shipment of so many bytes came from executor `source`; from its announcement to its end it took `seconds`."""
+        """A transfer of so many bytes came from executor `source`; from its announcement to its end it took `seconds`."""
         if nbytes >= WORTH:
             self.note(LinkSeen(source, True, nbytes, seconds))
 

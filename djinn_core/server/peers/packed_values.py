@@ -164,13 +164,13 @@ def room_for(item: Item) -> memoryview:
         ProtocolError: they do not.
     """
     if item.failure is None and (not item.views or (item.dense and len(item.views) != 1)):
-        raise ProtocolError("a shipment brings memory that no value looks into")
+        raise ProtocolError("a transfer brings memory that no value looks into")
     for view in item.views if item.failure is None else ():
         _check_view(item, view)
     try:
         return allocate(item.size) if item.size else memoryview(b"")
     except (MemoryError, ValueError) as error:
-        raise ProtocolError(f"no memory for {item.size:,} bytes of a shipment") from error
+        raise ProtocolError(f"no memory for {item.size:,} bytes of a transfer") from error
 
 
 def check_item(item: Item, nbytes: int) -> None:

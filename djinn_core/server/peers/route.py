@@ -1,4 +1,4 @@
-"""Route from a session to another executor: shipments are kept until acknowledged, and resent after a broken connection."""
+"""Route from a session to another executor: transfers are kept until acknowledged, and resent after a broken connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 
 from djinn_core.backoff import Backoff
-from djinn_core.delivery.giving_up import Progress
+from djinn_core.delivery.reconnect_limit import ReconnectLimit
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
@@ -23,27 +23,27 @@ from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import LinkSeen, Probe, Taken, TransferChunk, TransferHeader
 
 PARCEL: Final = 4 << 20  # bytes
-WAITING_LIMIT: Final = 64  # shipments that were not taken, before the executor waits for the link, too
+WAITING_LIMIT: Final = 64  # transfers that were not taken, before the executor waits for the link, too
 KEPT_LIMIT: Final = 1 << 30  # bytes of them
 _CLOSING_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.server")
 
-Dial = Callable[[], tuple[Connection, int]]  # to the other executor; and how many shipments it has taken
+Dial = Callable[[], tuple[Connection, int]]  # to the other executor; and how many transfers it has taken
 NoteTaken = Callable[[int], None]
 
 
 @attrs.frozen
 class _Kept:
     number: int
-    shipment: int
+    transfer: int
     items: list[Packed]
     nbytes: int
 
     @property
-    def cargo(self) -> TransferHeader:
-        return TransferHeader(self.shipment, tuple(item for item, _ in self.items), self.number)
+    def header(self) -> TransferHeader:
+        return TransferHeader(self.transfer, tuple(item for item, _ in self.items), self.number)
 
 
 class Route:
@@ -56,15 +56,15 @@ class Route:
         self._dial: Dial | None = None
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
-        self._numbered = 0  # shipments
+        self._numbered = 0  # transfers
         self._taken = 0
         self._next = 1  # number of the one that is sent next
         self._gauges = self._closing = False
         self._broken = ""
         self._given_up_at = 0.0
-        self._progress = Progress()  # shipments taken
+        self._reconnects = ReconnectLimit()  # transfers taken
         self._echoes: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self._unpaid = 0  # bytes of connections so far that are not those of shipments
+        self._unpaid = 0  # bytes of connections so far that are not those of transfers
         self._past_bytes = 0
         self._changed = threading.Condition()
         self._sender = threading.Thread(target=self._work, name="djinn-route", daemon=True)
@@ -80,58 +80,58 @@ class Route:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of shipments that the other executor has not said it has taken."""
+        """Bytes of transfers that the other executor has not said it has taken."""
         return self._kept_bytes
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Shipments that were sent, and those that were taken."""
+        """Transfers that were sent, and those that were taken."""
         with self._changed:
             return self._numbered, self._taken
 
     def under_way(self) -> list[tuple[UnderWay, list[Packed]]]:
-        """Shipments that were not acknowledged yet."""
+        """Transfers that were not acknowledged yet."""
         with self._changed:
-            return [(UnderWay(self._peer, kept.cargo), kept.items) for kept in self._kept]
+            return [(UnderWay(self._peer, kept.header), kept.items) for kept in self._kept]
 
     def restore(self, sent: int, taken: int) -> None:
-        """Another process has sent so many shipments, and so many were taken."""
+        """Another process has sent so many transfers, and so many were taken."""
         with self._changed:
             self._numbered, self._next = sent, max(self._next, taken + 1)
             self._accept(taken)
 
-    def restore_kept(self, cargo: TransferHeader, items: list[Packed]) -> None:
+    def restore_kept(self, header: TransferHeader, items: list[Packed]) -> None:
         """That process had sent this one before the snapshot, and it was not taken then."""
         with self._changed:
-            if cargo.number > self._taken:
-                self._keep(cargo.number, cargo.shipment, items)
+            if header.number > self._taken:
+                self._keep(header.number, header.transfer, items)
                 self._changed.notify_all()
 
     # --- the session's side -----------------------------------------------------------------------------------
 
     def number(self) -> int | None:
-        """Number the next shipment; None where it was taken before this process sent it, or the receiver is gone."""
+        """Number the next transfer; None where it was taken before this process sent it, or the receiver is gone."""
         with self._changed:
             self._numbered += 1
             return None if self._numbered <= self._taken or self._broken else self._numbered
 
     def has_room(self, seconds: float) -> bool:
-        """Wait until there is room for a shipment, for so many seconds; whether there is."""
+        """Wait until there is room for a transfer, for so many seconds; whether there is."""
         with self._changed:
             return self._changed.wait_for(self._roomy, seconds)
 
     def _roomy(self) -> bool:
         return bool(self._broken) or (len(self._kept) < WAITING_LIMIT and self._kept_bytes <= KEPT_LIMIT)
 
-    def send(self, number: int, shipment: int, items: list[Packed]) -> None:
-        """Have a shipment sent, and kept until it was taken."""
+    def send(self, number: int, transfer: int, items: list[Packed]) -> None:
+        """Have a transfer sent, and kept until it was taken."""
         with self._changed:
             if not self._broken and number > self._taken:
-                self._keep(number, shipment, items)
+                self._keep(number, transfer, items)
                 self._changed.notify_all()
 
-    def _keep(self, number: int, shipment: int, items: list[Packed]) -> None:
-        kept = _Kept(number, shipment, items, sum(len(data) for _, data in items))
+    def _keep(self, number: int, transfer: int, items: list[Packed]) -> None:
+        kept = _Kept(number, transfer, items, sum(len(data) for _, data in items))
         self._kept.append(kept)
         self._kept_bytes += kept.nbytes
 
@@ -154,10 +154,10 @@ class Route:
     # --- connections ------------------------------------------------------------------------------------------
 
     def adopt(self, connection: Connection, taken: int, dial: Dial) -> None:
-        """Go on over `connection`, at whose other end so many shipments were taken; `dial` gives the next one."""
+        """Go on over `connection`, at whose other end so many transfers were taken; `dial` gives the next one."""
         with self._changed:
             if self._broken and taken < self._numbered:
-                connection.close()  # the shipment that is due there is lost: its receiver reports that once its wait times out
+                connection.close()  # the transfer that is due there is lost: its receiver reports that once its wait times out
                 return
             before, self._connection = self._connection, connection
             self._past_bytes += before.bytes_sent if before is not None else 0
@@ -177,7 +177,7 @@ class Route:
                 message = decode(frame.head)
                 if isinstance(message, Taken):
                     with self._changed:
-                        self._accept(message.shipments)
+                        self._accept(message.transfers)
                         self._changed.notify_all()
                 elif isinstance(message, Probe):
                     self._echoes.put(frame)
@@ -203,14 +203,14 @@ class Route:
             self._connection = None
             self._past_bytes += connection.bytes_sent
             self._given_up_at = time.monotonic() + self._patience
-            if self._progress.broke(self._taken) or not self._patience:
+            if self._reconnects.record_break(self._taken) or not self._patience:
                 self._give_up(reason)
             elif not self._closing:
                 _log.info("the way to another executor broke", peer=self._peer, reason=reason)
             self._changed.notify_all()
 
     def _give_up(self, reason: str) -> None:
-        """Give up the route. The receiver notices by a timeout that its shipments do not arrive."""
+        """Give up the route. The receiver notices by a timeout that its transfers do not arrive."""
         if not self._closing:  # with the other end's session it ends as well
             tell = _log.warning if self._waiting() is not None else _log.info
             tell("the way to another executor is lost", peer=self._peer, error=reason)
@@ -250,12 +250,12 @@ class Route:
         return self._gauges or self._waiting() is not None
 
     def _waiting(self) -> _Kept | None:
-        """The shipment that is to be sent next, if any."""
+        """The transfer that is to be sent next, if any."""
         index = self._next - self._kept[0].number if self._kept else 0
         return self._kept[max(index, 0)] if index < len(self._kept) else None
 
     def _send(self, connection: Connection, kept: _Kept) -> None:
-        for frame in frames_of(kept.cargo, kept.items):
+        for frame in frames_of(kept.header, kept.items):
             connection.send(frame)
         with self._changed:
             if self._connection is connection:
@@ -301,9 +301,9 @@ class Route:
             raise TimeoutError(f"no answer in {timeout:g} s") from None
 
 
-def frames_of(cargo: TransferHeader, items: Sequence[Packed]) -> Iterator[Frame]:
-    """A shipment as it travels."""
-    yield Frame(encode(cargo))
+def frames_of(header: TransferHeader, items: Sequence[Packed]) -> Iterator[Frame]:
+    """A transfer as it travels."""
+    yield Frame(encode(header))
     for _, data in items:
         for start in range(0, len(data), PARCEL):
             yield Frame(encode(TransferChunk()), [data[start : start + PARCEL]])

@@ -46,7 +46,7 @@ class _Growing:
     written: int
 
 
-class Contents:
+class BlobFiles:
     """Blob files of one session's journal. Used by one thread at a time, except `prove`, which the store may call from any thread."""
 
     def __init__(self, folder: Path) -> None:

@@ -24,8 +24,8 @@ from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.files import lock
 from djinn_core.launch.tickets import NO_TENANT, Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.recovery.blob_files import Contents, Part, contents_folder, mapped, read_part, remove_contents
-from djinn_core.server.recovery.transfer_log import KINDS, PastShipments
+from djinn_core.server.recovery.blob_files import BlobFiles, Part, contents_folder, mapped, read_part, remove_contents
+from djinn_core.server.recovery.transfer_log import KINDS, PastTransfers
 from djinn_core.server.recovery.transfer_log import Record as Shipped
 from djinn_core.server.weights.disk import STEP, Disk
 from djinn_core.wire.frames import Buffer, Frame
@@ -77,7 +77,7 @@ class Journal:
             OSError: it cannot be written, or another process has it.
         """
         self.path = path
-        self.contents: Contents | None = None
+        self.contents: BlobFiles | None = None
         self._owner = owner
         self._limit = limit
         self._disk = disk
@@ -111,7 +111,7 @@ class Journal:
         return self._file >= 0
 
     @property
-    def crowded(self) -> bool:
+    def is_half_full(self) -> bool:
         """True if the journal has reached half of its limit."""
         return self._records.size > self._limit // 2
 
@@ -129,7 +129,7 @@ class Journal:
         return found[0]
 
     def expect(self, handle: int, digest: bytes, size: int, again: bool) -> None:
-        """Prepare a blob file for the upload of `handle`, with this digest. `again`: as in `Contents.expect`."""
+        """Prepare a blob file for the upload of `handle`, with this digest. `again`: as in `BlobFiles.expect`."""
         if self.contents is None or not self.open:
             return
         try:
@@ -151,12 +151,12 @@ class Journal:
         """Record the start of a recovery attempt; too many without progress end the session."""
         self.append(_TRIED, b"", ())
 
-    def rewrite(
-        self, base: SnapshotHeader, memory: Sequence[Buffer], kept: Sequence[Frame], shipments: Sequence[Shipped] = ()
+    def compact(
+        self, base: SnapshotHeader, memory: Sequence[Buffer], kept: Sequence[Frame], transfers: Sequence[Shipped] = ()
     ) -> None:
         """Compact the journal to a snapshot: the session's state, its memory, and answers that the client has not received yet.
 
-        `shipments`: records of those that wait, or are under way. A process that dies meanwhile leaves the old journal.
+        `transfers`: records of those that wait, or are under way. A process that dies meanwhile leaves the old journal.
         """
         if not self.open:
             return
@@ -171,7 +171,7 @@ class Journal:
             new.append(_SNAPSHOT, msgspec.msgpack.encode(base), rest)
             for frame in kept:
                 new.append(_KEPT, frame.head, frame.body)
-            for record in shipments:
+            for record in transfers:
                 new.append(*record)
             if not new.open:  # which has said why
                 return
@@ -266,7 +266,7 @@ class JournalReader:
         taken: number of frames taken.
         base: the snapshot with which the journal begins; None: it begins with the session.
         cuts: for each cancelled submission, by number, the op before which it was stopped.
-        shipments: values that came from other executors or went there.
+        transfers: values that came from other executors or went there.
         tried: number of processes that have replayed it and died before they took anything new.
     """
 
@@ -284,7 +284,7 @@ class JournalReader:
         self._frames: deque[int] = deque()
         self._notes: deque[bytes] = deque()
         self._kept: list[int] = []
-        self.shipments = PastShipments(self._read_at)
+        self.transfers = PastTransfers(self._read_at)
         self._contents = contents_folder(path)
         self._base_at = 0
         self.base: SnapshotHeader | None = None
@@ -319,7 +319,7 @@ class JournalReader:
                 self._kept.append(start)
             elif kind in KINDS:
                 self.tried = 0
-                self.shipments.note(kind, start, self._records.head(start))
+                self.transfers.note(kind, start, self._records.head(start))
             elif kind == _SNAPSHOT:
                 self._base_at = start
                 self.base = msgspec.msgpack.decode(self._read_at(start).head, type=SnapshotHeader)

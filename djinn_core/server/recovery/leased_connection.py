@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from djinn_core.delivery.giving_up import STARTING_SECONDS
+from djinn_core.delivery.reconnect_limit import STARTING_SECONDS
 from djinn_core.delivery.reliable_connection import ReliableConnection
-from djinn_core.delivery.snapshots import SNAPSHOT_SECONDS, SnapshotSchedule, answer_checksum
+from djinn_core.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, answer_checksum
 from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.executor_config import RecoveryConfig
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import INSTANCE, refuse, send_message
-from djinn_core.server.recovery.blob_files import Contents, contents_folder
+from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.executor_channel import State
 from djinn_core.server.recovery.journal import (
     Journal,
@@ -42,7 +42,7 @@ _CROWDED_SECONDS: Final = 1.0  # at least between snapshots, if a journal has re
 _log = get_logger("djinn.server")
 
 
-class KillsExecutors(SessionLost):
+class CrashLoop(SessionLost):
     """A session has crashed every executor that tried to recover it."""
 
 
@@ -88,14 +88,14 @@ class LeasedConnection(ReliableConnection):
         """As `ExecutorChannel.recovery_state`."""
         return self._journal, self._past
 
-    def keep(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
+    def snapshot_if_due(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
         """Called between two frames: if a snapshot is due (`SnapshotSchedule`), replace the journal by a snapshot of `state()`.
 
         `still`: a lock held meanwhile, so that no other thread journals what the state has. The pause between two snapshots is at
-        least `delivery.snapshots.PAUSE_FACTOR` times what the first one took.
+        least `snapshot_schedule.PAUSE_FACTOR` times what the first one took.
         """
         journal, started = self._journal, time.monotonic()
-        if journal is None or not self._schedule.is_due(large=journal.crowded):
+        if journal is None or not self._schedule.is_due(large=journal.is_half_full):
             return
         if self._early or (self._past is not None and not self._past.over):
             return
@@ -107,7 +107,7 @@ class LeasedConnection(ReliableConnection):
                 with self._sending, self._keeping:
                     base = SnapshotHeader(self._inbox.taken, self._outbox.sent, taken[0])
                     kept = [frame for _, frame in self._outbox.kept()]
-                journal.rewrite(base, taken[1], kept, taken[2])
+                journal.compact(base, taken[1], kept, taken[2])
         if taken is not None and self._past is not None:  # it holds the file that was there before
             self._past.close()
             self._past = None
@@ -252,7 +252,7 @@ class Leases:
             self._sweep(path.parent)
             try:
                 journal = Journal.begin(path, owner, self._config.journal_limit, self._disk)
-                journal.contents = Contents(contents_folder(path))
+                journal.contents = BlobFiles(contents_folder(path))
             except OSError as error:
                 _log.warning("a session will not outlive its executor: no journal", error=str(error))
         leased = LeasedConnection(
@@ -304,11 +304,11 @@ class Leases:
         """A connection that continues the session of a journal; the client has received `taken` of its answers."""
         # from here on no other process uses it
         journal = Journal(path, past.owner, self._config.journal_limit, self._disk)
-        journal.contents = Contents(contents_folder(path))
+        journal.contents = BlobFiles(contents_folder(path))
         try:
             if past.tried >= TRIES:
                 journal.end()
-                raise KillsExecutors(
+                raise CrashLoop(
                     f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
                 )
             journal.truncate(past.end)

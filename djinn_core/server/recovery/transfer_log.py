@@ -1,7 +1,7 @@
-"""Journal records of shipments between executors: those received, and those sent that may have to be resent.
+"""Journal records of transfers between executors: those received, and those sent that may have to be resent.
 
-A session is a deterministic state machine over its client's frames and the shipments that it receives
-(`server/recovery/journal.py`). A shipment from another executor is journaled before it is acknowledged. Sent shipments are
+A session is a deterministic state machine over its client's frames and the transfers that it receives
+(`server/recovery/journal.py`). A transfer from another executor is journaled before it is acknowledged. Sent transfers are
 recomputed in a replay; only those sent before a snapshot, and not acknowledged by then, are stored with it.
 """
 
@@ -26,10 +26,10 @@ WriteDown = Callable[[bytes, bytes, Sequence[Buffer]], None]
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """A shipment that came from executor `source`; 0: through the client."""
+    """A transfer that came from executor `source`; 0: through the client."""
 
     source: int
-    cargo: TransferHeader
+    header: TransferHeader
 
     def record(self, items: Iterable[Packed]) -> Record:
         """The journal record for this."""
@@ -37,10 +37,10 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class UnderWay(msgspec.Struct, frozen=True):
-    """A shipment that was sent to executor `peer` and not acknowledged at the snapshot."""
+    """A transfer that was sent to executor `peer` and not acknowledged at the snapshot."""
 
     peer: int
-    cargo: TransferHeader
+    header: TransferHeader
 
     def record(self, items: Iterable[Packed]) -> Record:
         """The journal record for this."""
@@ -48,10 +48,10 @@ class UnderWay(msgspec.Struct, frozen=True):
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """Number of shipments that executor `peer` has acknowledged: a process that replays the journal need not send them."""
+    """Number of transfers that executor `peer` has acknowledged: a process that replays the journal need not send them."""
 
     peer: int
-    shipments: int
+    transfers: int
 
     def record(self) -> Record:
         """The journal record for this."""
@@ -59,10 +59,10 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class PoolCounts(msgspec.Struct, frozen=True):
-    """Counts of shipments of a session in a pool at a snapshot.
+    """Counts of transfers of a session in a pool at a snapshot.
 
-    `number` is this executor's number in the pool. By number of the other executor: shipments `sent` to it, the number of them that
-    it has acknowledged (`taken`), and shipments that `arrived` from it.
+    `number` is this executor's number in the pool. By number of the other executor: transfers `sent` to it, the number of them that
+    it has acknowledged (`taken`), and transfers that `arrived` from it.
     """
 
     number: int = 0
@@ -78,13 +78,13 @@ def _unread(start: int) -> Frame:
     raise SessionLost(f"there is no journal to read at {start}")
 
 
-class PastShipments:
-    """Shipments recorded in a journal."""
+class PastTransfers:
+    """Transfers recorded in a journal."""
 
     def __init__(self, read: Callable[[int], Frame] = _unread) -> None:
         """`read`: the record at a place in the journal. Used by one thread at a time."""
         self._read = read
-        self._places: dict[int, int] = {}  # of what arrived, by shipment
+        self._places: dict[int, int] = {}  # of what arrived, by transfer
         self._under_way: list[int] = []
         self.arrived: dict[int, int] = {}
         self.accepted: dict[int, int] = {}
@@ -98,7 +98,7 @@ class PastShipments:
         try:
             if kind == ACCEPTED:
                 accepted = msgspec.msgpack.decode(head, type=Accepted)
-                self.accepted[accepted.peer] = max(accepted.shipments, self.accepted.get(accepted.peer, 0))
+                self.accepted[accepted.peer] = max(accepted.transfers, self.accepted.get(accepted.peer, 0))
             elif kind == UNDER_WAY:
                 msgspec.msgpack.decode(
                     head, type=UnderWay
@@ -106,36 +106,36 @@ class PastShipments:
                 self._under_way.append(start)
             else:
                 arrival = msgspec.msgpack.decode(head, type=Arrival)
-                self._places[arrival.cargo.shipment] = start
-                self.arrived[arrival.source] = max(arrival.cargo.number, self.arrived.get(arrival.source, 0))
+                self._places[arrival.header.transfer] = start
+                self.arrived[arrival.source] = max(arrival.header.number, self.arrived.get(arrival.source, 0))
         except msgspec.MsgspecError as error:
-            raise SessionLost(f"a journal has a shipment that cannot be read: {error}") from error
+            raise SessionLost(f"a journal has a transfer that cannot be read: {error}") from error
 
-    def taken(self, shipment: int) -> list[Packed] | None:
-        """The values of an incoming shipment from the journal; removed, so that a second call returns None."""
-        start = self._places.pop(shipment, None)
+    def taken(self, transfer: int) -> list[Packed] | None:
+        """The values of an incoming transfer from the journal; removed, so that a second call returns None."""
+        start = self._places.pop(transfer, None)
         return None if start is None else self._arrival(start)[1]
 
     def waiting(self) -> list[tuple[Arrival, list[Packed]]]:
-        """Shipments that were received and that the session has not used since."""
+        """Transfers that were received and that the session has not used since."""
         return [self._arrival(start) for start in self._places.values()]
 
     def under_way(self) -> list[tuple[UnderWay, list[Packed]]]:
-        """Shipments that were sent before the snapshot and not acknowledged by then."""
+        """Transfers that were sent before the snapshot and not acknowledged by then."""
         found = [self._read(start) for start in self._under_way]
         self._under_way.clear()
         sent = [msgspec.msgpack.decode(frame.head, type=UnderWay) for frame in found]
-        return [(one, _packed(one.cargo, frame)) for one, frame in zip(sent, found, strict=True)]
+        return [(one, _packed(one.header, frame)) for one, frame in zip(sent, found, strict=True)]
 
     def _arrival(self, start: int) -> tuple[Arrival, list[Packed]]:
         frame = self._read(start)
         arrival = msgspec.msgpack.decode(frame.head, type=Arrival)
-        return arrival, _packed(arrival.cargo, frame)
+        return arrival, _packed(arrival.header, frame)
 
 
-def _packed(cargo: TransferHeader, frame: Frame) -> list[Packed]:
-    whole = [item for item in cargo.items if item.size]
+def _packed(header: TransferHeader, frame: Frame) -> list[Packed]:
+    whole = [item for item in header.items if item.size]
     if [item.size for item in whole] != [memoryview(buffer).nbytes for buffer in frame.body]:
-        raise SessionLost("a journal has a shipment whose bytes are not those of its items")
+        raise SessionLost("a journal has a transfer whose bytes are not those of its items")
     buffers = iter(frame.body)
-    return [(item, memoryview(next(buffers)) if item.size else memoryview(b"")) for item in cargo.items]
+    return [(item, memoryview(next(buffers)) if item.size else memoryview(b"")) for item in header.items]

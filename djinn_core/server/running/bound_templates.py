@@ -8,7 +8,7 @@ import attrs
 
 from djinn_core.errors import ProtocolError
 from djinn_core.server.compiling.hot_template import HotTemplate
-from djinn_core.server.running.replay import CompiledTemplate
+from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.work import Work
 from djinn_core.wire.bindings import change_slots, rebound, unpack_handles
 from djinn_core.wire.messages import First, Submit

@@ -11,7 +11,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.values import storage_of
-from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work
 from djinn_core.wire.message import Failure

@@ -11,7 +11,7 @@ import torch
 from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
 from djinn_core.server.running.poisoning import NO_HANDLE, Sharing, poison_all, poison_rest, put_poison
-from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment, dtype_called
+from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import Work
 from djinn_core.wire import limits

@@ -1,4 +1,4 @@
-"""Schedule of the snapshots with which a log of a session begins anew, and the checksum by which its replay is compared."""
+"""Schedule of the snapshots to which a log of a session is compacted, and the checksum by which its replay is compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECKED_BYTES: Final = 64 << 10  # of every response, that a replay compares by 
 
 
 class SnapshotSchedule:
-    """Says when a snapshot is due: so many seconds after the last one, sooner where the log is large, and never all the time."""
+    """Decides when a snapshot is due: some seconds after the last one, sooner if the log is large, and after a pause in any case."""
 
     def __init__(self, seconds: float | None = None, seconds_if_large: float = 0.0) -> None:
         """`seconds`: between snapshots (None: `SNAPSHOT_SECONDS`); `seconds_if_large`: where the log is large."""

@@ -8,7 +8,7 @@ from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.server.peers.packed_values import check_item
 from djinn_core.server.recovery.executor_channel import State as Found
-from djinn_core.server.recovery.snapshots import Snapshot, decode_snapshot
+from djinn_core.server.recovery.snapshot_format import Snapshot, decode_snapshot
 from djinn_core.wire.frames import flatten
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.state_messages import PIECE, State, StatePiece, pieces_of
@@ -27,11 +27,11 @@ def hand_out(take: Callable[[], Found | None], held: int, limit: int, send: Call
         other = "it is in the middle of something, has a memory limit, or has values that failed, or events"
         send(Frame(encode(State(reason=_too_long(held) if held > limit else other))))
         return
-    state, memory, shipments = found
+    state, memory, transfers = found
     parts = [flatten(part) for part in (state, *memory)]
     nbytes = sum(map(len, parts))
-    if shipments or nbytes > limit:
-        send(Frame(encode(State(reason="it exchanges values with others" if shipments else _too_long(nbytes)))))
+    if transfers or nbytes > limit:
+        send(Frame(encode(State(reason="it exchanges values with others" if transfers else _too_long(nbytes)))))
         return
     send(Frame(encode(State(tuple(map(len, parts))))))
     for piece in pieces_of(parts):

@@ -35,7 +35,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """State of a session between two frames. The bytes of `items` are separate buffers, in the same order.
 
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
-    handle, `random` is the session's own random state. `pool`: what it has counted of shipments, which are beside it.
+    handle, `random` is the session's own random state. `pool`: what it has counted of transfers, which are beside it.
     """
 
     submissions: int

@@ -9,7 +9,7 @@ STARTING_SECONDS: Final = 60.0  # that clients and other executors allow an exec
 BREAKS_LIMIT: Final = 10  # connections that broke before anything was taken over them
 
 
-class Progress:
+class ReconnectLimit:
     """Counts connections that broke without progress: what is sent over them is what breaks them."""
 
     def __init__(self, made: Hashable = 0) -> None:
@@ -17,7 +17,7 @@ class Progress:
         self._made = made
         self._in_vain = 0
 
-    def broke(self, made: Hashable) -> bool:
+    def record_break(self, made: Hashable) -> bool:
         """Record a broken connection, with the positions of both ends; True if reconnecting should stop."""
         self._in_vain = self._in_vain + 1 if made == self._made else 0
         self._made = made

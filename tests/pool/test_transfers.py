@@ -1,4 +1,4 @@
-"""Shipments between executors arrive once and in order, whatever breaks or dies on the way. Two ends in one process, without values."""
+"""Transfers between executors arrive once and in order, whatever breaks or dies on the way. Two ends in one process, without values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from djinn_core.server.peers.inbox import Inbox, PeerConnection
 from djinn_core.server.peers.link_probe import Sightings
 from djinn_core.server.peers.route import WAITING_LIMIT, Route
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
-from djinn_core.server.recovery.transfer_log import PastShipments, PoolCounts
+from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import Item, Meet, TransferHeader, View
@@ -143,7 +143,7 @@ def test_each_arrives_once_and_in_order(ways, odds):
 
 def test_what_was_taken_is_there_for_the_next_process_and_the_rest_comes_again(ways, journal):
     both, (writing, die) = ways(), journal
-    both.inbox.begin(writing.append, PastShipments(), {})
+    both.inbox.begin(writing.append, PastTransfers(), {})
     both.connect()
     for number in (1, 2, 3):
         both.send(number)
@@ -151,7 +151,7 @@ def test_what_was_taken_is_there_for_the_next_process_and_the_rest_comes_again(w
     with both.inbox.writing:  # the third is written, too
         past = die()
     before, both.inbox = both.inbox, Inbox(patience=5.0)
-    both.inbox.begin(None, past.shipments, {})
+    both.inbox.begin(None, past.transfers, {})
     both.send(4)
     before.close()  # its connections end with it, and are dialled again
     for number in (1, 2, 3, 4):
@@ -180,7 +180,7 @@ def test_a_sender_that_does_it_again_neither_packs_nor_sends_what_was_taken(ways
 def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
     writing, die = journal
     here = Exchange(PeerListener(patience=5.0))
-    here.begin(writing.append, PastShipments(), PoolCounts())
+    here.begin(writing.append, PastTransfers(), PoolCounts())
     here.number = HERE
     route = here._route(THERE)
     for number in (1, 2):
@@ -189,14 +189,14 @@ def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
     frames = iter([Frame(b"\x91\xadTransferChunk", [packed(7)[0][1]])])
     here.inbox.unload(through_the_client, lambda: next(frames))
     counts, records = here.state()
-    writing.rewrite(SnapshotHeader(3, 7, b""), [], [], records)
+    writing.compact(SnapshotHeader(3, 7, b""), [], [], records)
     past = die()
     next_one = Exchange(PeerListener(patience=5.0))
-    next_one.begin(None, past.shipments, counts)
+    next_one.begin(None, past.transfers, counts)
     assert next_one.number == HERE
     assert content(next_one.inbox.take(7, HERE, 0.0)) == content(packed(7))
     again = next_one._route(THERE)
-    assert [(one.cargo.number, content(items)) for one, items in again.under_way()] == [
+    assert [(one.header.number, content(items)) for one, items in again.under_way()] == [
         (number, content(packed(number))) for number in (1, 2)
     ]
     assert again.number() == 3
@@ -229,9 +229,9 @@ def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_fir
     invited = harbours[1].invite(there.inbox, HERE)
     meet = Meet(THERE, HERE, invited.ticket, invited.urls)
     assert here.meet(meet).error == ""
-    for shipment in (1, 2, 3):
-        assert here.send(shipment, THERE, lambda number=shipment: packed(number), pytest.fail)
-        assert content(there.expect(shipment, HERE, time.sleep)) == content(packed(shipment))
+    for transfer in (1, 2, 3):
+        assert here.send(transfer, THERE, lambda number=transfer: packed(number), pytest.fail)
+        assert content(there.expect(transfer, HERE, time.sleep)) == content(packed(transfer))
         there.inbox._guests[HERE].close()
     assert here.meet(meet).error  # the ticket was good once
     there.close()
@@ -284,6 +284,6 @@ def test_what_nobody_takes_is_bounded(ways):
     assert both.route.has_room(5.0)
 
 
-def test_a_gap_is_no_shipment():
-    with pytest.raises(ProtocolError, match="shipment 2 of executor 1 comes after 0"):
+def test_a_gap_is_no_transfer():
+    with pytest.raises(ProtocolError, match="transfer 2 of executor 1 comes after 0"):
         Inbox().unload(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)
