@@ -14,7 +14,7 @@ from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
-from djinn_core.wire.numbering import AckFlags, Inbox, Numbered, Outbox, Prefix, numbered, split
+from djinn_core.wire.numbering import AckFlags, FrameOrder, Inbox, Outbox, Prefix, numbered, split
 
 _NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
 _NOTE_BYTES: Final = 1 << 20
@@ -215,7 +215,7 @@ class ReliableConnection(ReconnectingConnection):
     def _probe_if_due(self) -> None:
         now = time.monotonic()
         if self._probe_at is not None and now >= self._probe_at:
-            self._note(AckFlags.ANSWER)
+            self._note(AckFlags.ACK_REQUEST)
             self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
             self._probe_at = now + self._probe
 
@@ -269,14 +269,14 @@ class ReliableConnection(ReconnectingConnection):
             with self._keeping:
                 self._outbox.acknowledge(prefix.taken)
             judged = self._inbox.judge(prefix.number) if head else None
-            if judged is Numbered.NEXT:
+            if judged is FrameOrder.NEXT:
                 taken = self._accept(Frame(head, frame.body))
                 self._inbox.take()
         if judged is None:
             self._handle_note(prefix, inner)
-        elif judged is Numbered.AHEAD:
+        elif judged is FrameOrder.AHEAD:
             self._request_missing()
-        elif judged is Numbered.NEXT:
+        elif judged is FrameOrder.NEXT:
             self._missing_requested = False
             self._count(frame)
             return taken
@@ -295,20 +295,20 @@ class ReliableConnection(ReconnectingConnection):
 
     def _handle_note(self, note: Prefix, inner: Connection) -> None:
         """Handle a note: do what it requests, and detect lost frames from it."""
-        answer = AckFlags.ANSWERED if note.wish & AckFlags.ANSWER else AckFlags.NOTHING
+        answer = AckFlags.ACK_REPLY if note.wish & AckFlags.ACK_REQUEST else AckFlags.NOTHING
         if self._inbox.misses(note.number):
-            answer |= AckFlags.AGAIN  # also if it was requested before: that request may be lost
+            answer |= AckFlags.RETRANSMIT  # also if it was requested before: that request may be lost
         if answer:
             self._note(answer, note.number)
-        lost = note.wish & AckFlags.ANSWERED and self._outbox.sent_after(note.taken, note.asked)
-        if lost or note.wish & AckFlags.AGAIN:
+        lost = note.wish & AckFlags.ACK_REPLY and self._outbox.sent_after(note.taken, note.asked)
+        if lost or note.wish & AckFlags.RETRANSMIT:
             self._retransmit(inner)
 
     def _request_missing(self) -> None:
         """Request missing frames, once. If the request is lost, the next probe finds that."""
         if not self._missing_requested:
             self._missing_requested = True
-            self._note(AckFlags.AGAIN)
+            self._note(AckFlags.RETRANSMIT)
 
     def _read_acknowledgements(self) -> None:
         """Read acknowledgements that have arrived, unless another thread reads."""
@@ -336,7 +336,7 @@ class ReliableConnection(ReconnectingConnection):
                     self._early.append(frame)
                     self._check_ahead()
             except TimeoutError:
-                self._note(AckFlags.ANSWER)
+                self._note(AckFlags.ACK_REQUEST)
             finally:
                 self._reading.release()
 

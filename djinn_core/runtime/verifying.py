@@ -120,7 +120,7 @@ class _Gathered:
 
 
 class _Checker:
-    """Implements `Watcher`."""
+    """Implements `OpObserver`."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         self.report = Verification()
@@ -132,7 +132,7 @@ class _Checker:
         self._before: dict[int, torch.Tensor] = {}
 
     def before(self, call: Call, operands: Sequence[LazyTensor]) -> None:
-        """As `Watcher.before`: what is written is fetched first."""
+        """As `OpObserver.before`: what is written is fetched first."""
         self._before = {}
         if not call.writes:
             return
@@ -157,7 +157,7 @@ class _Checker:
         operands: Sequence[LazyTensor],
         results: Sequence[torch.Tensor | None],
     ) -> None:
-        """As `Watcher.after`."""
+        """As `OpObserver.after`."""
         reason = _reason_to_skip(call)
         if reason:
             if reason != _VIEW:

@@ -74,7 +74,7 @@ from djinn_core.wire.unreadable import (
     UnreadableDefine,
     UnreadableSubmit,
     UnreadableUpload,
-    salvage,
+    decode_partially,
 )
 from djinn_core.wire.upload_messages import BlobHit, BlobNeeded, BlobOffer, BlobQuery, BlobQueryReply, Upload, Withdraw
 
@@ -598,7 +598,7 @@ def _read(frame: Frame) -> AnyMessage | Unreadable:
     try:
         return decode(frame.head)
     except ProtocolError as error:
-        found = salvage(frame.head, str(error))
+        found = decode_partially(frame.head, str(error))
         if found is None:
             raise
         return found

@@ -74,7 +74,7 @@ def rebind(before: Sequence[int], handles: Sequence[int]) -> Rebound:
     return tuple(rebound)
 
 
-def rebound(before: list[int], changes: Rebound) -> None:
+def apply_rebinding(before: list[int], changes: Rebound) -> None:
     """Apply the difference that `rebind` found to `before`, in place.
 
     Raises:

@@ -34,18 +34,18 @@ class AckFlags(enum.IntFlag):
     """Flags of a note: requests to the other end."""
 
     NOTHING = 0
-    ANSWER = 1
+    ACK_REQUEST = 1
     """Request an acknowledgement."""
-    AGAIN = 2
+    RETRANSMIT = 2
     """Retransmit what was not received."""
-    ANSWERED = 4
+    ACK_REPLY = 4
     """The reply to a request: everything that was sent before it was received or lost."""
 
 
 _WISHES: Final = tuple(AckFlags(bits) for bits in range(8))  # by their bits: looked up, as every frame has one
 
 
-class Numbered(enum.Enum):
+class FrameOrder(enum.Enum):
     """Classification of a numbered frame by its receiver."""
 
     NEXT = enum.auto()
@@ -70,7 +70,7 @@ class Prefix(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Nine bytes, and four more for an answer."""
-        asked = _ASKED.pack(self.asked) if self.wish & AckFlags.ANSWERED else b""
+        asked = _ASKED.pack(self.asked) if self.wish & AckFlags.ACK_REPLY else b""
         return _PREFIX.pack(self.number, self.taken, self.wish) + asked
 
 
@@ -92,7 +92,7 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
         raise ProtocolError(f"a frame wishes for something unknown: {wish}")
     head = frame.head[_PREFIX.size :]
     asked = 0
-    if wish & AckFlags.ANSWERED:
+    if wish & AckFlags.ACK_REPLY:
         if len(head) != _ASKED.size:
             raise ProtocolError("an answer does not say what it answers")
         (asked,), head = _ASKED.unpack(head), b""
@@ -241,12 +241,12 @@ class Inbox:
         """Number of frames received, modulo 2^32."""
         return self._taken & _MASK
 
-    def judge(self, number: int) -> Numbered:
+    def judge(self, number: int) -> FrameOrder:
         """Classify a frame of this number."""
         ahead = (number - self._taken - 1) & _MASK
         if not ahead:
-            return Numbered.NEXT
-        return Numbered.AHEAD if ahead < _HALF else Numbered.REPEATED
+            return FrameOrder.NEXT
+        return FrameOrder.AHEAD if ahead < _HALF else FrameOrder.REPEATED
 
     def take(self, frames: int = 1) -> None:
         """Count `frames` as received."""

@@ -87,7 +87,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Submission | _
 _first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)
 
 
-def salvage(head: bytes | memoryview, reason: str) -> Unreadable | None:
+def decode_partially(head: bytes | memoryview, reason: str) -> Unreadable | None:
     """Decode what can be read of a message that failed to decode for `reason`; None where that is not enough to go on."""
     try:
         found = _decoder.decode(head)

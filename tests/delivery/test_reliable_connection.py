@@ -20,7 +20,7 @@ from djinn_core.server.recovery.leased_connection import LeasedConnection, Lease
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import Refused, decode, encode
-from djinn_core.wire.numbering import KEPT_LIMIT, AckFlags, Inbox, Numbered, Outbox, Prefix, split
+from djinn_core.wire.numbering import KEPT_LIMIT, AckFlags, FrameOrder, Inbox, Outbox, Prefix, split
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 
@@ -179,13 +179,13 @@ def test_counts_wrap() -> None:
     outbox, inbox = Outbox(), Inbox()
     outbox._sent = inbox._taken = (1 << 32) - 1
     assert [outbox.put(Frame(b"a")), outbox.put(Frame(b"b"))] == [0, 1]
-    assert [inbox.judge(1), inbox.judge(0)] == [Numbered.AHEAD, Numbered.NEXT]
+    assert [inbox.judge(1), inbox.judge(0)] == [FrameOrder.AHEAD, FrameOrder.NEXT]
     inbox.take()
-    assert [inbox.judge(0), inbox.judge(1)] == [Numbered.REPEATED, Numbered.NEXT]
+    assert [inbox.judge(0), inbox.judge(1)] == [FrameOrder.REPEATED, FrameOrder.NEXT]
     inbox.take()
     outbox.acknowledge(inbox.taken)
     assert outbox.empty
-    assert split(Frame(Prefix(5, 6, AckFlags.AGAIN).encode())) == (Prefix(5, 6, AckFlags.AGAIN), b"")
+    assert split(Frame(Prefix(5, 6, AckFlags.RETRANSMIT).encode())) == (Prefix(5, 6, AckFlags.RETRANSMIT), b"")
 
 
 def test_an_answer_to_an_earlier_question_says_nothing_of_what_followed() -> None:
@@ -195,7 +195,7 @@ def test_an_answer_to_an_earlier_question_says_nothing_of_what_followed() -> Non
     wire.send = lambda frame: (sent.append(split(frame)), plain(frame))
     for number in range(3):
         network.client.send(Frame(b"%d" % number))
-        network.client._note(AckFlags.ANSWER)  # the other end is slow, and is asked again and again
+        network.client._note(AckFlags.ACK_REQUEST)  # the other end is slow, and is asked again and again
     for number in range(3):
         assert bytes(network.server.receive(1.0).head) == b"%d" % number
     network.server.send(Frame(b"done"))
@@ -205,7 +205,7 @@ def test_an_answer_to_an_earlier_question_says_nothing_of_what_followed() -> Non
     with contextlib.suppress(TimeoutError):
         network.client.receive(0.1)
     assert [bytes(head) for prefix, head in sent if head] == [b"0", b"1", b"2"]
-    answer = Prefix(5, 6, AckFlags.ANSWERED, 4)
+    answer = Prefix(5, 6, AckFlags.ACK_REPLY, 4)
     assert split(Frame(answer.encode())) == (answer, b"")
     with pytest.raises(ProtocolError, match="answers"):
-        split(Frame(Prefix(5, 6, AckFlags.ANSWERED).encode()[:-1]))
+        split(Frame(Prefix(5, 6, AckFlags.ACK_REPLY).encode()[:-1]))

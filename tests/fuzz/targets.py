@@ -180,7 +180,7 @@ _Bound = tuple[list[int], bindings.Handles, bindings.Rebound, list[bindings.Slot
 def _bindings(data: bytes) -> None:
     before, handles, rebound, slots, changes = typed(data, _Bound)
     bindings.unpack_handles(handles)
-    bindings.rebound(before, rebound)
+    bindings.apply_rebinding(before, rebound)
     bindings.change_slots(slots, changes)
 
 

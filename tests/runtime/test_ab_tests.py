@@ -79,7 +79,7 @@ class Offered:
 @pytest.fixture
 def session(monkeypatch):
     """A session in this process with so many plugins, in which nothing has to run for long before it is tried."""
-    monkeypatch.setattr(ab_tests, "SHARE", 0)
+    monkeypatch.setattr(ab_tests, "PLANNING_PAYBACK", 0)
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -116,7 +116,7 @@ def tried():
 def test_what_hurts_is_switched_off(session):
     session(djinn_adaptive, Offered(Slower()))
     step, *_ = layer_and_data()
-    for _ in range(ab_tests.OFTEN + 4 * ab_tests.LIMIT):
+    for _ in range(ab_tests.MIN_RUNS + 4 * ab_tests.MAX_RUNS_PER_ARM):
         step()
         if tried()[1]:
             break
@@ -127,10 +127,10 @@ def test_runs_take_turns_and_the_verdict_is_kept_and_told(session):
     judge = Judge(verdict=False)
     session(Offered(Slower(), judge))
     step, there, given = layer_and_data()
-    for _ in range(ab_tests.OFTEN + 1):
+    for _ in range(ab_tests.MIN_RUNS + 1):
         step()
     assert tried() == (0, 0)
-    for _ in range(2 * (ab_tests.UNCOUNTED + 3) + 2):
+    for _ in range(2 * (ab_tests.WARMUP_RUNS + 3) + 2):
         step()
     assert tried() == (1, 1)
     assert {t.optimization for t in judge.trials} == {"slower"}
@@ -146,7 +146,7 @@ def test_runs_take_turns_and_the_verdict_is_kept_and_told(session):
 def test_what_pays_stays_and_is_not_tried_again(session):
     session(Offered(Slower(), Judge(verdict=True)))
     step, *_ = layer_and_data()
-    for _ in range(3 * ab_tests.OFTEN):
+    for _ in range(3 * ab_tests.MIN_RUNS):
         step()
     assert tried() == (1, 0)
     made = djinn.stats()["plans_made"]
@@ -158,6 +158,6 @@ def test_what_pays_stays_and_is_not_tried_again(session):
 def test_without_a_judge_nothing_is_tried(session):
     session(Offered(Slower()))
     step, *_ = layer_and_data()
-    for _ in range(2 * ab_tests.OFTEN):
+    for _ in range(2 * ab_tests.MIN_RUNS):
         step()
     assert tried() == (0, 0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.values import make_handle
-from djinn_core.wire.bindings import change_slots, changed_slots, pack_handles, rebind, rebound, unpack_handles
+from djinn_core.wire.bindings import apply_rebinding, change_slots, changed_slots, pack_handles, rebind, unpack_handles
 
 handles = st.builds(lambda s, v: s << 32 | v, st.integers(0, (1 << 31) - 1), st.integers(0, (1 << 32) - 1))
 slots = st.one_of(st.integers(-3, 3), st.floats(width=64), st.sampled_from([0, 0.0, -0.0, 1, 1.0]))
@@ -25,7 +25,7 @@ def test_handles_come_back(given_handles):
 def test_what_is_bound_anew_comes_back(pairs):
     before = [old for old, _, _ in pairs]
     after = [new if changes else old for old, new, changes in pairs]
-    rebound(now := list(before), rebind(before, after))
+    apply_rebinding(now := list(before), rebind(before, after))
     assert now == after
 
 
@@ -60,7 +60,7 @@ def test_no_handles(packed):
 @pytest.mark.parametrize("changes", [(0, 1), (3, 1, 1), (-1, 1, 1), (0, -1, 1), (0, 1, 1 << 32), (0, 1 << 31, 1)])
 def test_no_bindings(changes):
     with pytest.raises(ProtocolError):
-        rebound([1, 2, 3], changes)
+        apply_rebinding([1, 2, 3], changes)
 
 
 @pytest.mark.parametrize("changes", [((1, (3,)),), ((1, (-1,)),), ((1, (2, 1)),)])

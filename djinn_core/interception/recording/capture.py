@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from djinn_core.interception.recording.entry import Entry
-from djinn_core.interception.recording.meta_substitution import StandIns
+from djinn_core.interception.recording.meta_substitution import MetaSubstitution
 from djinn_core.interception.recording.recorder import current, freeze
 from djinn_core.interception.tensors.lazy_tensor import logical_device
 from djinn_core.interception.tensors.storage import still_to_free
@@ -44,7 +44,7 @@ def capturing() -> Iterator[Capturing]:
     only.
     """
     recorder = current()
-    capture, stand_ins = Capturing(len(recorder.entries)), StandIns()
+    capture, stand_ins = Capturing(len(recorder.entries)), MetaSubstitution()
     recorder.captures.append(capture.sent)
     before, recorder.fixed = recorder.fixed, recorder.entries[-1] if recorder.entries else None
     try:

@@ -17,7 +17,7 @@ class _Depth(threading.local):
     here = 0
 
 
-class CollectLater:
+class GcPause:
     """Context manager, reentrant, one for all threads."""
 
     def __init__(self) -> None:
@@ -75,4 +75,4 @@ def collect_what_is_due() -> None:
         gc.collect(max(due))
 
 
-collect_later = CollectLater()
+collect_later = GcPause()

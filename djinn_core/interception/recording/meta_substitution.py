@@ -40,7 +40,7 @@ def _makes_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return (len(args) > 2 or "size" in kwargs) and not kwargs.keys() & {"device", "out"}
 
 
-class StandIns(TorchFunctionMode):
+class MetaSubstitution(TorchFunctionMode):
     """While it is entered, functions see remote tensors where they are given tensors on the meta device.
 
     Modules that are being moved (`to_empty`) are left alone.

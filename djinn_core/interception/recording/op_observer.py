@@ -14,7 +14,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.program import Call, Slot
 
 
-class Watcher(Protocol):
+class OpObserver(Protocol):
     """Observer that is called before and after each op of a thread is recorded. Its own ops are not reported to it."""
 
     def before(self, call: Call, operands: Sequence[LazyTensor]) -> None:

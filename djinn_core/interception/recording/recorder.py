@@ -38,7 +38,7 @@ NOTHING = Program((), (), ())
 UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so that those that died are freed
 
 if TYPE_CHECKING:
-    from djinn_core.interception.recording.op_observer import Watcher
+    from djinn_core.interception.recording.op_observer import OpObserver
 
 
 @attrs.frozen
@@ -100,7 +100,7 @@ class Recorder:
         self.forward_calls = ForwardCalls()
         self.issued = Issued()
         self.differentiating = False
-        self.watcher: Watcher | None = None
+        self.watcher: OpObserver | None = None
         self.uploaded = 0
         self.uploads = 0
         self.limit = OPENING

@@ -23,11 +23,11 @@ from djinn_core.lru import LruCache
 from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
 
-OFTEN: Final = 16  # runs of a plan before anything is tried
-SHARE: Final = 20  # as many times longer than planning must have been spent on running it
-UNCOUNTED: Final = 2  # runs of each way that make memory and code ready
-KEPT: Final = 512  # plans that something is known of
-LIMIT: Final = 64  # runs of each way; the optimization stays where the judge has not made up its mind
+MIN_RUNS: Final = 16  # runs of a plan before anything is tried
+PLANNING_PAYBACK: Final = 20  # as many times longer than planning must have been spent on running it
+WARMUP_RUNS: Final = 2  # runs of each way that make memory and code ready
+MAX_EXPERIMENTS: Final = 512  # plans that something is known of
+MAX_RUNS_PER_ARM: Final = 64  # runs of each way; the optimization stays where the judge has not made up its mind
 _log = get_logger("djinn.trials")
 Without = Mapping[str, str]  # optimizations that are left out, each with the reason
 NOTHING: Final[Without] = MappingProxyType({})
@@ -39,7 +39,7 @@ def judge_among(optimizations: object) -> Judge | None:
     return next((o for o in optimizations if isinstance(o, Judge)), None)  # type: ignore[attr-defined]
 
 
-def tried_of(result: PipelineResult) -> tuple[str, ...]:
+def substituting_optimizations(result: PipelineResult) -> tuple[str, ...]:
     """Names of the optimizations whose substitutions are in a plan."""
     results = result.plan.results if result.plan is not None else ()
     return tuple(dict.fromkeys(r.optimization for r in results if r.applied and r.rewrite.substitutions))
@@ -75,7 +75,7 @@ class Variant:
 
     def took(self, seconds: float) -> None:
         """Record a run that took the executor `seconds`."""
-        if self.skipped < UNCOUNTED:
+        if self.skipped < WARMUP_RUNS:
             self.skipped += 1
         else:
             self.seconds.append(seconds)
@@ -112,7 +112,7 @@ class Experiment:
     @property
     def worth_trying(self) -> bool:
         """True if the program has run so often and so long that the cost of one more plan does not matter."""
-        return self.runs >= OFTEN and self.spent >= SHARE * self.planning
+        return self.runs >= MIN_RUNS and self.spent >= PLANNING_PAYBACK * self.planning
 
 
 class AbTests:
@@ -121,7 +121,9 @@ class AbTests:
     def __init__(self, judge: Judge | None, make: MakePlan, stats: Stats, verdicts: Verdicts) -> None:
         """`make`: plans a program without some of the optimizations."""
         self._judge, self._make, self._stats, self._verdicts = judge, make, stats, verdicts
-        self._tried: LruCache[int, Experiment] = LruCache(KEPT)  # by identity of its plan, which it keeps alive
+        self._tried: LruCache[int, Experiment] = LruCache(
+            MAX_EXPERIMENTS
+        )  # by identity of its plan, which it keeps alive
 
     def begin(self, plan: Prepared, names: tuple[str, ...], planning: float, program: Program) -> None:
         """A new plan was made, in so many seconds, with the substitutions of these optimizations."""
@@ -164,7 +166,7 @@ class AbTests:
         name = tried.names[0]
         trial = Trial(name, tuple(ours.seconds), tuple(other.seconds))
         pays = self._judge.pays(trial) if trial.with_it and trial.without else None
-        if pays is None and min(len(trial.with_it), len(trial.without)) < LIMIT:
+        if pays is None and min(len(trial.with_it), len(trial.without)) < MAX_RUNS_PER_ARM:
             return False
         tried.names.pop(0)
         for arm in arms:

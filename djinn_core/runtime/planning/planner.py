@@ -14,7 +14,7 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Run
-from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, tried_of
+from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, substituting_optimizations
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.residency_history import RECENT, Recent
 from djinn_core.runtime.planning.size_range import FACTOR
@@ -87,7 +87,7 @@ class Planner:
             self._stats.plans_for_sizes += 1
         planned = self._planned_program(program, {**self.verdicts.about(program), **self._held_by_sizes(variants)})
         prepared = self._prepared(planned, program)
-        self._trials.begin(prepared, tried_of(planned.result), time.perf_counter() - began, program)
+        self._trials.begin(prepared, substituting_optimizations(planned.result), time.perf_counter() - began, program)
         self.recent.append((prepared, values))
         variants.append(prepared)
         del variants[:-VARIANTS_LIMIT]
@@ -122,7 +122,7 @@ class Planner:
         prepared.relied, prepared.fixed = relied_on(program, result, self.unsure)
         results = result.plan.results if result.plan is not None else ()
         unsure = (r.optimization for r in results if r.applied and r.optimization in self.unsure)
-        prepared.substituted = tuple(dict.fromkeys((*tried_of(result), *unsure)))
+        prepared.substituted = tuple(dict.fromkeys((*substituting_optimizations(result), *unsure)))
         prepared.profile = planned.whole
         self._made(prepared, program, planned)
         return prepared

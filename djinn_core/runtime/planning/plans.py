@@ -53,7 +53,7 @@ class _Planned(Generic[P]):
 
 
 @attrs.define
-class _Alike(Generic[P]):
+class _SameCalls(Generic[P]):
     """Programs whose calls are of the same kinds, by the classes of their scalars and by structure.
 
     Attributes:
@@ -95,7 +95,7 @@ class PlansByStructure(Generic[P]):
         """`factor`: how many times as large or as small sizes may be as those that a plan was made for."""
         self.factor = factor
         self.ranges_left = 0  # how often the sizes of a program of a known structure were in no range
-        self._alike: TemplateCache[_Alike[P]] = TemplateCache()
+        self._alike: TemplateCache[_SameCalls[P]] = TemplateCache()
 
     def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
         """The plans of the program's structure and sizes, to which new ones are added, and its values by first appearance."""
@@ -118,7 +118,7 @@ class PlansByStructure(Generic[P]):
         return planned.ranges[0].variants, values
 
 
-def _alike_of(program: Program) -> _Alike[Any]:
+def _alike_of(program: Program) -> _SameCalls[Any]:
     marks = [mark for call in program.calls for mark in size_slots(call)]
     sizes = [position for position, is_size in enumerate(marks) if is_size]
-    return _Alike(taking([p for p, is_size in enumerate(marks) if not is_size]), tuple(sizes))
+    return _SameCalls(taking([p for p, is_size in enumerate(marks) if not is_size]), tuple(sizes))

@@ -31,7 +31,7 @@ class _Whole:
     profile: WorkloadProfile
 
 
-class WholePrograms:
+class KnownPrograms:
     """The most recently planned whole programs; for any number of threads."""
 
     def __init__(self) -> None:

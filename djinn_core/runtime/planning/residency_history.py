@@ -36,7 +36,7 @@ class _Carried:
     residency: tuple[tuple[int, DataResidency], ...]
 
 
-class EarlierPrograms:
+class ResidencyHistory:
     """Classification of values by the programs that ran lately. Not thread-safe: the caller holds the session's lock."""
 
     def __init__(self, recent: Recent | None = None) -> None:

@@ -22,8 +22,8 @@ from djinn_core.runtime.planning.ab_tests import Without, judge_among
 from djinn_core.runtime.planning.constraints import policy_for
 from djinn_core.runtime.planning.planner import PlannedProgram, Planner
 from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
-from djinn_core.runtime.planning.program_index import WholePrograms
-from djinn_core.runtime.planning.residency_history import RECENT, EarlierPrograms, Recent
+from djinn_core.runtime.planning.program_index import KnownPrograms
+from djinn_core.runtime.planning.residency_history import RECENT, Recent, ResidencyHistory
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.planning.value_hints import hints_for
 from djinn_core.runtime.pool.planner import Whereabouts
@@ -35,9 +35,9 @@ class SessionPlans:
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
-        self._wholes = WholePrograms()
+        self._wholes = KnownPrograms()
         self.recent: Recent = deque(maxlen=RECENT)
-        self._earlier = EarlierPrograms(self.recent)
+        self._earlier = ResidencyHistory(self.recent)
 
     def plan(self, program: Program, without: Without = NOTHING_LEFT_OUT) -> PlannedProgram:
         """Plan a program, or a piece of one."""

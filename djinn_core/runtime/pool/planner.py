@@ -17,7 +17,7 @@ from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.constraints import Occupied
 from djinn_core.runtime.planning.plans import PlansByStructure
-from djinn_core.runtime.planning.residency_history import RECENT, EarlierPrograms, Recent
+from djinn_core.runtime.planning.residency_history import RECENT, Recent, ResidencyHistory
 from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
@@ -72,7 +72,7 @@ class PoolPlanner:
         self._residency = residency
         self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(factor)
         self._recent: Recent = deque(maxlen=RECENT)
-        self._earlier = EarlierPrograms(self._recent)
+        self._earlier = ResidencyHistory(self._recent)
         self.random: int | None = None
         self.link_changes = 0  # plans hold for links as they were when they were made
 

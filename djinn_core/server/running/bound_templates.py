@@ -10,7 +10,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.server.compiling.hot_template import HotTemplate
 from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.work import Work
-from djinn_core.wire.bindings import change_slots, rebound, unpack_handles
+from djinn_core.wire.bindings import apply_rebinding, change_slots, unpack_handles
 from djinn_core.wire.messages import First, Submit
 
 
@@ -44,7 +44,7 @@ def bind(known: BoundTemplate, submit: Submit, work: Work) -> None:
     if submit.first is not None:
         begin(known, submit.first)
     change_slots(slots, submit.changed)
-    rebound(known.inputs, submit.rebound)
+    apply_rebinding(known.inputs, submit.rebound)
     if len(slots) != template.slots:
         raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
     if len(known.inputs) != template.inputs or len(work.outputs) != len(template.outputs):
