@@ -2,7 +2,7 @@
 
     python benchmarks/long_work.py --steps 20000 --programs 2000 --json
 
-One client of one server, whose sessions are recoverable and whose journal begins anew every second. Resident memory of client, gateway and executor, and what the
+One client of one server, whose sessions are recoverable and whose journal begins again every second. Resident memory of client, gateway and executor, and what the
 server has on disk, are compared between the end of the first quarter and the end. Takes about three minutes.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Final
 from serving_tenants import environment, started
 
 GROWTH_LIMIT: Final = 16 << 20  # bytes of each process, and on disk
-LAST_SECONDS: Final = 4.0  # after which journals have begun anew, and freed memory has gone back
+LAST_SECONDS: Final = 4.0  # after which journals have begun again, and freed memory has gone back
 
 # A client that does as many steps and programs as each line says, and then answers with its process and a sum.
 CLIENT: Final = """

@@ -45,7 +45,7 @@ def toy() -> torch.nn.Module:
 
 @torch.no_grad()
 def decoding(model: torch.nn.Module, given: torch.Tensor) -> Iterator[int]:
-    """Greedy tokens, for ever: the cache begins anew when it is long."""
+    """Greedy tokens, for ever: the cache begins again when it is long."""
     while True:
         out = model(given, use_cache=True)
         for _ in range(TOKENS):

@@ -208,7 +208,7 @@ def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
     names = list(dict.fromkeys(name for asked in found for name in asked))
     if names:
         yield Finding(
-            f"Plans are made anew where sizes change more than fourfold, because of {', '.join(names)}.",
+            f"Plans are made again where sizes change more than fourfold, because of {', '.join(names)}.",
             "Say `tolerates_growth = True` in what always says the same for other sizes, or leave its plugin out.",
             fatal=False,
         )

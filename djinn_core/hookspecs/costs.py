@@ -63,7 +63,7 @@ class CalibratedCostModel(CostModel, Protocol):
 def djinn_register_cost_models(settings: Any) -> Iterable[CostModel]:
     """Return the cost models that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured anew. For each node the models
+    Called once in the client process, when the plugins are first needed or configured again. For each node the models
     that name its op are asked first, then the general ones, each group in order of name, built-ins last; the first
     answer that is not None counts. A model that raises is skipped for that graph with a warning that names it. One that
     satisfies `CalibratedCostModel` as well is measured by `djinn calibrate`. Since API version 1.

@@ -25,7 +25,7 @@ class Interceptor(Protocol):
 def djinn_register_interceptors(settings: Any) -> Iterable[Interceptor]:
     """Return the interceptors that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured anew. All interceptors are
+    Called once in the client process, when the plugins are first needed or configured again. All interceptors are
     installed in order of name. An exception disables the plugin and is reported by `djinn plugins`. Since API version 1.
     """
     del settings

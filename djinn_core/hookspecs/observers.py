@@ -40,7 +40,7 @@ class Observer(Protocol):
 def djinn_register_observers(settings: Any) -> Iterable[Observer]:
     """Return the observers that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured anew. Observers are called in
+    Called once in the client process, when the plugins are first needed or configured again. Observers are called in
     order of name, never per op. One that raises is dropped with a warning that names it. Since API version 1.
     """
     del settings

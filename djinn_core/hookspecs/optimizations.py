@@ -107,7 +107,7 @@ class Judge(Protocol):
 def djinn_register_optimizations(settings: Any) -> Iterable[Optimization]:
     """Return the optimizations that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured anew. Optimizations run once per
+    Called once in the client process, when the plugins are first needed or configured again. Optimizations run once per
     new graph, in the order that `before` and `after` demand, ties by name. The driver verifies each rewrite; one that
     raises or breaks an invariant is dropped with a warning that names it. Since API version 1.
     """

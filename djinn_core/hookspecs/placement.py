@@ -71,7 +71,7 @@ class PreferredPolicy(Protocol):
 def djinn_register_placement_policies(settings: Any) -> Iterable[PlacementPolicy]:
     """Return the placement policies that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured anew. The setting
+    Called once in the client process, when the plugins are first needed or configured again. The setting
     `placement_policy` names the one that is used; by default that with the greatest `preference` over several devices, and else
     the built-in `single`. One that raises or breaks an
     invariant is replaced by `single` for that graph, with a warning that names it. Since API version 1.

@@ -34,7 +34,7 @@ class Renderer(Protocol):
 def djinn_register_renderers(settings: Any) -> Iterable[Renderer]:
     """Return the renderers that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured anew, and by `djinn explain`. One that
+    Called once in the client process, when the plugins are first needed or configured again, and by `djinn explain`. One that
     raises fails the call that wanted a file, with a message that names its plugin; a notebook shows text instead, with a
     warning. Of two whose `display` shows a value in one media type, the first by name does. Since API version 1.
     """

@@ -68,7 +68,7 @@ class PreferredScheduler(Protocol):
 def djinn_register_schedulers(settings: Any) -> Iterable[ScheduleMaker]:
     """Return the schedulers that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured anew. The setting `scheduler`
+    Called once in the client process, when the plugins are first needed or configured again. The setting `scheduler`
     names the one that is used (by default the built-in `sequential`). One that raises or breaks an invariant is replaced
     by `sequential` for that graph, with a warning that names it. Since API version 1.
     """

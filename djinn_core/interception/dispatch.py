@@ -315,7 +315,7 @@ def _remember(key: tuple[Any, ...], call: Call | None) -> None:
 
 
 def forget_calls() -> None:
-    """Clear the cache of inferred calls, so that results and the executor's support are determined anew."""
+    """Clear the cache of inferred calls, so that results and the executor's support are determined again."""
     inference_cache.calls.clear()
     inference_cache.drawing.clear()
     forget_examples()

@@ -1,7 +1,7 @@
 """Import of `torch.fx` and `torch.export` graphs as programs, which are annotated and scheduled like recorded ones.
 
 Graphs of ATen ops with metadata of every value are read as they are: those of `torch.export.export(...)` and
-`make_fx(..., tracing_mode="fake")`. Others, such as those of `torch.fx.symbolic_trace`, are traced anew first.
+`make_fx(..., tracing_mode="fake")`. Others, such as those of `torch.fx.symbolic_trace`, are traced again first.
 """
 
 from __future__ import annotations
@@ -360,7 +360,7 @@ def _is_torch_level(node: fx.Node) -> bool:
 
 
 def lowered(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModule:
-    """The same graph in ATen ops, traced anew on fake tensors; parameters and buffers come first among its inputs.
+    """The same graph in ATen ops, traced again on fake tensors; parameters and buffers come first among its inputs.
 
     Raises:
         UnsupportedOperation: the graph has no metadata, and no inputs are given that it could be made with.

@@ -129,7 +129,7 @@ class RecoveryConfig:
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
         journals: directory for what sessions take, from which the next executor recovers them when this one dies; None: nowhere.
         journal_limit: bytes that each journal may have.
-        snapshot_seconds: shortest time between two snapshots of a session, each of which begins its journal anew.
+        snapshot_seconds: shortest time between two snapshots of a session, to which its journal is compacted.
     """
 
     lease_seconds: float = attrs.field(
@@ -177,7 +177,7 @@ class ExecutorConfig:
         threads: torch threads; None: torch's default.
         plugins: the plugins to load.
         compilers: names of those that compile hot templates, in the order in which they are asked.
-        accounts: directory for what its tenant has used of its time; None: the next executor counts anew.
+        accounts: directory for what its tenant has used of its time; None: the next executor counts again.
         module: what the process runs; only tests change it.
     """
 

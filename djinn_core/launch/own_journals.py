@@ -17,7 +17,7 @@ from djinn_core.launch.private_directory import JUST_MADE_SECONDS, remove_unless
 from djinn_core.logs import get_logger
 
 LIMIT: Final = 8 << 30  # bytes of one journal
-SHARE: Final = 4  # of what is free on the disk, one part; a journal that begins anew is there twice for a moment
+SHARE: Final = 4  # of what is free on the disk, one part; a journal that is compacted is there twice for a moment
 LEAST: Final = 64 << 20  # with less room there is none
 _log = get_logger("djinn.launch")
 

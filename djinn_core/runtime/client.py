@@ -173,7 +173,7 @@ def _end_unless_held(names: str) -> None:
     shut_down()
     log.warning(
         "djinn.configure() has ended the session, which held no tensors: the next use of the device begins another, whose "
-        "random state begins anew",
+        "random state begins again",
         changed=names,
     )
 

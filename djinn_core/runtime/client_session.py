@@ -34,7 +34,7 @@ class ClientSession(Runtime, Protocol):
         """Profile of the whole program that was sent last; None where none was sent."""
 
     def plan_by(self, planner: Planner) -> None:
-        """Plan anew from now on, with another planner. The caller holds the recorders' lock."""
+        """Replan from now on, with another planner. The caller holds the recorders' lock."""
 
     def cancel(self, thread: int | None = None) -> None:
         """Stop what a thread has sent and not got an answer to, or all threads have; their waits for it end."""

@@ -13,7 +13,7 @@ from djinn_core.interception.tensors.storage import Value, still_to_free
 from djinn_core.ir.values import storage_of
 from djinn_core.plugins.registry import Registry
 
-# Looked at anew whenever they matter: for the next wait, program, upload or connection.
+# Looked at again whenever they matter: for the next wait, program, upload or connection.
 AT_ONCE = frozenset(
     {
         "checkpoint_instructions",
@@ -27,7 +27,7 @@ AT_ONCE = frozenset(
         "wait_timeout",
     }
 )
-# What plans depend on: those that were made before are made anew.
+# What plans depend on: those that were made before are made again.
 PLANNING = frozenset({"exact", "latency_target", "pins", "placement_policy", "scheduler"})
 # What the registry depends on.
 PLUGINS = frozenset({"disable", "plugin_settings", "plugins", "strict", "trace_plugins"})

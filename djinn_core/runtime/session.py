@@ -135,7 +135,7 @@ class Session:
     def figures(self, *, reset_peak: bool = False, device: int = 0) -> dict[str, int]:  # noqa: ARG002 - there is one
         """As `Runtime.figures`.
 
-        The executor starts to count the peak anew where `reset_peak` says so.
+        The executor starts to count the peak again where `reset_peak` says so.
 
         Raises:
             SessionLost: the executor is gone.

@@ -20,6 +20,6 @@ def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
 
 
 def reset_device_peak(device: torch.device) -> None:
-    """Have the device's allocator count its peak anew, where it has one."""
+    """Have the device's allocator count its peak again, where it has one."""
     if device.type != "cpu":
         torch.get_device_module(device.type).reset_peak_memory_stats(device)

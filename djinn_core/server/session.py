@@ -243,7 +243,7 @@ class ExecutorSession:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
 
     def _meet(self, meet: Meet, before: bytes | None) -> bytes:
-        """Connect to another executor; where another process has, the client tells this one anew where that is."""
+        """Connect to another executor; where another process has, the client tells this one again where that is."""
         if before is None:
             return encode(self.exchange.meet(meet))
         self.exchange.met(meet, expect(before, Met))

@@ -92,7 +92,7 @@ class Tenancy:
         try:
             self._usage.account = UsageQuota.of(tenant, self._accounts)
         except OSError as error:
-            _log.warning("time on the device is counted anew", tenant=tenant, error=str(error))
+            _log.warning("time on the device is counted again", tenant=tenant, error=str(error))
 
     def _store_of(self, badge: Badge) -> WeightStore | None:
         if self._shared is None or badge.tenant in _OPERATOR:

@@ -273,7 +273,7 @@ class Completed(Message, frozen=True):
     """The answer to a submission.
 
     `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
-    failed themselves, `relaid` the results (with a claim) that had to be laid out anew, `seen` what was seen of links lately.
+    failed themselves, `relaid` the results (with a claim) that had to be laid out again, `seen` what was seen of links lately.
     """
 
     sequence: Count
@@ -325,7 +325,7 @@ class ProtocolClose(Text, Message, frozen=True):
 
 
 class Query(Message, frozen=True):
-    """Ask an executor for its memory figures; `reset_peak` has it count the peak anew afterwards."""
+    """Ask an executor for its memory figures; `reset_peak` has it count the peak again afterwards."""
 
     reset_peak: bool = False
 

@@ -1,4 +1,4 @@
-"""Fewer ops, the same results within rounding; weights are put together once, and anew when they change."""
+"""Fewer ops, the same results within rounding; weights are put together once, and again when they change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches of learnt calls keep their size, and their entries are verified anew for another device."""
+"""Caches of learnt calls keep their size, and their entries are verified again for another device."""
 
 from __future__ import annotations
 

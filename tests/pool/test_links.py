@@ -1,4 +1,4 @@
-"""Links of a pool as they are now: what executors see of them, when they are measured anew, and when plans are."""
+"""Links of a pool as they are now: what executors see of them, when they are measured again, and when plans are."""
 
 from __future__ import annotations
 

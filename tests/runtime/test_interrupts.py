@@ -118,7 +118,7 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
                 return getattr(reached, name)
 
         x.add_(1)
-        doubled = x * (2.0 if where == "run" else 3.0 if where == "_plan" else 4.0)  # so that it is planned anew
+        doubled = x * (2.0 if where == "run" else 3.0 if where == "_plan" else 4.0)  # so that it is replanned
         monkeypatch.setattr(place, where, Interrupting() if where == "channel" else interrupted_once)
         with pytest.raises(KeyboardInterrupt):
             (doubled.neg() if where == "_plan" else doubled).sum().item()

@@ -159,7 +159,7 @@ def test_observers_of_the_open_session_change(alone):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "anew"),
+    ("before", "after", "again"),
     [
         (Settings(), Settings(threads=2), {"threads"}),
         (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", threads=2), set()),
@@ -172,8 +172,8 @@ def test_observers_of_the_open_session_change(alone):
         (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", memory_policy="lru"), set()),
     ],
 )
-def test_settings_that_concern_the_session(before, after, anew):
-    assert beginning_anew(changed(before, after), before) == anew
+def test_settings_that_concern_the_session(before, after, again):
+    assert beginning_anew(changed(before, after), before) == again
 
 
 def test_compilers_of_executors_concern_the_session():

@@ -1,4 +1,4 @@
-"""In the steady state of a growing loop nothing is found out anew: counted, stage by stage."""
+"""In the steady state of a growing loop nothing is found out again: counted, stage by stage."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_wait_with_a_deadline_ends_and_the_program_is_stopped(matrix):
             value.sum().item()
     djinn.synchronize()  # the waiting thread has heard of it
     written.zero_()
-    assert (written.sum().item(), part.sum().item()) == (0.0, 0.0), "what is written anew is a value again"
+    assert (written.sum().item(), part.sum().item()) == (0.0, 0.0), "what is written again is a value again"
     assert (matrix[0, 0] * 1000).item() == pytest.approx(1.0)
 
 

@@ -132,7 +132,7 @@ class BoundDefaultGenerator(RemoteGenerator):
     """The default generator of an index that is bound to one device.
 
     That state is a value, as those of other generators are: ops of such an index draw with it in the place of the state
-    that the executor's session has. It starts anew with each session.
+    that the executor's session has. It starts again with each session.
     """
 
     def __init__(self, device: torch.device) -> None:

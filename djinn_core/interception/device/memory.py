@@ -20,7 +20,7 @@ _NOTHING: Mapping[str, int] = {}
 def figures(*, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
     """Counts and bytes of a logical device for this session, when it has done what was recorded so far.
 
-    The executor starts to count the peak anew where `reset_peak` says so.
+    The executor starts to count the peak again where `reset_peak` says so.
     """
     return current().figures(reset_peak=reset_peak, device=device)
 
@@ -57,7 +57,7 @@ def _peak_reserved(found: Mapping[str, int]) -> int:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Count the peak anew from now on."""
+    """Count the peak again from now on."""
     _present(device, reset_peak=True)
 
 

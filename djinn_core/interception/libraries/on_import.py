@@ -22,7 +22,7 @@ def adapt_on_import(wanted: Mapping[str, Adapt], by: str = "djinn") -> None:
     """Have each function called with its module: now where it is imported already, else when it is.
 
     What a function raises is logged, and ascribed to the plugin that `by` names; the module stays as it is, and its import
-    goes on. A module that is imported anew (`importlib.reload`) is not adapted again.
+    goes on. A module that is imported again (`importlib.reload`) is not adapted again.
     """
     for name, adapt in wanted.items():
         call_on_import(name, partial(_adapt, adapt, by))

@@ -26,7 +26,7 @@ _PRODUCTS: Final = frozenset({
 })  # fmt: skip
 SHORT: Final = 64  # instructions of a program below which it is sent in one piece
 # Times in a row that a program must have been the same, or the next one, before it is foreseen: its pieces are planned, sent and
-# compiled anew, which takes about as long as is gained by them in so many runs.
+# compiled again, which takes about as long as is gained by them in so many runs.
 SEEN: Final = 8
 _MISSED: Final = 3  # times in a row that another one came before it is forgotten
 

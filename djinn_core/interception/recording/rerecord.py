@@ -17,7 +17,7 @@ from djinn_core.ir.values import TensorMeta
 def reissue(
     program: Program, nodes: Iterable[int], replace: Mapping[int, int], inputs: Mapping[int, torch.Tensor]
 ) -> dict[int, LazyTensor]:
-    """Record `nodes` of `program` anew, with `inputs` for some of its inputs; the new tensors by old value.
+    """Record `nodes` of `program` again, with `inputs` for some of its inputs; the new tensors by old value.
 
     Inputs that are not given are those of the capture, if they are still alive.
 

@@ -1,4 +1,4 @@
-"""Subgraph substitution: a program is recorded anew, with other PyTorch code in the place of some of its nodes.
+"""Subgraph substitution: a program is recorded again, with other PyTorch code in the place of some of its nodes.
 
 The remaining nodes are recorded again call by call, on stand-ins for the program's values; the PyTorch code runs on the same
 stand-ins. Nothing is sent, and the program that the thread records meanwhile is left alone.

@@ -1,7 +1,7 @@
 """Ops whose result metadata does not depend on their float arguments.
 
 Optimizers and schedules pass another number to them in every step: a learning rate, a bias correction. A call that was
-inferred with one float is valid for all floats; otherwise each step would infer its result anew, and cache it. Only ops that
+inferred with one float is valid for all floats; otherwise each step would infer its result again, and cache it. Only ops that
 refuse no float are listed: others must see the number to raise the error that eager PyTorch would.
 """
 

@@ -336,7 +336,7 @@ def learn_dtypes(call: Call) -> None:
 def forget_signatures() -> None:
     """Forget layouts and dtypes learnt for a device: another device may compute from now on, where they need not hold.
 
-    Calls that a capture keeps are verified anew.
+    Calls that a capture keeps are verified again.
     """
     for signature in list(inference_cache.signatures.values()):
         if signature.predicts and not signature.form.op.startswith("djinn::"):

@@ -42,7 +42,7 @@ class LazyTensor(torch.Tensor):
     depth = 0  # views between this one and its base
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
-        """A parameter, because libraries make parameters anew as `type(parameter)(data, requires_grad)`."""
+        """A parameter, because libraries make parameters again as `type(parameter)(data, requires_grad)`."""
         return torch.nn.Parameter(data, requires_grad)
 
     __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]

@@ -2,7 +2,7 @@
 
 Executors tell what large transfers took, and measure a link when the client asks for it, because nothing large was on it for a
 while. Plans are made for one speed of each link; when what was seen since is another by a factor of two, it is replaced, and
-programs are planned anew.
+programs are replanned.
 """
 
 from __future__ import annotations

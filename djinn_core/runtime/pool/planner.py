@@ -77,7 +77,7 @@ class PoolPlanner:
         self.link_changes = 0  # plans hold for links as they were when they were made
 
     def forget_plans(self, factor: int, unsure: Container[str]) -> None:
-        """Make all plans anew, since what they depend on has changed. `factor`, `unsure`: as in `Planner`."""
+        """Make all plans again, since what they depend on has changed. `factor`, `unsure`: as in `Planner`."""
         self._unsure = unsure
         self._plans = PlansByStructure(factor)
 

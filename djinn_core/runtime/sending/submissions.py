@@ -37,7 +37,7 @@ class KnownTemplates:
         self._bound: TemplateCache[Bound] = TemplateCache()
 
     def forget(self, prepared: Prepared) -> None:
-        """Forget the last bindings of a template: it is sent anew."""
+        """Forget the last bindings of a template: it is sent again."""
         self._bound.drop(prepared.digest)
 
     def run_message(

@@ -67,7 +67,7 @@ def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) 
     """Instructions with their calls, and slots with their numbers, for which the plan of `program` holds.
 
     They are those that optimizations rewrote which may have looked at sizes (`unsure`, by name); all where the program was
-    made anew, because nodes are then numbered otherwise.
+    made again, because nodes are then numbered otherwise.
     """
     results = result.plan.results if result.plan is not None else ()
     rewrites = [r.rewrite for r in results if r.applied and r.optimization in unsure]

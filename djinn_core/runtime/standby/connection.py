@@ -2,7 +2,7 @@
 
 A session is a deterministic state machine: the frames that were sent determine its state. They are logged, and sent again to
 another server when the first one does not answer any more. Repeated answers are compared with the earlier ones and dropped.
-Now and then the executor is asked for a snapshot of the session, with which the log begins anew.
+Now and then the executor is asked for a snapshot of the session, to which the log is compacted.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Answers:
         del self._marks[:]
 
 
-_SPARE: Final = 4  # of what is free on the disk, one part at most; what begins anew is there twice for a moment
+_SPARE: Final = 4  # of what is free on the disk, one part at most; a log that is compacted is there twice for a moment
 _log = get_logger("djinn.session")
 
 
@@ -129,7 +129,7 @@ class FailoverLog:
             self._schedule.taken(started, failed=bool(reason))
 
     def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
-        """Take a part of the snapshot that comes; false for other frames. With the last part, the log begins anew."""
+        """Take a part of the snapshot that comes; false for other frames. With the last part, the log is compacted."""
         try:
             if not coming.take(frame, decode(frame.head)):
                 return False

@@ -36,7 +36,7 @@ class Thresholds:
         checks: runs on which results must have been the same.
         timed: runs of each version that are timed. gain: the largest share of the uncompiled time that a compiled run may take.
         misses: consecutive runs that the compiled version does not apply to, after which it is dropped.
-        tries: number of times that a template is compiled anew.
+        tries: number of times that a template is compiled again.
     """
 
     runs: int = 16
@@ -118,12 +118,12 @@ class HotTemplate:
         self.begin(attrs.evolve(job, compiler=job.compiler + 1))
 
     def again(self, reason: str) -> None:
-        """Forget what was compiled and begin anew, unless that was tried too often."""
+        """Forget what was compiled and begin again, unless that was tried too often."""
         self.tries += 1
         if self.tries >= self.thresholds.tries:
             self.leave(reason)
             return
-        self._tell("a template is watched anew", reason=reason)
+        self._tell("a template is watched again", reason=reason)
         self.phase = Cold(self)
 
     def adopt(self, job: Job, artefact: Artefact, ratio: float) -> None:

@@ -68,7 +68,7 @@ class CarefulRun:
                 again = index
                 if index in claims:
                     fulfil(step, claims[index], env, run)
-                    again = -1  # what was laid out anew is not what the step makes
+                    again = -1  # what was laid out again is not what the step makes
             except Exception as error:
                 self._ledger.counts.refused += isinstance(error, torch.OutOfMemoryError)
                 raise Stopped(index, error) from error
@@ -78,7 +78,7 @@ class CarefulRun:
     # --- who holds what -----------------------------------------------------------------------------------------
 
     def _begin(self, env: Environment) -> None:
-        """Find out who holds what; anew after a step that failed, which may have changed anything."""
+        """Find out who holds what; again after a step that failed, which may have changed anything."""
         before = self._holdings
         self._env, self._at = env, {}
         self._holdings = holdings = self._ledger.survey()
@@ -176,7 +176,7 @@ class CarefulRun:
                 self._ledger.written(at[place].key)
 
     def _refuse_if_too_large(self, index: int, step: CompiledStep) -> None:
-        """Estimate a step anew with its present operands, after the first estimate did not fit: the new one may be smaller.
+        """Estimate a step again with its present operands, after the first estimate did not fit: the new one may be smaller.
 
         Raises:
             torch.OutOfMemoryError: the new estimate does not fit either.

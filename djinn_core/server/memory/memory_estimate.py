@@ -13,7 +13,7 @@ from djinn_core.logs import get_logger
 from djinn_core.server.memory.lifetimes import Lifetimes, lifetimes_of
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 
-_GROWTH = 1.25  # how much larger inputs may have become before the outlook is made anew
+_GROWTH = 1.25  # how much larger inputs may have become before the outlook is made again
 _SMALL_NUMBER = 4096  # slots below it make no tensor that matters, whatever they have become
 _log = get_logger("djinn.server")
 

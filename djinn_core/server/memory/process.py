@@ -1,7 +1,7 @@
 """Resident memory of this process, as the kernel reports it, and the return of the allocator's free memory to the system.
 
 Read from `/proc` by hand: it is asked several times in each program, psutil takes ten times as long (28 us against 3), and it
-does not tell the peak, nor counts it anew.
+does not tell the peak, nor counts it again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProcessMemory:
         return max(0, self.resident() - self._base) if self._base is not None else 0
 
     def restart_peak(self) -> None:
-        """Count the peak anew."""
+        """Count the peak again."""
         if self._resettable:
             try:
                 _CLEAR.write_text(_RESET_PEAK)
@@ -54,7 +54,7 @@ class ProcessMemory:
                 _log.info("what ops take beside their results is not known", error=str(error))
 
     def peak_beyond(self) -> int | None:
-        """As `beyond`, the most since the peak was last counted anew; None where that cannot be known."""
+        """As `beyond`, the most since the peak was last counted again; None where that cannot be known."""
         if not self._resettable or self._base is None:
             return None
         lines = _STATUS.read_text().splitlines()

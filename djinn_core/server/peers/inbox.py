@@ -36,7 +36,7 @@ class Inbox:
         self._changed = threading.Condition()
         self._past = PastTransfers()
         self._write: WriteDown | None = None
-        # Held while transfers are taken and written down: who begins the journal anew takes it.
+        # Held while transfers are received and journaled: the thread that compacts the journal takes it.
         self.writing = threading.RLock()
 
     def begin(self, write: WriteDown | None, past: PastTransfers, counts: Mapping[int, int]) -> None:
@@ -129,7 +129,7 @@ class Inbox:
         return gone is not None and time.monotonic() >= gone[1]
 
     def state(self) -> tuple[dict[int, int], list[tuple[Arrival, list[Packed]]]]:
-        """Number of transfers by source, and those that wait. The caller holds `writing`, and begins the journal anew."""
+        """Number of transfers by source, and those that wait. The caller holds `writing`, and compacts the journal."""
         with self._changed:
             past, self._past = self._past, PastTransfers()
             self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in past.waiting()}

@@ -88,7 +88,7 @@ class Evidence:
         other = self.states.phase(self.inputs.tokens, attention=bool(attentions))
         decodes = (
             other is ExecutionPhase.LLM_DECODE and self.inputs.tokens <= 1
-        )  # keys may be made anew from what is kept
+        )  # keys may be made again from what is kept
         return [other] if other is not None and (decodes or not found) else found
 
     def is_of_text(self, match: PatternMatch) -> bool:

@@ -49,7 +49,7 @@ class RecordedRuns:
 
     A recording reads and writes fixed memory. Inputs that lay elsewhere at each warm run are copied into buffers before a
     launch, and those that are written are copied back after it; the others, such as weights, are read where they lie,
-    and the recording is made anew when one of them has moved. Results are copied out: the next launch overwrites them.
+    and the recording is made again when one of them has moved. Results are copied out: the next launch overwrites them.
     """
 
     def __init__(self, graph: Graph, recorder: Recorder, writes: Sequence[int] = ()) -> None:

@@ -26,7 +26,7 @@ def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[floa
     """Of recurrent layers of (steps, rows, columns, contracted): start, steps, products, what is done to their results, matrices.
 
     What comes in is multiplied for all steps at once, the state step by step: each has half of what is contracted. `product`
-    are the coefficients of products. Some kernels lay out the matrices anew each time.
+    are the coefficients of products. Some kernels lay out the matrices again each time.
     """
     steps, rows, columns, contracted = dims
     at_once = seconds(product, product_terms((1, steps * rows, columns, contracted // 2)))

@@ -1,4 +1,4 @@
-// Draws the picture of a page anew whenever a box is opened or closed. Does what geometry.py and svg.py do; keep them alike.
+// Draws the picture of a page again whenever a box is opened or closed. Does what geometry.py and svg.py do; keep them alike.
 "use strict";
 
 const CHARACTER = 7.6, SMALL = 6.1, LEAST = 110, LINE = 17, CHIP = 18, PAD = 14, GAP = 26, BESIDE = 22, BEND = 16, BAR = 5;

@@ -170,7 +170,7 @@ class Channel:
         if sequence != self._next_receive:
             return web.Response(status=409, text=f"receive {sequence} came where {self._next_receive} was due")
         if self._waiting is not None:
-            # The client asks anew because its connection broke; the old request would take its frames.
+            # The client asks again because its connection broke; the old request would take its frames.
             self._waiting.cancel()
         self._last_answer = b""
         self._waiting = asyncio.current_task()

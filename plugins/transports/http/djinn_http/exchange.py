@@ -170,7 +170,7 @@ class Exchange:
         return time.monotonic() - self._used < IDLE_SECONDS and not self._poll.poll(0)
 
     def _replace(self) -> None:
-        """Connect anew; where that fails, stay with what there is if it is merely old."""
+        """Connect again; where that fails, stay with what there is if it is merely old."""
         try:
             fresh = self._connect()
         except OSError:
