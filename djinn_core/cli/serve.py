@@ -30,7 +30,7 @@ from djinn_core.server.gateway.gateway_config import GatewayConfig
 def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None:
     """Offer this machine's devices to clients, until SIGTERM or Ctrl-C.
 
-    The token is taken from --token-file, from DJINN_TOKEN, or made up.
+    The token is taken from --token-file, from DJINN_TOKEN, or generated.
     """
     store, recovery = config.executor.store, config.executor.recovery
     directories = attrs.evolve(

@@ -10,7 +10,7 @@ class GrowthTolerant(Protocol):
 
     Attributes:
         tolerates_growth: whether the object says the same for sizes and whole numbers of the same class (8 to 127, 128 to 2047,
-            and so on by sixteens; smaller ones are told apart), and whatever other numbers are, but for their sign. Where an
+            and so on by sixteens; smaller ones are distinguished), and whatever other numbers are, but for their sign. Where an
             object that is asked lacks it, everything counts exactly.
     """
 

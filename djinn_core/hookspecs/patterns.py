@@ -21,7 +21,7 @@ class Pattern(Protocol):
 
     What it says of a program is kept, and found again for programs that are the same in everything that it may look at.
     With the optional member of `GrowthTolerant` a growing cache or a falling learning rate means no new analysis. Sizes of
-    weights of layers are always told apart.
+    weights of layers are always distinguished.
     """
 
     name: str

@@ -79,7 +79,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int = 1) -> Any:
     """Record one op and return tensors for its results.
 
-    So many frames, from its own on, are Djinn's for sure; see `user_site`.
+    So many frames, from its own on, are certainly Djinn's; see `user_site`.
 
     Raises:
         Exception: whatever eager PyTorch would raise for these arguments.

@@ -30,7 +30,7 @@ COPIES = frozenset({
 _BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _DROPOUTS = frozenset({"alpha_dropout", "dropout", "feature_dropout", "native_dropout"})
 _SEVERAL = 2  # operands
-_WRITERS_KEPT = 16  # writes into one storage that are told apart by where they write
+_WRITERS_KEPT = 16  # writes into one storage that are distinguished by where they write
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One token. Times in seconds since 1970; `expires` 0: never.
 
-    `monitor`: it is good for looking at the server (status, metrics, health) and for nothing else.
+    `monitor`: it is valid for looking at the server (status, metrics, health) and for nothing else.
     """
 
     id: str
@@ -77,7 +77,7 @@ def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False
     Args:
         table: what there is.
         tenant: whose it is.
-        seconds: how long it is good for; 0: for ever.
+        seconds: how long it is valid; 0: for ever.
         monitor: whether it is for looking only.
     """
     token, now = PREFIX + secrets.token_urlsafe(32), time.time()

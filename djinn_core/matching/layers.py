@@ -1,4 +1,4 @@
-"""Layers: products with a weight, however they were written down."""
+"""Layers: products with a weight, however they are written."""
 
 from __future__ import annotations
 

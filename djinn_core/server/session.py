@@ -186,7 +186,7 @@ class ExecutorSession:
             return YES
 
     def _state(self) -> Found | None:
-        """The session as it is between two frames; None where it is in the middle of something, or cannot be written down."""
+        """The session as it is between two frames; None where it is in the middle of something, or cannot be serialized."""
         if self._backlog or self._uploads.busy or self._memory is not None:
             return None
         with self._turn:

@@ -103,7 +103,7 @@ def _looked_at(calls: tuple[Call, ...]) -> _LookedAt:
 
 
 def weights_in(call: Call) -> range:
-    """The operands that are weights for sure; their sizes tell models of one architecture apart."""
+    """The operands that are certainly weights; their sizes tell models of one architecture apart."""
     name, operands = call.op.removeprefix("aten::").partition(".")[0], call.operands
     if name in _WEIGHED:
         return range(1, len(operands))

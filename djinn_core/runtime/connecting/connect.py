@@ -138,7 +138,7 @@ def _stood_by(
         raise
     only.connection.hasten(settings.standby_seconds)
     connection = with_standby(only.connection, mine.urls[0], candidates, settings)
-    # Another server does not have what this one recalls: everything travels, and is written down.
+    # Another server does not have what this one recalls: everything is sent, and logged.
     return (attrs.evolve(only, connection=connection, attached=msgspec.structs.replace(only.attached, recalls=False)),)
 
 

@@ -1,7 +1,7 @@
 """The sizes that a plan was made for, and how far those of other programs may be from them.
 
 A plan depends on which ops feed which; sizes decide what it costs, which changes by degrees. So a plan serves programs whose
-sizes are within a factor of those that the plugins saw. 0 and 1, which broadcast and end loops, are told apart by the kinds
+sizes are within a factor of those that the plugins saw. 0 and 1, which broadcast and end loops, are distinguished by the kinds
 of calls; sizes of weights count exactly, because they tell models of one architecture apart.
 """
 
@@ -86,7 +86,7 @@ def size_range(program: Program, places: Iterable[Place], numbers: Sequence[int]
 
 
 def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[bool]:
-    """Of each place whether there is a weight for sure; places of one call follow each other."""
+    """Of each place True if there is certainly a weight; places of one call follow each other."""
     last, weights = -1, weights_in(calls[0])
     for call, operand in places:
         if call != last:

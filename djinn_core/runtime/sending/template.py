@@ -150,7 +150,7 @@ def make_template(
     """The template that runs `nodes` of `program`, with values replaced as the plan says.
 
     `dead`: values that are forgotten when it has run; None: those that die with the program. `rewritten`: how the program
-    came of another one, where it did; what is prepared is good for that one then.
+    came of another one, where it did; what is prepared is valid for that one then.
     """
     builder = _Builder(program, replace, program.dead if dead is None else dead)
     instructions, starts = _laid_out(program)

@@ -53,10 +53,10 @@ class StandbyConnection(ReconnectingConnection):
     def __init__(self, inner: ClientChannel, server: str, others: Iterable[Other], limit: int) -> None:
         """`others`: servers that may take over, in this order.
 
-        `limit`: bytes that may be written down.
+        `limit`: bytes that may be logged.
 
         Raises:
-            OSError: nothing can be written down.
+            OSError: nothing can be logged.
         """
         self.server = server
         self.successor: Attached | None = None
@@ -68,7 +68,7 @@ class StandbyConnection(ReconnectingConnection):
         self._kept = FailoverLog(limit)
         self._early: deque[Frame] = deque()
         # In this order.
-        self._sending = threading.RLock()  # around what is written down and sent, and around a change of servers
+        self._sending = threading.RLock()  # around what is logged and sent, and around a change of servers
         self._reading = threading.RLock()  # around what is taken
         self._closed = ""
         self._expired = False

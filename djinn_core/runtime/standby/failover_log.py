@@ -62,10 +62,10 @@ class FailoverLog:
     """
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes that may be written down.
+        """`limit`: bytes that may be logged.
 
         Raises:
-            OSError: nothing can be written down.
+            OSError: nothing can be logged.
         """
         self.sent: SentFrames | None = SentFrames()
         self.answers = Answers()
@@ -83,7 +83,7 @@ class FailoverLog:
         try:
             self.sent.append(frame, len(self.answers))
         except OSError as error:
-            self._give_up(f"what is sent cannot be written down: {error}")
+            self._give_up(f"what is sent cannot be logged: {error}")
         else:
             if self.sent.nbytes > self._limit:
                 self._give_up(f"what was sent has more than {self._limit:,} bytes")

@@ -57,5 +57,5 @@ def with_standby(
     try:
         return StandbyConnection(connection, server, others, bytes_of(settings.standby_gib))
     except OSError as error:
-        _log.warning("no standby server can take this session over: nothing can be written down", reason=str(error))
+        _log.warning("no standby server can take this session over: nothing can be logged", reason=str(error))
         return connection

@@ -106,7 +106,7 @@ class Admission:
             self._refuse(connection, Denial(_versions(message), "version"), type(message).__name__, identity)
             return None
         if identity.monitor and not isinstance(message, StatusRequest):
-            denied = Denial("this token is good for watching the server only", "monitor")
+            denied = Denial("this token is valid for watching the server only", "monitor")
             self._refuse(connection, denied, type(message).__name__, identity)
             return None
         held_up = self._denied_now(connection, message, identity)

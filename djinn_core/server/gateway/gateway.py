@@ -270,7 +270,7 @@ def _signals_stop() -> Iterator[None]:
 
 
 def _executors(config: GatewayConfig, accounts: Path) -> tuple[ExecutorConfig, ...]:
-    """`accounts`: where tenants' time on the devices is written down."""
+    """`accounts`: where tenants' time on the devices is recorded."""
     devices = offered(config.devices, config.executor.plugins, config.start_timeout) or ("",)
     for number in range(len(devices)):
         (accounts / str(number)).mkdir()

@@ -1,6 +1,6 @@
 """HTTP routes for operators: liveness (`/livez`), readiness (`/readyz`) and Prometheus metrics (`/metrics`).
 
-Every route requires a token: `Authorization: Bearer TOKEN`. `djinn token create NAME --monitor` makes one that is good for
+Every route requires a token: `Authorization: Bearer TOKEN`. `djinn token create NAME --monitor` makes one that is valid for
 nothing else.
 """
 

@@ -14,7 +14,7 @@ from djinn_core.launch.addresses import is_loopback
 from djinn_core.launch.token_table import is_table, read_private
 
 VARIABLE = "DJINN_TOKEN"
-GENERATED = "made up for this server"
+GENERATED = "generated for this server"
 SHORTEST = 16  # characters; what people type and what can be tried out is shorter
 
 

@@ -120,7 +120,7 @@ class Exchange:
         self._accepted: Mapping[int, int] = {}
         self._closed = False
 
-    # --- what is written down ----------------------------------------------------------------------------------
+    # --- what is journaled --------------------------------------------------------------------------------------
 
     def begin(self, write: WriteDown | None, past: PastTransfers, counts: PoolCounts) -> None:
         """Write down with `write`, if anywhere, what another process needs to go on; `past` and `counts` are what one has left."""

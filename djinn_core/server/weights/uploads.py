@@ -76,7 +76,7 @@ class Uploads:
         return data is not None
 
     def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """These bytes; where the session is written down, it holds on to them, whatever the store does."""
+        """These bytes; if the session is journaled, it holds on to them, whatever the store does."""
         contents = self.journal.contents if self.journal is not None and self.journal.open else None
         kept = contents.find(digest, size) if contents is not None else None
         if kept is not None:

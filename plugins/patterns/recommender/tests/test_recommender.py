@@ -1,4 +1,4 @@
-"""Bags, tables and interactions are found however they were written down, and nothing in models of other kinds."""
+"""Bags, tables and interactions are found however they are written, and nothing in models of other kinds."""
 
 from __future__ import annotations
 

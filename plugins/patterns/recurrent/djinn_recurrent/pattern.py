@@ -17,7 +17,7 @@ from djinn_recurrent.updates import BENDS, GATES, bent, kept
 
 
 class Recurrent:
-    """A layer in which a state goes from position to position, however it was written down."""
+    """A layer in which a state goes from position to position, however it is written."""
 
     name = "recurrent"
     tolerates_growth = True

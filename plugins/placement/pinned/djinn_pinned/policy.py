@@ -14,7 +14,7 @@ from djinn.scheduling import Together, homes_of_values, resident_blocks, togethe
 class Pinned:
     """Ops of modules whose path matches a pattern run on the device of that pattern, the others where their data comes from.
 
-    Patterns are those of `fnmatch`; one that matches a module is good for the modules inside it. The first match counts.
+    Patterns are those of `fnmatch`; one that matches a module is valid for the modules inside it. The first match counts.
     """
 
     name = "pinned"
