@@ -60,6 +60,8 @@ def forked_executors(python):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", executors_forked(python))
         yield
+    if "djinn" in sys.modules:  # its executor ends before the process that knows how it ended
+        sys.modules["djinn"].shut_down()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
-from djinn_core.server.greetings import INSTANCE, complain, receive_message, refuse, send_message
+from djinn_core.server.greetings import complain, instance, receive_message, refuse, send_message
 from djinn_core.server.peers.exchange import Exchange
 from djinn_core.wire.peer_messages import Invite, Meet
 from djinn_core.wire.resume_messages import Resumed
@@ -24,7 +24,7 @@ def serve_aside(connection: Connection, exchange: Exchange) -> None:
         refuse(connection, "the session is not there yet", again=True)
         return
     try:
-        send_message(connection, Resumed(0, INSTANCE))
+        send_message(connection, Resumed(0, instance()))
         while True:
             message = receive_message(connection, _SECONDS)
             if isinstance(message, Invite):

@@ -47,7 +47,7 @@ from djinn_core.server.control import Control
 from djinn_core.server.control_channel import serve_aside
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.events import ServerEvents
-from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
+from djinn_core.server.greetings import complain, instance, refuse, send_message
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.memory.eviction import decider
 from djinn_core.server.peers.exchange import PeerListener
@@ -195,7 +195,7 @@ class Executor:
         with self._door:
             self._inside += 1
         try:
-            self._converse(owner, leased, connection, Resumed(taken, INSTANCE))
+            self._converse(owner, leased, connection, Resumed(taken, instance()))
         finally:
             self._left()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 
 import attrs
@@ -12,9 +13,14 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import AnyMessage, ProtocolClose, Refused, decode, encode
 
-INSTANCE = secrets.token_urlsafe(8)  # of this process
 # A peer that has not shown a token or a ticket can make this end hold no more than this.
 STRANGER_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
+
+
+@functools.cache
+def instance() -> str:
+    """Name of this process, by which clients tell it from one that replaced it."""
+    return secrets.token_urlsafe(8)
 
 
 def send_message(connection: Connection, message: Message) -> None:

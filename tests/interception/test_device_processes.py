@@ -43,7 +43,7 @@ if __name__ == "__main__":
 def test_workers_load_while_their_parent_uses_the_device(tmp_path, python, served_environment):
     script = tmp_path / "loading.py"
     script.write_text(SCRIPT)
-    done = python.run("-W", "error", script, env=served_environment)
+    done = python.run("-W", "error", script, env=served_environment, finalize=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

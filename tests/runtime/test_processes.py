@@ -182,7 +182,7 @@ def programs(python, plain_environment):
     """The scripts, run two at a time; each as what it printed, complained of, and ended with."""
 
     def run(script):
-        return python.run("-W", "error", "-c", PRELUDE + script, env=plain_environment)
+        return python.run("-W", "error", "-c", PRELUDE + script, env=plain_environment, finalize=True)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(run, script) for name, script in SCRIPTS.items() if name != "PRELUDE"}

@@ -1,10 +1,12 @@
-"""Python processes that need not import torch first: they are forked from one that has.
+"""Python processes that need not import torch and Djinn first: they are forked from one that has.
 
-An interpreter takes 1.3 s of a core for torch and another for what torch imports at the first op on a tensor subclass and at
-the first meta kernel; a fork takes hundredths. What is started this way is a process of its own in every other respect: its
-arguments, folder, environment, standard streams and end are those that it would have. Djinn is not imported before the fork.
+An interpreter takes 1.3 s of a core for torch, one for what torch imports at the first op on a tensor subclass and at the
+first meta kernel, one for Djinn with its plugins, and half a second at its end; a fork takes a tenth in all. What is started
+this way is a process of its own in every other respect: its arguments, folder, environment, standard streams and end are those
+that it would have. `import djinn` in a fork registers the device there.
 
-Not for what looks at how an interpreter begins: command lines in `/proc`, what is imported when.
+Not for what looks at how an interpreter begins and ends: command lines in `/proc`, what is imported when, objects that are
+finalized with the modules.
 
 Executors that tests and forked servers start are forked as well (`executors_forked`); those of servers that `fresh_python`
 starts are interpreters of their own.
@@ -12,13 +14,17 @@ starts are interpreters of their own.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import fcntl
 import gc
-import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -66,10 +72,13 @@ class Forks:
         """Of `control`, which a process that inherits it can use as well."""
         return self._control.fileno()
 
-    def start(self, *arguments, env, cwd=None, stdin=None, stdout=None, stderr=None, pass_fds=(), group=False):
-        """Begin what `python *arguments` would be; streams are files, or None for nothing. `group`: in one of its own."""
+    def start(self, *arguments, env, cwd=None, stdin=None, stdout=None, stderr=None, pass_fds=(), **others):
+        """Begin what `python *arguments` would be; streams are files, or None for nothing.
+
+        Others: `group` for a process group of its own; `finalize` to take the modules apart at the end, as interpreters do.
+        """
         order = {"arguments": [str(a) for a in arguments], "environment": env, "folder": str(cwd or FOLDER)}
-        order |= {"descriptors": list(pass_fds), "group": group}
+        order |= {"descriptors": list(pass_fds)} | others
         ours, theirs = socket.socketpair()
         with theirs, Path(os.devnull).open("r+b") as nothing:
             streams = [(stream or nothing).fileno() for stream in (stdin, stdout, stderr)]
@@ -95,10 +104,10 @@ class PreparedPython(Forks):
                 stdout=subprocess.DEVNULL,
             )
 
-    def start_captured(self, *arguments, env, cwd=None):
+    def start_captured(self, *arguments, env, cwd=None, **others):
         """The same; `communicate` gives what it wrote to its two streams."""
         out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when they were read
-        process = self.start(*arguments, env=env, cwd=cwd, stdout=out, stderr=err)
+        process = self.start(*arguments, env=env, cwd=cwd, stdout=out, stderr=err, **others)
         process.open += [out, err]
         return process
 
@@ -112,9 +121,9 @@ class PreparedPython(Forks):
         process.open += [process.stdin, process.stdout]
         return process
 
-    def run(self, *arguments, env, cwd=None, timeout=600):
+    def run(self, *arguments, env, cwd=None, timeout=600, **others):
         """Run it to its end, as `subprocess.run` does with `capture_output` and `text`."""
-        with self.start_captured(*arguments, env=env, cwd=cwd) as process:
+        with self.start_captured(*arguments, env=env, cwd=cwd, **others) as process:
             out, err = process.communicate(timeout)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
@@ -213,52 +222,117 @@ def start_executor(forks, arguments, environment, pass_fds):
 
 
 def prepare(control):
-    """Import, then fork for every order that comes. Returns in forks only, with what the fork is to run."""
+    """Import, then fork for every order that comes, and tell how each fork ends. Returns in forks only: the order.
+
+    Ends after the last of its forks, once it is told to.
+    """
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # builds of torch may lack some; forks that need it say so themselves
             importlib.import_module(name)
+    import_djinn()
     gc.collect()
     gc.freeze()  # collections in forks would copy all of it
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 16)
-        if not descriptors:
-            os._exit(0)
-        if os.fork() == 0:
-            control.close()
-            return fork_watched(*descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def fork_watched(descriptor, forks, *passed):
-    """Fork once more, and tell how that one ends. Returns in that one only."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    status = socket.socket(fileno=descriptor)
-    with status.makefile("r") as lines:
-        order = json.loads(lines.readline())
-    child = os.fork()
-    if child == 0:
-        status.close()
-        numbers = [0, 1, 2, *order["descriptors"]]
-        given = (*passed, forks)
-        high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for number in given]
-        for number in given:
-            os.close(number)
-        for number, copy in zip(numbers, high, strict=False):
-            os.dup2(copy, number)
-            os.close(copy)
-        if order["group"]:
-            os.setpgid(0, 0)
-        subprocess.Popen = executors_forked(Forks(socket.socket(fileno=high[-1])))
-        return order
-    for number in (forks, *passed):
-        os.close(number)
-    status.sendall(f"{child}\n".encode())
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with contextlib.suppress(BrokenPipeError):
-        status.sendall(f"{code}\n".encode())
+    running = {}  # by the descriptor of a fork's process: where its end is told
+    events = select.poll()
+    events.register(control, select.POLLIN)
+    closing = False
+    while running or not closing:
+        for ready, _ in events.poll():
+            if ready in running:
+                events.unregister(ready)
+                tell_end(ready, running.pop(ready))
+                continue
+            _, descriptors, _, _ = socket.recv_fds(control, 1, 16)
+            if not descriptors:
+                events.unregister(control)
+                closing = True
+                continue
+            fork = os.fork()
+            if fork == 0:
+                for process, status in running.items():
+                    os.close(process)
+                    os.close(status)
+                control.close()
+                return begin(*descriptors)
+            status, *others = descriptors
+            for descriptor in others:
+                os.close(descriptor)
+            tell(status, fork)
+            process = os.pidfd_open(fork)
+            running[process] = status
+            events.register(process, select.POLLIN)
     os._exit(0)
+
+
+def import_djinn():
+    """Import Djinn and its plugins as a server does, which leaves the device alone. Forks that import `djinn` register it."""
+    import djinn_core
+    from djinn_core import role
+
+    role.become_server("gateway")
+    importlib.import_module("djinn")
+    for found in pkgutil.walk_packages(djinn_core.__path__, "djinn_core."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    for point in importlib.metadata.entry_points(group="djinn"):
+        importlib.import_module(point.module)
+    role._role = "client"
+    sys.meta_path.insert(0, ImportedAgain(sys.modules.pop("djinn")))
+
+
+class ImportedAgain:
+    """Finds a module that was imported before, to run it once more as it is."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self._module.__name__:
+            return None
+        file, folders = self._module.__file__, self._module.__path__
+        loader = SameModule(name, file)
+        loader.module = self._module
+        return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=folders)
+
+
+class SameModule(importlib.machinery.SourceFileLoader):
+    """Runs the file of a module in that module, not in a new one."""
+
+    module = None
+
+    def create_module(self, spec):
+        return self.module
+
+
+def tell(status, number):
+    with contextlib.suppress(BrokenPipeError):  # its starter has ended
+        os.write(status, f"{number}\n".encode())
+
+
+def tell_end(process, status):
+    """Reap a fork."""
+    ended = os.waitid(os.P_PIDFD, process, os.WEXITED)
+    tell(status, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+    os.close(process)
+    os.close(status)
+
+
+def begin(status, forks, *passed):
+    """In a fork: take its order, and the streams and descriptors that it is given."""
+    with socket.socket(fileno=status) as told, told.makefile("r") as lines:
+        order = json.loads(lines.readline())
+    numbers = [0, 1, 2, *order["descriptors"]]
+    given = (*passed, forks)
+    high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for number in given]
+    for number in given:
+        os.close(number)
+    for number, copy in zip(numbers, high, strict=False):
+        os.dup2(copy, number)
+        os.close(copy)
+    if order.get("group"):
+        os.setpgid(0, 0)
+    subprocess.Popen = executors_forked(Forks(socket.socket(fileno=high[-1])))
+    return order
 
 
 def become(order):
@@ -279,6 +353,8 @@ def become(order):
         arguments = arguments[2:]
     if arguments[0] == "-m":
         sys.path[:1], sys.argv = [] if isolated else [order["folder"]], arguments[1:]
+        if not hasattr(sys.modules.get(arguments[1]), "__path__"):
+            sys.modules.pop(arguments[1], None)  # it runs as `__main__`; what imports it gets another one, as ever
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     main = types.ModuleType("__main__")
@@ -294,6 +370,41 @@ def become(order):
     exec(code, vars(main))
 
 
+def end_of(order):
+    """Run the order to its end, with the exit status that `python` would have."""
+    try:
+        become(order)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            return -signal.SIGINT
+    else:
+        return 0
+    return 1
+
+
+def leave(status, finalize):
+    """End as an interpreter does, but for taking its modules apart: that would copy all that the fork shares."""
+    if finalize:
+        sys.exit(status)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # as an interpreter says that it could not
+            status = status or 120
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 255)
+
+
 if __name__ == "__main__":
     this = sys.modules["__main__"]  # stays while its own functions run
-    become(prepare(socket.socket(fileno=int(sys.argv[1]))))
+    taken = prepare(socket.socket(fileno=int(sys.argv[1])))
+    leave(end_of(taken), taken.get("finalize"))

@@ -19,7 +19,7 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.executor_config import RecoveryConfig
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.greetings import INSTANCE, refuse, send_message
+from djinn_core.server.greetings import instance, refuse, send_message
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.executor_channel import State
 from djinn_core.server.recovery.journal import (
@@ -193,7 +193,7 @@ class LeasedConnection(ReliableConnection):
             ProtocolError: the client cannot have received that many.
             TransportError: the connection broke at once.
         """
-        self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine, INSTANCE)))
+        self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine, instance())))
         self._usage.count("sessions_resumed")
         resumed()
         with self._changed:
