@@ -19,7 +19,7 @@ import torch
 from measuring import Case, Effort, Outcome, compare, main, median_of
 
 from djinn_core.wire.frames import Frame, Limits, encode_frame
-from djinn_core.wire.messages import Upload, decode, encode
+from djinn_core.wire.messages import UploadPart, decode, encode
 from djinn_core.wire.tensors import TensorHeader, tensor_from_wire, tensor_to_wire
 
 ELEMENTS = 49_000_000  # 196 MB of float32
@@ -30,7 +30,7 @@ LIMITS = Limits()
 def ours(tensor: torch.Tensor) -> torch.Tensor:
     """As an upload travels, without the socket."""
     header, data = tensor_to_wire(tensor)
-    message = Upload(1, header.dtype, header.shape, header.stride, data.nbytes, 0)
+    message = UploadPart(1, header.dtype, header.shape, header.stride, data.nbytes, 0)
     opening, body = encode_frame(Frame(encode(message), [data]), LIMITS)
     came = decode(bytes(opening)[24:-8])
     return tensor_from_wire(TensorHeader(came.dtype, came.shape, came.stride), body)

@@ -164,28 +164,28 @@ class Peer:
 
     def say(self, connection: Any, message: Any, body: Any = ()) -> None:
         """Send a numbered message."""
+        from djinn_core.wire.frame_order import Prefix
         from djinn_core.wire.messages import encode
-        from djinn_core.wire.numbering import Prefix
 
         self._sent += 1
         connection.send(_frame(Prefix(self._sent, 0).encode() + encode(message), body))
 
     def upload(self, connection: Any, part: int = UPLOAD_BYTES) -> None:
         """Upload a tensor, or its first bytes."""
-        from djinn_core.wire.messages import Upload
+        from djinn_core.wire.messages import UploadPart
 
         size = UPLOAD_BYTES // 4
-        self.say(connection, Upload(HANDLE, "float32", (size,), (1,), UPLOAD_BYTES), [bytes(part)])
+        self.say(connection, UploadPart(HANDLE, "float32", (size,), (1,), UPLOAD_BYTES), [bytes(part)])
 
     def submit(self, connection: Any) -> None:
         """Have something computed from it, and fetched."""
         from djinn_core.ir.form import Form, Operand
-        from djinn_core.wire.bindings import pack_handles
-        from djinn_core.wire.messages import First, Submit, Template
+        from djinn_core.wire.binding_delta import pack_handles
+        from djinn_core.wire.messages import InitialBindings, Submit, Template
         from djinn_core.wire.templates import digest_of
 
         given = Template((Form("aten::relu", (Operand(),), (), ("new",), False),), (0,), (0, 1), (0,), (1,))
-        first = First((), pack_handles((HANDLE,)))
+        first = InitialBindings((), pack_handles((HANDLE,)))
         made = {"outputs": pack_handles((HANDLE + 1,)), "fetch": pack_handles((HANDLE + 1,))}
         self.say(connection, Submit(1, digest=digest_of(given), template=given, first=first, **made))
 

@@ -75,10 +75,10 @@ class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happ
     """The server did not accept the token, the ticket or the version.
 
     Attributes:
-        deadly: whether it was about a session that kills every executor that goes on with it.
+        crashes_executors: whether it was about a session that kills every executor that goes on with it.
     """
 
-    deadly = False
+    crashes_executors = False
 
 
 @public

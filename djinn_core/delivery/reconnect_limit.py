@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Final
 
 STARTING_SECONDS: Final = 60.0  # that clients and other executors allow an executor to start
-BREAKS_LIMIT: Final = 10  # connections that broke before anything was taken over them
+BREAKS_LIMIT: Final = 10  # connections that broke before anything was received over them
 
 
 class ReconnectLimit:

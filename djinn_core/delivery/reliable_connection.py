@@ -14,7 +14,7 @@ from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
-from djinn_core.wire.numbering import AckFlags, FrameOrder, Inbox, Outbox, Prefix, numbered, split
+from djinn_core.wire.frame_order import AckFlags, FrameOrder, Inbox, Outbox, Prefix, numbered, split
 
 _NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
 _NOTE_BYTES: Final = 1 << 20
@@ -147,14 +147,14 @@ class ReliableConnection(ReconnectingConnection):
     def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
         """Send a frame with its number."""
         self._frames = self._bytes = 0
-        inner.send(Frame(numbered(number, self._inbox.taken, frame.head), frame.body))
+        inner.send(Frame(numbered(number, self._inbox.received, frame.head), frame.body))
 
     def _note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
         """Send an acknowledgement, unless another thread is just sending: its frame carries one."""
         if self._sending.acquire(blocking=False):
             try:
                 self._frames = self._bytes = 0
-                self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.taken, wish, asked).encode()))
+                self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.received, wish, asked).encode()))
             except TransportError as error:
                 _log.debug("a note was not sent", reason=str(error))  # the next reader finds out
             finally:
@@ -267,10 +267,10 @@ class ReliableConnection(ReconnectingConnection):
             if inner is not self._inner:
                 return None  # not counted, so the peer retransmits it over the new connection
             with self._keeping:
-                self._outbox.acknowledge(prefix.taken)
+                self._outbox.acknowledge(prefix.received)
             judged = self._inbox.judge(prefix.number) if head else None
             if judged is FrameOrder.NEXT:
-                taken = self._accept(Frame(head, frame.body))
+                news = self._accept(Frame(head, frame.body))
                 self._inbox.take()
         if judged is None:
             self._handle_note(prefix, inner)
@@ -279,7 +279,7 @@ class ReliableConnection(ReconnectingConnection):
         elif judged is FrameOrder.NEXT:
             self._missing_requested = False
             self._count(frame)
-            return taken
+            return news
         return None
 
     def _accept(self, frame: Frame) -> Frame:
@@ -300,7 +300,7 @@ class ReliableConnection(ReconnectingConnection):
             answer |= AckFlags.RETRANSMIT  # also if it was requested before: that request may be lost
         if answer:
             self._note(answer, note.number)
-        lost = note.wish & AckFlags.ACK_REPLY and self._outbox.sent_after(note.taken, note.asked)
+        lost = note.wish & AckFlags.ACK_REPLY and self._outbox.sent_after(note.received, note.asked)
         if lost or note.wish & AckFlags.RETRANSMIT:
             self._retransmit(inner)
 
@@ -362,10 +362,10 @@ class ReliableConnection(ReconnectingConnection):
         """Close the present connection; the number of frames that were received over it and those before."""
         with self._taking:
             self._inner.close()
-            return self._inbox.taken
+            return self._inbox.received
 
-    def _adopt(self, inner: Connection, taken: int, greet: Callable[[int], None] = no_greeting) -> None:
-        """Continue over `inner`, whose peer has received `taken` frames.
+    def _adopt(self, inner: Connection, received: int, greet: Callable[[int], None] = no_greeting) -> None:
+        """Continue over `inner`, whose peer has received `received` frames.
 
         `greet` is called with the number of frames that this end has received, before anything is sent.
 
@@ -379,9 +379,9 @@ class ReliableConnection(ReconnectingConnection):
                 self._follow(inner)
                 self._missing_requested = False
                 self._window = max(_SMALLEST_WINDOW, self._window // 4)  # a broken network loses unacknowledged frames
-                mine = self._inbox.taken
+                mine = self._inbox.received
             with self._keeping:
-                self._outbox.acknowledge(taken)
+                self._outbox.acknowledge(received)
                 much = self._outbox.nbytes > _MUCH_BYTES
             greet(mine)
             self._unrepeated = inner

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from djinn_core.wire.message import Count
+from djinn_core.wire.message_base import Count
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 

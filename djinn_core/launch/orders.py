@@ -13,7 +13,7 @@ import msgspec
 
 from djinn_core.errors import StartupError
 from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.wire.message import Count, Name
+from djinn_core.wire.message_base import Count, Name
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
 
 

@@ -45,7 +45,7 @@ class OwnExecutor:
         self._process = ExecutorProcess(config)
 
     @property
-    def recovers(self) -> bool:
+    def recoverable(self) -> bool:
         """True if a new process can recover the sessions of one that died."""
         return self._journals is not None and not self._journals.empty
 

@@ -298,8 +298,8 @@ def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
         context.stats,
         only.url,
         context.observers,
-        recalls=attached.recalls,
-        codings=only.codings,
+        caches_weights=attached.caches_weights,
+        compressions=only.compressions,
         called=only.server,
     )
 

@@ -11,7 +11,7 @@ from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS, last_words
-from djinn_core.wire.message import Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Goodbye, encode
 
 log = get_logger("djinn.session")

@@ -20,7 +20,7 @@ from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.sending.submissions import UNREAD, Submissions
 from djinn_core.runtime.sending.uploads import Uploads
 from djinn_core.runtime.stats import Stats
-from djinn_core.wire.messages import DeviceStats, Query
+from djinn_core.wire.messages import StatsReply, StatsRequest
 
 
 class Session:
@@ -40,19 +40,19 @@ class Session:
         server: str,
         observers: Observers,
         *,
-        recalls: bool = False,
-        codings: Sequence[str] = (),
+        caches_weights: bool = False,
+        compressions: Sequence[str] = (),
         called: str = "",
         reader: AnswerReader | None = None,
         unread: int = UNREAD,
     ) -> None:
-        """`recalls`, `codings`: as in `Attached`. `server`, `called`: as in `ExecutorLink`. `unread`: as in `Submissions`.
+        """`caches_weights`, `compressions`: as in `Attached`. `server`, `called`: as in `ExecutorLink`. `unread`: as in `Submissions`.
 
         `reader`: reads its answers, where failures are shared with other sessions.
         """
         self.link = ExecutorLink(channel, server, called)
         self.replies = Replies(self.link, reader or AnswerReader(Failures(), 0), stats, observers)
-        self.uploads = Uploads(self.link, self.replies, stats, observers, recalls, Compressing(codings))
+        self.uploads = Uploads(self.link, self.replies, stats, observers, caches_weights, Compressing(compressions))
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers, unread)
         self._observers = observers
 
@@ -140,7 +140,7 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        return dict(self.replies.ask(Query(reset_peak), DeviceStats).values)
+        return dict(self.replies.ask(StatsRequest(reset_peak), StatsReply).values)
 
     @property
     def last_profile(self) -> WorkloadProfile | None:

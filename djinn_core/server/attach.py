@@ -14,9 +14,9 @@ from djinn_core.server.context import ExecutorContext
 from djinn_core.server.greetings import STRANGER_LIMITS, complain, instance, receive_message, refuse
 from djinn_core.server.peers.exchange import PeerListener
 from djinn_core.server.peers.inbox import PeerConnection
-from djinn_core.wire.compression import codings
+from djinn_core.wire.compression import supported_compressions
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
-from djinn_core.wire.peer_messages import Join
+from djinn_core.wire.peer_messages import PeerAttach
 from djinn_core.wire.resume_messages import ControlAttach, Resume
 
 ATTACH_SECONDS = 5.0  # a client sends its ticket as soon as it is connected
@@ -32,9 +32,9 @@ class Admitted:
 
 
 def admit(
-    connection: Connection, tickets: TicketChecker, harbour: PeerListener, context: ExecutorContext
+    connection: Connection, tickets: TicketChecker, peer_listener: PeerListener, context: ExecutorContext
 ) -> Admitted | PeerConnection | Resume | ControlAttach | None:
-    """Read a client's `Attach` or another executor's `Join`; None where it was refused, broken or never came.
+    """Read a client's `Attach` or another executor's `PeerAttach`; None where it was refused, broken or never came.
 
     A `Resume` or `ControlAttach` is returned as it is: whether its secret is right only the session knows.
 
@@ -56,7 +56,7 @@ def admit(
         return None
     if isinstance(message, Resume | ControlAttach):
         return message
-    if isinstance(message, Join) and (guest := harbour.redeem(message.ticket)) is not None:
+    if isinstance(message, PeerAttach) and (guest := peer_listener.redeem(message.ticket)) is not None:
         return guest
     grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None
     if grant is None or not isinstance(message, Attach):
@@ -69,10 +69,12 @@ def admit(
     return Admitted(grant, message.operators)
 
 
-def attached(session: str, process: int, device: DeviceInfo, client_operators: str, *, recalls: bool) -> Attached:
+def attached(
+    session: str, process: int, device: DeviceInfo, client_operators: str, *, caches_weights: bool
+) -> Attached:
     """The answer to an admitted client; the whole allow-list goes along where the client has another.
 
-    `recalls`: whether the executor keeps weights.
+    `caches_weights`: whether the executor keeps weights.
     """
     differs = client_operators != operators_digest()
     return Attached(
@@ -81,7 +83,7 @@ def attached(session: str, process: int, device: DeviceInfo, client_operators: s
         device=device,
         torch=str(torch.__version__),
         operators=tuple(sorted(allowed_operators())) if differs else None,
-        recalls=recalls,
-        codings=codings(),
+        caches_weights=caches_weights,
+        compressions=supported_compressions(),
         instance=instance(),
     )

@@ -11,7 +11,7 @@ from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import complain, instance, receive_message, refuse, send_message
 from djinn_core.server.peers.exchange import Exchange
-from djinn_core.wire.peer_messages import Invite, Meet
+from djinn_core.wire.peer_messages import ConnectPeer, PeerTicketRequest
 from djinn_core.wire.resume_messages import Resumed
 
 _SECONDS = 60.0  # of silence
@@ -21,15 +21,15 @@ _log = get_logger("djinn.server")
 def serve_aside(connection: Connection, exchange: Exchange) -> None:
     """Answer what a client says beside its session, until it hangs up."""
     if not exchange.begun.wait(_SECONDS):  # it is just being made, with what an executor before it has left
-        refuse(connection, "the session is not there yet", again=True)
+        refuse(connection, "the session is not there yet", retry=True)
         return
     try:
         send_message(connection, Resumed(0, instance()))
         while True:
             message = receive_message(connection, _SECONDS)
-            if isinstance(message, Invite):
+            if isinstance(message, PeerTicketRequest):
                 send_message(connection, exchange.invite(message.source))
-            elif isinstance(message, Meet):
+            elif isinstance(message, ConnectPeer):
                 send_message(connection, exchange.meet(message))
             else:
                 raise ProtocolError(f"{type(message).__name__} cannot be said beside a session")

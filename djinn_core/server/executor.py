@@ -62,7 +62,7 @@ from djinn_core.server.shared_device import SharedDevice
 from djinn_core.server.tenancy import Tenancy
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
-from djinn_core.wire.message import Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
@@ -95,7 +95,7 @@ class Executor:
         self._roster = SessionRegistry()
         self._leases = Leases(config.recovery, context.usage, context.disk)
         tls = None if config.network is None else config.network.tls
-        self._harbour = PeerListener(registry.transports, tls, self._leases.patience)
+        self._peer_listener = PeerListener(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
         self._limits = ExecutorLimits(context.usage, config.admission)
         self._full_at = 0.0
@@ -117,12 +117,12 @@ class Executor:
         for one in () if network is None else in_places(self._registry.transports, network.tls, network.places):
             if not one.transport.capabilities.relayed:
                 self._listeners.append(one.transport.listen(one.at(0), Limits(), self.serve))
-        self._harbour.urls = tuple(listener.url for listener in self._listeners)
-        return self._harbour.urls
+        self._peer_listener.urls = tuple(listener.url for listener in self._listeners)
+        return self._peer_listener.urls
 
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""
-        admitted = admit(connection, self._tickets, self._harbour, self._context)
+        admitted = admit(connection, self._tickets, self._peer_listener, self._context)
         if admitted is None:
             return
         if isinstance(admitted, PeerConnection):
@@ -154,7 +154,7 @@ class Executor:
         self._context.events.note(
             "session_refused", why=refusal.kind, tenant=request.tenant, key=request.key, client=request.client
         )
-        refuse(connection, refusal.reason, again=refusal.after is not None, after=refusal.after or 0.0)
+        refuse(connection, refusal.reason, retry=refusal.after is not None, retry_after=refusal.after or 0.0)
 
     def _within_limits(self, admitted: Admitted) -> tuple[AdmissionRequest, AdmissionRefusal | None]:
         """A client's request for a session, and why the built-in limits refuse it."""
@@ -179,12 +179,12 @@ class Executor:
             found = self._leases.recover(connection, asked, self._assign_recovered)
         except QuotaExceeded as error:
             _log.warning("a session is not recovered now", session=asked.session, reason=str(error))
-            refuse(connection, str(error), again=True)
+            refuse(connection, str(error), retry=True)
             return
         except (SessionLost, OSError) as error:
             _log.error("a session cannot be recovered", session=asked.session, error=str(error))
-            deadly = isinstance(error, CrashLoop)
-            refuse(connection, f"the session cannot be recovered: {error}", deadly=deadly)
+            crashes_executors = isinstance(error, CrashLoop)
+            refuse(connection, f"the session cannot be recovered: {error}", crashes_executors=crashes_executors)
             return
         if found is None:
             resumed = lambda: self._context.events.note("session_resumed", session=asked.session)  # noqa: E731 - of this one
@@ -226,7 +226,7 @@ class Executor:
         known = self._client(owner.badge, client)
         events = self._context.events.bound(session=name, **known)
         session = self._new_session(
-            attrs.evolve(self._context, events=events, client=known), self._tenancy.store, self._harbour
+            attrs.evolve(self._context, events=events, client=known), self._tenancy.store, self._peer_listener
         )
         events.note("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
@@ -246,11 +246,13 @@ class Executor:
             self._context.trimmer.soon()
 
     def _attached(self, owner: SessionIdentity, admitted: Admitted) -> Attached:
-        recalls, leases = self._tenancy.store is not None, self._leases
-        said = attached(owner.session, os.getpid(), self._device.info(), admitted.operators, recalls=recalls)
+        caches_weights, leases = self._tenancy.store is not None, self._leases
+        said = attached(
+            owner.session, os.getpid(), self._device.info(), admitted.operators, caches_weights=caches_weights
+        )
         if not leases.seconds:
             return said
-        return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recovers=leases.recovers)
+        return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
 
     def _client(self, badge: Badge, client: str) -> dict[str, str]:
         """Facts about a client for observers and policies."""

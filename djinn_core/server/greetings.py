@@ -10,7 +10,7 @@ import attrs
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.wire.message import Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import AnyMessage, ProtocolClose, Refused, decode, encode
 
 # A peer that has not shown a token or a ticket can make this end hold no more than this.
@@ -45,18 +45,23 @@ def receive_message(connection: Connection, timeout: float | None) -> AnyMessage
 
 @attrs.frozen
 class Refusal:
-    """The reason why a client is refused. `again`: the condition is temporary, so a retry makes sense."""
+    """The reason why a client is refused. `retry`: the condition is temporary, so a retry makes sense."""
 
     reason: str
-    again: bool = False
+    retry: bool = False
 
 
 def refuse(
-    connection: Connection, reason: str, *, again: bool = False, deadly: bool = False, after: float = 0.0
+    connection: Connection,
+    reason: str,
+    *,
+    retry: bool = False,
+    crashes_executors: bool = False,
+    retry_after: float = 0.0,
 ) -> None:
-    """Say no, and why. The other end may be gone already. `again`, `deadly`, `after`: as in `Refused`."""
+    """Say no, and why. The other end may be gone already. `retry`, `crashes_executors`, `retry_after`: as in `Refused`."""
     with contextlib.suppress(TransportError):
-        send_message(connection, Refused(reason, again, deadly, after))
+        send_message(connection, Refused(reason, retry, crashes_executors, retry_after))
 
 
 def complain(connection: Connection, reason: str, *, stopped: bool = False) -> None:

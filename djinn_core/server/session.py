@@ -46,37 +46,54 @@ from djinn_core.server.running.work import Work, unpack
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire import limits
-from djinn_core.wire.bindings import Handles, unpack_handles
-from djinn_core.wire.message import Failure
+from djinn_core.wire.binding_delta import Handles, unpack_handles
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.malformed import (
+    Unreadable,
+    UnreadableSubmit,
+    UnreadableTemplate,
+    UnreadableUpload,
+    decode_partially,
+)
+from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import (
     AnyMessage,
     Completed,
-    Define,
-    DeviceStats,
-    First,
     Goodbye,
-    NeedTemplate,
-    Query,
+    InitialBindings,
+    StatsReply,
+    StatsRequest,
     Submit,
     Template,
+    TemplateReply,
+    TemplateRequest,
     Timing,
     ValueHints,
     decode,
     encode,
     expect,
 )
-from djinn_core.wire.peer_messages import CLIENT, Expect, Gauge, Invite, Meet, Met, SendValues, TransferHeader
-from djinn_core.wire.state_messages import AskState, State
-from djinn_core.wire.stop_messages import Stop
-from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
-from djinn_core.wire.unreadable import (
-    Unreadable,
-    UnreadableDefine,
-    UnreadableSubmit,
-    UnreadableUpload,
-    decode_partially,
+from djinn_core.wire.peer_messages import (
+    CLIENT,
+    AwaitTransfer,
+    ConnectPeer,
+    ConnectPeerReply,
+    MeasureLink,
+    PeerTicketRequest,
+    SendValues,
+    TransferHeader,
 )
-from djinn_core.wire.upload_messages import BlobHit, BlobNeeded, BlobOffer, BlobQuery, BlobQueryReply, Upload, Withdraw
+from djinn_core.wire.state_messages import StateHeader, StateRequest
+from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
+from djinn_core.wire.upload_messages import (
+    AbortUpload,
+    BlobHit,
+    BlobNeeded,
+    BlobOffer,
+    BlobQuery,
+    BlobQueryReply,
+    UploadPart,
+)
 
 _log = get_logger("djinn.server")
 YES, NO = b"\1", b"\0"
@@ -90,9 +107,9 @@ class ExecutorSession:
     """Serves one client. Everything in it is freed when it ends."""
 
     def __init__(
-        self, context: ExecutorContext, store: WeightStore | None = None, harbour: PeerListener | None = None
+        self, context: ExecutorContext, store: WeightStore | None = None, peer_listener: PeerListener | None = None
     ) -> None:
-        """`store`: where weights are kept, if they are. `harbour`: where other executors come in."""
+        """`store`: where weights are kept, if they are. `peer_listener`: where other executors come in."""
         self._context, self._usage = context, context.usage
         self.device = device = context.device
         self.values = ValueTable()
@@ -102,7 +119,7 @@ class ExecutorSession:
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
         self._uploads = Uploads(device.runtime, self.values, store)
-        self.exchange = Exchange(harbour or PeerListener())
+        self.exchange = Exchange(peer_listener or PeerListener())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._wanted = CancellationState(self._turn, self._usage)
         self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
@@ -138,13 +155,13 @@ class ExecutorSession:
             self._submit(message, connection, started)
         elif isinstance(message, Unreadable):
             self._pass_over(message, connection)
-        elif isinstance(message, Upload):
+        elif isinstance(message, UploadPart):
             self._take_upload(message, frame)
         elif isinstance(message, BlobOffer):
             self._usage.check_values()
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
-        elif isinstance(message, Withdraw):
+        elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
         elif isinstance(message, ValueHints):
             if self._memory is not None:
@@ -152,19 +169,19 @@ class ExecutorSession:
         elif isinstance(message, BlobQuery):
             found = connection.decide(lambda before: self._hold(message, before))
             connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
-        elif isinstance(message, Query):
+        elif isinstance(message, StatsRequest):
             figures = self.figures()
             if message.reset_peak:
                 self.values.reset_peak()
                 if self.device.ledger is not None:
                     self.device.ledger.peak = 0
                 reset_device_peak(self.device.runtime.device)
-            connection.send(Frame(encode(DeviceStats(figures))))
-        elif isinstance(message, Stop):
+            connection.send(Frame(encode(StatsReply(figures))))
+        elif isinstance(message, CancelSubmissions):
             self._wanted.stop(message.submissions)
-        elif isinstance(message, AskState):
+        elif isinstance(message, StateRequest):
             hand_out(self._state, self.values.nbytes(), message.limit, connection.send_unchecked)
-        elif isinstance(message, State):
+        elif isinstance(message, StateHeader):
             self._take_over(message, connection)
         elif isinstance(message, Goodbye):
             return False
@@ -201,7 +218,7 @@ class ExecutorSession:
         snapshot = Snapshot(self.submissions, templates, random=random, pool=counts, **taken[0])
         return encode_snapshot(snapshot), taken[1], transfers
 
-    def _take_over(self, state: State, connection: ExecutorChannel) -> None:
+    def _take_over(self, state: StateHeader, connection: ExecutorChannel) -> None:
         """Go on where a session was whose server is lost, as its client has kept it.
 
         Raises:
@@ -229,24 +246,24 @@ class ExecutorSession:
         if isinstance(message, SendValues):
             self._await_uploads(connection)
             self._ship(message, connection)
-        elif isinstance(message, Expect):
+        elif isinstance(message, AwaitTransfer):
             self._expect(message, connection)
         elif isinstance(message, TransferHeader):
             self.exchange.inbox.unload(message, lambda: self._next_frame(connection))
-        elif isinstance(message, Gauge):
+        elif isinstance(message, MeasureLink):
             self.exchange.gauge(message.peer)
-        elif isinstance(message, Invite):
+        elif isinstance(message, PeerTicketRequest):
             connection.send(Frame(encode(self.exchange.invite(message.source))))
-        elif isinstance(message, Meet):
+        elif isinstance(message, ConnectPeer):
             connection.send(Frame(connection.decide(lambda before: self._meet(message, before))))
         else:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
 
-    def _meet(self, meet: Meet, before: bytes | None) -> bytes:
+    def _meet(self, meet: ConnectPeer, before: bytes | None) -> bytes:
         """Connect to another executor; where another process has, the client tells this one again where that is."""
         if before is None:
             return encode(self.exchange.meet(meet))
-        self.exchange.met(meet, expect(before, Met))
+        self.exchange.met(meet, expect(before, ConnectPeerReply))
         return before
 
     def _ship(self, ship: SendValues, connection: ExecutorChannel) -> None:
@@ -266,7 +283,7 @@ class ExecutorSession:
         with self._turn:
             return pack(handles, self.values, self.device.runtime, self.exchange.number)
 
-    def _expect(self, expected: Expect, connection: ExecutorChannel) -> None:
+    def _expect(self, expected: AwaitTransfer, connection: ExecutorChannel) -> None:
         arrived = self.exchange.expect(expected.transfer, expected.source, partial(self._read_ahead, connection))
         handles = unpack_handles(expected.handles)
         if isinstance(arrived, str):
@@ -325,7 +342,7 @@ class ExecutorSession:
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
-        found = tuple(results), tuple(described), failures, tuple(run.relaid)
+        found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
         completed = Completed(submit.sequence, *found, timing, tuple(self.exchange.sightings.take()))
         connection.send(Frame(encode(completed), body))
 
@@ -376,7 +393,7 @@ class ExecutorSession:
             self._uploads.refuse(message.handle, message.reason)
             if message.offered:  # it is here, as far as it will ever be
                 connection.send(Frame(encode(BlobHit(message.handle))))
-        elif isinstance(message, UnreadableDefine):
+        elif isinstance(message, UnreadableTemplate):
             raise ProtocolError(message.reason)  # nothing has asked for it
 
     def _known(self, submit: Submit, work: Work, connection: ExecutorChannel) -> BoundTemplate | None:
@@ -392,9 +409,9 @@ class ExecutorSession:
         found = self._templates.get(submit.digest)
         template, first = submit.template, submit.first
         if found is None and template is None:
-            connection.send(Frame(encode(NeedTemplate(submit.sequence, submit.digest))))
+            connection.send(Frame(encode(TemplateRequest(submit.sequence, submit.digest))))
             definition = self._await_definition(connection)
-            if isinstance(definition, UnreadableDefine):
+            if isinstance(definition, UnreadableTemplate):
                 raise _Refused(ProtocolError(definition.reason), definition.first)
             template, first = definition.template, definition.first
         try:
@@ -406,7 +423,7 @@ class ExecutorSession:
             raise _Refused(error, first) from error
         return known
 
-    def _made(self, template: Template | None, first: First | None, digest: bytes) -> BoundTemplate:
+    def _made(self, template: Template | None, first: InitialBindings | None, digest: bytes) -> BoundTemplate:
         """A template that is new here, bound for its first run."""
         if template is None or digest_of(template) != digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
@@ -421,11 +438,11 @@ class ExecutorSession:
         compiling = self.device.compiling
         return BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
 
-    def _await_definition(self, connection: ExecutorChannel) -> Define | UnreadableDefine:
+    def _await_definition(self, connection: ExecutorChannel) -> TemplateReply | UnreadableTemplate:
         """The template that was asked for."""
         while True:
             message = self._next_urgent(connection)
-            if isinstance(message, Define | UnreadableDefine):
+            if isinstance(message, TemplateReply | UnreadableTemplate):
                 return message
 
     def _await_uploads(self, connection: ExecutorChannel) -> None:
@@ -435,25 +452,25 @@ class ExecutorSession:
 
     def _next_urgent(
         self, connection: ExecutorChannel, timeout: float | None = None
-    ) -> AnyMessage | UnreadableDefine | None:
+    ) -> AnyMessage | UnreadableTemplate | None:
         """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
         frame = connection.receive(timeout)
         message = _read(frame)
         if isinstance(message, UnreadableUpload) and not message.offered:
             self._pass_over(message, connection)
             return None
-        if isinstance(message, Upload | Withdraw | Stop):  # what is kept for later is counted then
+        if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):  # what is kept for later is counted then
             self._usage.message(type(message).__name__, sum(map(len, frame.body)))
-        if isinstance(message, Upload):
+        if isinstance(message, UploadPart):
             self._take_upload(message, frame)
             return None
-        if isinstance(message, Withdraw):
+        if isinstance(message, AbortUpload):
             self._take_withdrawal(message)
             return None
-        if isinstance(message, Stop):
+        if isinstance(message, CancelSubmissions):
             self._wanted.stop(message.submissions)
             return None
-        if isinstance(message, Define | UnreadableDefine):
+        if isinstance(message, TemplateReply | UnreadableTemplate):
             return message
         if isinstance(message, Goodbye):
             raise TransportError("the client left while something was waited for")
@@ -462,7 +479,7 @@ class ExecutorSession:
         self._backlog.append(frame)
         return None
 
-    def _take_upload(self, upload: Upload, frame: Frame) -> None:
+    def _take_upload(self, upload: UploadPart, frame: Frame) -> None:
         self._usage.check_values()
         try:
             self._uploads.take(upload, frame.body)
@@ -470,7 +487,7 @@ class ExecutorSession:
             _log.warning("an upload is refused", reason=str(error))
             self._uploads.refuse(upload.handle, str(error))
 
-    def _take_withdrawal(self, withdraw: Withdraw) -> None:
+    def _take_withdrawal(self, withdraw: AbortUpload) -> None:
         self._usage.check_values()
         self._uploads.withdraw(withdraw.handle)
 
@@ -583,7 +600,7 @@ class ExecutorSession:
 class _Refused(Exception):  # noqa: N818 - a signal within this file
     """A submission cannot run because of `error`; what it is bound to, as far as that can be read."""
 
-    def __init__(self, error: Exception, first: First | None) -> None:
+    def __init__(self, error: Exception, first: InitialBindings | None) -> None:
         super().__init__(str(error))
         self.error = error
         self.first = first

@@ -20,8 +20,8 @@ LARGEST: Final = 64 << 20  # bytes that may come out of one buffer
 _LEVEL: Final = 1  # higher ones take twice the time and more, and make weights no smaller
 
 
-def codings() -> tuple[str, ...]:
-    """The codings that this process can write and read; none without the package `zstandard`."""
+def supported_compressions() -> tuple[str, ...]:
+    """The compressions that this process can write and read; none without the package `zstandard`."""
     return (PLANES_ZSTD,) if importlib.util.find_spec("zstandard") is not None else ()
 
 
@@ -33,14 +33,14 @@ def compressed(data: Buffer, item: int) -> bytes:
     return written
 
 
-def expanded(data: Buffer, coding: str, item: int, length: int) -> memoryview:
+def expanded(data: Buffer, compression: str, item: int, length: int) -> memoryview:
     """Decompress `data` to exactly `length` bytes. Never allocates more than that, whatever `data` announces.
 
     Raises:
-        ProtocolError: the coding is unknown here, or something else than `length` bytes comes out.
+        ProtocolError: the compression is unknown here, or something else than `length` bytes comes out.
     """
-    if coding not in codings():
-        raise ProtocolError(f"data comes in the coding {coding[:64]!r}, which this end cannot read")
+    if compression not in supported_compressions():
+        raise ProtocolError(f"data has the compression {compression[:64]!r}, which this end cannot read")
     if length > LARGEST or length % item:
         raise ProtocolError(f"{length:,} bytes do not come in one buffer of elements of {item} bytes")
     planes = allocate(length)

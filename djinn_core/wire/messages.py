@@ -12,43 +12,51 @@ import msgspec
 
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.form import Form
-from djinn_core.wire.bindings import Changes, Handles, Rebound, Slot
-from djinn_core.wire.message import (
+from djinn_core.wire.binding_delta import Handles, InputChanges, Slot, SlotChanges
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.message_base import (
     Address,
     Count,
     Dimensions,
     Failure,
+    Identifier,
     Message,
     Name,
+    PrintableFields,
     Seconds,
     Secret,
-    Text,
     Ticket,
-    Word,
     tag_of,
 )
 from djinn_core.wire.peer_messages import (
-    Expect,
-    Gauge,
-    Invite,
-    Invited,
-    Join,
-    Joined,
-    LinkSeen,
-    Meet,
-    Met,
-    Probe,
+    AwaitTransfer,
+    ConnectPeer,
+    ConnectPeerReply,
+    LinkMeasurement,
+    LinkProbe,
+    MeasureLink,
+    PeerAttach,
+    PeerAttached,
+    PeerTicket,
+    PeerTicketRequest,
     SendValues,
-    Taken,
+    TransferAck,
     TransferChunk,
     TransferHeader,
 )
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
-from djinn_core.wire.state_messages import AskState, State, StatePiece
-from djinn_core.wire.stop_messages import Stop
-from djinn_core.wire.upload_messages import BlobHit, BlobNeeded, BlobOffer, BlobQuery, BlobQueryReply, Upload, Withdraw
+from djinn_core.wire.state_messages import StateChunk, StateHeader, StateRequest
+from djinn_core.wire.upload_messages import (
+    AbortUpload,
+    BlobHit,
+    BlobNeeded,
+    BlobOffer,
+    BlobQuery,
+    BlobQueryReply,
+    UploadPart,
+)
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values were evicted
 
 
@@ -111,18 +119,18 @@ class Welcome(Message, frozen=True):
     number: Count = 0
 
 
-class Refused(Text, Message, frozen=True):
+class Refused(PrintableFields, Message, frozen=True):
     """Request rejected, with the reason. The connection is closed afterwards.
 
-    `again`: the request may be repeated, after `after` seconds. `deadly`: the session crashes every executor that resumes it.
+    `retry`: the request may be repeated, after `retry_after` seconds. `crashes_executors`: the session crashes every executor that resumes it.
     """
 
     texts = ("reason",)
 
     reason: str
-    again: bool = False
-    deadly: bool = False
-    after: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    retry: bool = False
+    crashes_executors: bool = False
+    retry_after: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
 
 
 class Attach(Message, frozen=True):
@@ -135,9 +143,9 @@ class Attach(Message, frozen=True):
 class Attached(Message, frozen=True):
     """The executor's answer. `operators` is its allow-list where the digests differ, otherwise None.
 
-    `recalls`: it stores weights, so that the client may offer them by digest. `codings`: compressed encodings of uploads that it
+    `caches_weights`: it stores weights, so that the client may offer them by digest. `compressions`: compressed encodings of uploads that it
     reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
-    and a client that shows `secret` may reconnect for so many seconds; if it `recovers`, also after the executor has died, to
+    and a client that shows `secret` may reconnect for so many seconds; if it is `recoverable`, also after the executor has died, to
     its replacement.
     """
 
@@ -146,12 +154,12 @@ class Attached(Message, frozen=True):
     device: DeviceInfo
     torch: Name
     operators: tuple[Name, ...] | None = None
-    recalls: bool = False
-    codings: tuple[Name, ...] = ()
+    caches_weights: bool = False
+    compressions: tuple[Name, ...] = ()
     instance: Name = ""
     lease: float = 0.0
     secret: Ticket = ""
-    recovers: bool = False
+    recoverable: bool = False
 
 
 # --- work -----------------------------------------------------------------------------------------------------
@@ -180,10 +188,10 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     result: Count
     shape: Dimensions
     stride: Dimensions
-    dtype: Word
+    dtype: Identifier
 
 
-class First(msgspec.Struct, frozen=True, omit_defaults=True):
+class InitialBindings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bindings of a template's first run, which later runs change: all slots, and handles for all inputs.
 
     `written` are the values that the program writes to: if it is rejected, they become poison.
@@ -203,8 +211,8 @@ class Submit(Message, frozen=True):
         free: handles to forget afterwards.
         digest: BLAKE2b-128 of the encoded template.
         outputs: handles for the template's outputs.
-        changed, rebound: the slots and the inputs that differ from those of the template's last run.
-        first: all slots and inputs, in place of `changed` and `rebound`.
+        slot_changes, input_changes: the slots and the inputs that differ from those of the template's last run.
+        first: all slots and inputs, in place of `slot_changes` and `input_changes`.
         template: the template itself, where the executor may not have it.
         describe: handles whose metadata comes back.
         claims: predicted layouts that the executor has not yet confirmed.
@@ -217,9 +225,9 @@ class Submit(Message, frozen=True):
     free: Handles = ()
     digest: bytes = b""
     outputs: Handles = ()
-    changed: Changes = ()
-    rebound: Rebound = ()
-    first: First | None = None
+    slot_changes: SlotChanges = ()
+    input_changes: InputChanges = ()
+    first: InitialBindings | None = None
     template: Template | None = None
     describe: Handles = ()
     claims: tuple[Claim, ...] = ()
@@ -230,7 +238,7 @@ class Submit(Message, frozen=True):
 class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
     """A tensor whose bytes are the next buffer of the body. Shape and stride in elements, offset 0."""
 
-    dtype: Word
+    dtype: Identifier
     shape: Dimensions
     stride: Dimensions
 
@@ -238,14 +246,14 @@ class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
 class Described(msgspec.Struct, frozen=True, tag="d"):
     """Metadata of a value that the client could not predict. `scalar` names the Python type where it is not a tensor."""
 
-    dtype: Word
+    dtype: Identifier
     shape: Dimensions
     stride: Dimensions
     offset: Count
     scalar: Name = ""
 
 
-class Relaid(msgspec.Struct, frozen=True, array_like=True):
+class LayoutMismatch(msgspec.Struct, frozen=True, array_like=True):
     """A result that the kernel laid out otherwise than predicted, and how: strides in elements."""
 
     instruction: Count
@@ -273,16 +281,16 @@ class Completed(Message, frozen=True):
     """The answer to a submission.
 
     `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
-    failed themselves, `relaid` the results (with a claim) that had to be laid out again, `seen` what was seen of links lately.
+    failed themselves, `layout_mismatches` the results whose layout was not the claimed one, `links` recent measurements of links.
     """
 
     sequence: Count
     results: tuple[TensorHeader | Failure, ...] = ()
     described: tuple[Described | Failure, ...] = ()
     failures: tuple[Failure, ...] = ()
-    relaid: tuple[Relaid, ...] = ()
+    layout_mismatches: tuple[LayoutMismatch, ...] = ()
     timing: Timing = Timing()
-    seen: tuple[LinkSeen, ...] = ()
+    links: tuple[LinkMeasurement, ...] = ()
 
 
 class ValueHints(Message, frozen=True):
@@ -298,21 +306,21 @@ class ValueHints(Message, frozen=True):
     outputs: bytes
 
 
-class NeedTemplate(Message, frozen=True):
-    """The executor has no template of that digest; it waits for `Define`."""
+class TemplateRequest(Message, frozen=True):
+    """The executor has no template of that digest; it waits for `TemplateReply`."""
 
     sequence: Count
     digest: bytes
 
 
-class Define(Message, frozen=True):
-    """The template that `NeedTemplate` asked for, and all slots and inputs of the submission that waits for it."""
+class TemplateReply(Message, frozen=True):
+    """The template that `TemplateRequest` asked for, and all slots and inputs of the submission that waits for it."""
 
     template: Template
-    first: First
+    first: InitialBindings
 
 
-class ProtocolClose(Text, Message, frozen=True):
+class ProtocolClose(PrintableFields, Message, frozen=True):
     """Protocol error of the other end. The connection is closed afterwards.
 
     `stopped`: no protocol error; the server is shutting down.
@@ -324,14 +332,14 @@ class ProtocolClose(Text, Message, frozen=True):
     stopped: bool = False
 
 
-class Query(Message, frozen=True):
+class StatsRequest(Message, frozen=True):
     """Ask an executor for its memory figures; `reset_peak` has it count the peak again afterwards."""
 
     reset_peak: bool = False
 
 
-class DeviceStats(Message, frozen=True):
-    """Answer to `Query`: bytes and counts by name."""
+class StatsReply(Message, frozen=True):
+    """Answer to `StatsRequest`: bytes and counts by name."""
 
     values: dict[str, int]
 
@@ -403,37 +411,37 @@ AnyMessage = (
     | Resume
     | Resumed
     | ControlAttach
-    | Upload
+    | UploadPart
     | BlobOffer
     | BlobQuery
     | BlobQueryReply
     | BlobNeeded
     | BlobHit
-    | Withdraw
+    | AbortUpload
     | Submit
     | Completed
     | ValueHints
-    | NeedTemplate
-    | Define
+    | TemplateRequest
+    | TemplateReply
     | ProtocolClose
-    | Query
-    | DeviceStats
+    | StatsRequest
+    | StatsReply
     | Goodbye
-    | AskState
-    | State
-    | StatePiece
-    | Stop
-    | Invite
-    | Invited
-    | Meet
-    | Met
-    | Join
-    | Joined
-    | Probe
-    | Gauge
-    | Taken
+    | StateRequest
+    | StateHeader
+    | StateChunk
+    | CancelSubmissions
+    | PeerTicketRequest
+    | PeerTicket
+    | ConnectPeer
+    | ConnectPeerReply
+    | PeerAttach
+    | PeerAttached
+    | LinkProbe
+    | MeasureLink
+    | TransferAck
     | SendValues
-    | Expect
+    | AwaitTransfer
     | TransferHeader
     | TransferChunk
     | StatusRequest

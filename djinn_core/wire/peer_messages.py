@@ -6,20 +6,30 @@ from typing import Annotated
 
 import msgspec
 
-from djinn_core.wire.bindings import Handles
-from djinn_core.wire.message import Address, Count, Dimensions, Failure, Message, Name, Text, Ticket, Word
+from djinn_core.wire.binding_delta import Handles
+from djinn_core.wire.message_base import (
+    Address,
+    Count,
+    Dimensions,
+    Failure,
+    Identifier,
+    Message,
+    Name,
+    PrintableFields,
+    Ticket,
+)
 
 CLIENT = 0  # in place of the number of an executor
 
 
-class Invite(Message, frozen=True):
+class PeerTicketRequest(Message, frozen=True):
     """Ask an executor to let another one bring values to this session; `source` is the other's number in the pool."""
 
     source: Count
 
 
-class Invited(Message, frozen=True):
-    """Answer to `Invite`: a one-time `ticket`, and where the executor listens.
+class PeerTicket(Message, frozen=True):
+    """Answer to `PeerTicketRequest`: a one-time `ticket`, and where the executor listens.
 
     `fingerprint`: the certificate that it shows, where it speaks TLS.
     """
@@ -29,7 +39,7 @@ class Invited(Message, frozen=True):
     fingerprint: Name = ""
 
 
-class Meet(Message, frozen=True):
+class ConnectPeer(Message, frozen=True):
     """Connect to the executor number `peer` at the first of `urls` that answers, with its `ticket`, and measure the link.
 
     `me` is this executor's own number, `fingerprint` the certificate that the other one shows.
@@ -42,8 +52,8 @@ class Meet(Message, frozen=True):
     fingerprint: Name = ""
 
 
-class Met(Text, Message, frozen=True):
-    """Answer to `Meet`: latency in seconds one way, bandwidth in bytes a second; or why there is no connection."""
+class ConnectPeerReply(PrintableFields, Message, frozen=True):
+    """Answer to `ConnectPeer`: latency in seconds one way, bandwidth in bytes a second; or why there is no connection."""
 
     texts = ("error",)
 
@@ -54,39 +64,39 @@ class Met(Text, Message, frozen=True):
     error: str = ""
 
 
-class Join(Message, frozen=True):
-    """First message of an executor to another one: the ticket of `Invited`, or, where it came before, the secret of `Joined`."""
+class PeerAttach(Message, frozen=True):
+    """First message of an executor to another one: the ticket of `PeerTicket`, or, where it came before, the secret of `PeerAttached`."""
 
     ticket: Ticket
 
 
-class Joined(Message, frozen=True):
-    """The other executor's answer: values may come. It has taken `taken` transfers of this sender for its session.
+class PeerAttached(Message, frozen=True):
+    """The other executor's answer: values may come. It has received `received` transfers of this sender for its session.
 
     `secret`: good for coming back when the connection breaks; empty where it does not wait for that.
     """
 
-    taken: Count = 0
+    received: Count = 0
     secret: Ticket = ""
 
 
-class Taken(Message, frozen=True):
+class TransferAck(Message, frozen=True):
     """Acknowledgement of transfers: received, and journaled if sessions are; the sender may drop them."""
 
     transfers: Count
 
 
-class Probe(Message, frozen=True):
+class LinkProbe(Message, frozen=True):
     """Bytes that serve to measure a link between executors; the other end answers without them."""
 
 
-class Gauge(Message, frozen=True):
-    """Measure the link to executor `peer` when it is idle; the result is reported in a `LinkSeen`."""
+class MeasureLink(Message, frozen=True):
+    """Measure the link to executor `peer` when it is idle; the result is reported in a `LinkMeasurement`."""
 
     peer: Count
 
 
-class LinkSeen(Message, frozen=True):
+class LinkMeasurement(Message, frozen=True):
     """Link measurement by an executor: so many bytes from (`incoming`) or to executor `peer` took so many seconds.
 
     `latency` (seconds, one way) only for active measurements, not for observed transfers. Comes with a `Completed`.
@@ -113,7 +123,7 @@ class SendValues(Message, frozen=True):
     move: bool = False
 
 
-class Expect(Message, frozen=True):
+class AwaitTransfer(Message, frozen=True):
     """Wait for a transfer of executor `source`, which brings `handles`, before anything that follows."""
 
     transfer: Count
@@ -125,7 +135,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     """A value that looks into a piece of memory; stride and offset in elements of its dtype."""
 
     handle: Count
-    dtype: Word = ""
+    dtype: Identifier = ""
     shape: Dimensions = ()
     stride: Dimensions = ()
     offset: Count = 0

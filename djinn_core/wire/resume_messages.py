@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from djinn_core.wire.message import Count, Message, Name, Ticket
+from djinn_core.wire.message_base import Count, Message, Name, Ticket
 
 
 class Resume(Message, frozen=True):
     """First message to an executor in place of `Attach`: go on with a session that lost its connection.
 
-    `secret` was told in `Attached`; `taken` is how many frames of the executor's this end has taken (see `numbering`).
+    `secret` was told in `Attached`; `received` is how many frames of the executor's this end has received (see `frame_order`).
     """
 
     session: Name
     secret: Ticket
-    taken: Count
+    received: Count
 
 
 class Resumed(Message, frozen=True):
-    """The executor's answer: how many frames of the client's it has taken. What follows is numbered again.
+    """The executor's answer: how many frames of the client's it has received. What follows is numbered again.
 
     `instance`: of the process, as in `Attached`. Where it is another one, the session was recovered, and other executors have
     to be told.
     """
 
-    taken: Count
+    received: Count
     instance: Name = ""
 
 
 class ControlAttach(Message, frozen=True):
     """First message on a connection beside that of a session: tell the session about other executors, whatever it is just doing.
 
-    `secret` as in `Resume`. Answered with a `Resumed` that resumes nothing; then come `Invite`s and `Meet`s.
+    `secret` as in `Resume`. Answered with a `Resumed` that resumes nothing; then come `PeerTicketRequest` and `ConnectPeer` messages.
     """
 
     session: Name

@@ -12,18 +12,18 @@ import msgspec
 
 from djinn_core.wire import limits
 from djinn_core.wire.frames import Buffer, flatten
-from djinn_core.wire.message import Count, Message, Text
+from djinn_core.wire.message_base import Count, Message, PrintableFields
 
 PIECE: Final = 4 << 20  # bytes that travel in one frame
 
 
-class AskState(Message, frozen=True):
+class StateRequest(Message, frozen=True):
     """The client asks for the state of its session, between two submissions, if it has at most `limit` bytes."""
 
     limit: Count
 
 
-class State(Text, Message, frozen=True):
+class StateHeader(PrintableFields, Message, frozen=True):
     """The executor's answer, or the first message of a client to another executor: the state comes in pieces.
 
     `lengths` are the bytes of its parts; each travels in frames of `PIECE` bytes at most. Empty: no state is available;
@@ -36,7 +36,7 @@ class State(Text, Message, frozen=True):
     reason: str = ""
 
 
-class StatePiece(Message, frozen=True):
+class StateChunk(Message, frozen=True):
     """A piece of a part, as the frame's body. Parts come in order, and so do their pieces."""
 
 

@@ -7,13 +7,13 @@ from typing import Annotated
 import msgspec
 
 from djinn_core.wire import limits
-from djinn_core.wire.message import Count, Digest, Dimensions, Message, Name
+from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Name
 
 
-class Upload(Message, frozen=True):
+class UploadPart(Message, frozen=True):
     """A part of a new value's bytes, in the frame's only buffer. The first part (`start` 0) makes the value.
 
-    `size` is the size of the storage in bytes; shape, stride and offset are in elements. Where there is a `coding`, the
+    `size` is the size of the storage in bytes; shape, stride and offset are in elements. Where there is a `compression`, the
     buffer stands for `length` bytes.
     """
 
@@ -23,12 +23,12 @@ class Upload(Message, frozen=True):
     stride: Dimensions
     size: Count
     start: Count = 0
-    coding: Name = ""
+    compression: Name = ""
     length: Count = 0
 
 
 class BlobOffer(Message, frozen=True):
-    """A new value whose bytes the executor may have: like `Upload`, with their BLAKE3-256 in place of them.
+    """A new value whose bytes the executor may have: like `UploadPart`, with their BLAKE3-256 in place of them.
 
     The executor answers with `BlobHit` or `BlobNeeded`. A submission that follows waits for the uploads that are wanted.
     """
@@ -55,7 +55,7 @@ class BlobQueryReply(Message, frozen=True):
 
 
 class BlobNeeded(Message, frozen=True):
-    """The executor does not have what was offered as `handle`: `Upload` it."""
+    """The executor does not have what was offered as `handle`: `UploadPart` it."""
 
     handle: Count
 
@@ -66,7 +66,7 @@ class BlobHit(Message, frozen=True):
     handle: Count
 
 
-class Withdraw(Message, frozen=True):
+class AbortUpload(Message, frozen=True):
     """Abort an upload that was interrupted; using its value raises."""
 
     handle: Count

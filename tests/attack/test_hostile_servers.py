@@ -36,7 +36,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_core.wire.peer_messages import Meet
+from djinn_core.wire.peer_messages import ConnectPeer
 from djinn_http.exchange import Endpoint, Exchange
 
 CPU = DeviceInfo("cpu", "cpu")
@@ -81,7 +81,9 @@ def test_an_executor_is_sent_to_no_other_socket(transports, tmp_path):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        met = exchange.Exchange(exchange.PeerListener(transports)).meet(Meet(1, 2, "ticket", (f"unix://{path}",)))
+        met = exchange.Exchange(exchange.PeerListener(transports)).meet(
+            ConnectPeer(1, 2, "ticket", (f"unix://{path}",))
+        )
         assert "no socket of an executor" in met.error
         other.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -90,7 +92,7 @@ def test_an_executor_is_sent_to_no_other_socket(transports, tmp_path):
 
 @pytest.mark.parametrize("ticket", ["x\r\nFLUSHALL\r\n", "x\n", "GET / HTTP/1.1"])
 def test_a_ticket_says_nothing_to_whoever_it_is_shown(ticket):
-    for message in (Attach(ticket, ""), Meet(1, 2, ticket, ())):
+    for message in (Attach(ticket, ""), ConnectPeer(1, 2, ticket, ())):
         with pytest.raises(ProtocolError):
             decode(encode(message))
 

@@ -60,7 +60,7 @@ from djinn_core.wire.messages import (
     Refused,
     Submit,
     Template,
-    Upload,
+    UploadPart,
     ValueHints,
     decode,
     encode,
@@ -154,7 +154,7 @@ def context():
 
 
 def upload(number):
-    return Frame(encode(Upload(number << 32 | number, "float32", (1,), (1,), 4)), [bytearray(4)])
+    return Frame(encode(UploadPart(number << 32 | number, "float32", (1,), (1,), 4)), [bytearray(4)])
 
 
 def test_values_that_are_uploaded_count_at_once(context):
@@ -231,7 +231,7 @@ def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tm
     try:
         assert isinstance(attach(), Attached)
         refused = attach()
-        assert refused.again
+        assert refused.retry
         assert "too many connections of default go through this gateway" in refused.reason
         opened[0].close()
         deadline = time.monotonic() + START_SECONDS
@@ -310,11 +310,11 @@ def test_uploads_that_never_end_take_no_more_than_the_limit():
     values = ValueTable()
     uploads = Uploads(runtime, values, None)
     for handle in range(1, 9):
-        uploads.take(Upload(handle, "uint8", (1 << 20,), (1,), 1 << 20), [bytearray(9)])
+        uploads.take(UploadPart(handle, "uint8", (1 << 20,), (1,), 1 << 20), [bytearray(9)])
     assert sorted(handle for handle in range(1, 9) if handle in values) == [5, 6, 7, 8], "poison, the session goes on"
-    uploads.take(Upload(1, "uint8", (1 << 20,), (1,), 1 << 20, start=9), [bytearray((1 << 20) - 9)])
+    uploads.take(UploadPart(1, "uint8", (1 << 20,), (1,), 1 << 20, start=9), [bytearray((1 << 20) - 9)])
     assert values[1].numel() == 1 << 20
-    uploads.take(Upload(9, "uint8", (1 << 20,), (1,), 1 << 20), [bytearray(9)])
+    uploads.take(UploadPart(9, "uint8", (1 << 20,), (1,), 1 << 20), [bytearray(9)])
     assert 9 not in values, "there is room again"
 
 

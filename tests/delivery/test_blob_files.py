@@ -15,8 +15,8 @@ from djinn_core.server.recovery.journal import Journal, JournalReader, SessionId
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
-from djinn_core.wire.content import digest_of_content
-from djinn_core.wire.messages import Upload, encode
+from djinn_core.wire.digests import digest_of_content
+from djinn_core.wire.messages import UploadPart, encode
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
 SIZE, PART, HANDLE = 1 << 18, 1 << 16, 7
@@ -50,7 +50,7 @@ def gone_on(path):
 
 def parts(data=DATA):
     for start in range(0, SIZE, PART):
-        yield Frame(encode(Upload(HANDLE, "uint8", (SIZE,), (1,), SIZE, start)), [data[start : start + PART]])
+        yield Frame(encode(UploadPart(HANDLE, "uint8", (SIZE,), (1,), SIZE, start)), [data[start : start + PART]])
 
 
 def upload(journal, data=DATA, digest=DIGEST, again=False):
@@ -131,7 +131,7 @@ def test_compressed_parts_are_written_as_they_are_read(path):
     journal.expect(HANDLE, digest_of_content(given), SIZE, False)
     taken = []
     for frame in parts(given):
-        upload = Upload(HANDLE, "uint8", (SIZE,), (1,), SIZE, len(taken) * PART, PLANES_ZSTD, PART)
+        upload = UploadPart(HANDLE, "uint8", (SIZE,), (1,), SIZE, len(taken) * PART, PLANES_ZSTD, PART)
         taken.append(journal.frame(Frame(encode(upload), [compressed(frame.body[0], 1)])))
     assert as_read(taken) == as_read(parts(given))
     assert journal.contents.whole(HANDLE).read_bytes() == given
@@ -162,7 +162,7 @@ def test_what_is_shared_is_never_written_again(path, store):
     adopted(journal, store)
     journal.expect(HANDLE, DIGEST, SIZE, False)
     journal.expect(HANDLE + 1, DIGEST, SIZE, True)
-    wrong = [Frame(encode(Upload(HANDLE + 1, "uint8", (SIZE,), (1,), SIZE)), [bytes(SIZE)]), *parts(bytes(SIZE))]
+    wrong = [Frame(encode(UploadPart(HANDLE + 1, "uint8", (SIZE,), (1,), SIZE)), [bytes(SIZE)]), *parts(bytes(SIZE))]
     for frame in wrong:
         journal.frame(frame)
     assert bytes(store.find(DIGEST, SIZE).numpy()) == DATA

@@ -19,8 +19,8 @@ from djinn_core.server.recovery.journal import SessionIdentity
 from djinn_core.server.recovery.leased_connection import LeasedConnection, Leases
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights.disk import Disk
+from djinn_core.wire.frame_order import KEPT_LIMIT, AckFlags, FrameOrder, Inbox, Outbox, Prefix, split
 from djinn_core.wire.messages import Refused, decode, encode
-from djinn_core.wire.numbering import KEPT_LIMIT, AckFlags, FrameOrder, Inbox, Outbox, Prefix, split
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 
@@ -76,7 +76,7 @@ class Network:
         except TimeoutError:
             raise TransportError("lost on purpose") from None
         assert isinstance(answer, Resumed), answer
-        return ours, answer.taken
+        return ours, answer.received
 
 
 def _echo(server: LeasedConnection) -> None:
@@ -171,19 +171,19 @@ def test_an_end_that_takes_nothing_is_not_kept_frames_for_without_limit():
     outbox = Outbox()
     for _ in range(KEPT_LIMIT):
         outbox.put(Frame(b"a"))
-    with pytest.raises(ProtocolError, match="has not taken"):
+    with pytest.raises(ProtocolError, match="has not received"):
         outbox.put(Frame(b"a"))
 
 
 def test_counts_wrap() -> None:
     outbox, inbox = Outbox(), Inbox()
-    outbox._sent = inbox._taken = (1 << 32) - 1
+    outbox._sent = inbox._received = (1 << 32) - 1
     assert [outbox.put(Frame(b"a")), outbox.put(Frame(b"b"))] == [0, 1]
     assert [inbox.judge(1), inbox.judge(0)] == [FrameOrder.AHEAD, FrameOrder.NEXT]
     inbox.take()
     assert [inbox.judge(0), inbox.judge(1)] == [FrameOrder.REPEATED, FrameOrder.NEXT]
     inbox.take()
-    outbox.acknowledge(inbox.taken)
+    outbox.acknowledge(inbox.received)
     assert outbox.empty
     assert split(Frame(Prefix(5, 6, AckFlags.RETRANSMIT).encode())) == (Prefix(5, 6, AckFlags.RETRANSMIT), b"")
 

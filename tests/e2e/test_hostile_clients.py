@@ -18,18 +18,18 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, Operand, SlotArg
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.connect import open_connections
-from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.message import Failure
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import (
     Completed,
-    DeviceStats,
-    First,
     Goodbye,
+    InitialBindings,
     ProtocolClose,
-    Query,
+    StatsReply,
+    StatsRequest,
     Submit,
     Template,
-    Upload,
+    UploadPart,
     decode,
     encode,
 )
@@ -112,7 +112,7 @@ def template(**changes):
 
 def submit(given, sequence=1, **others):
     bound = {"inputs": (HANDLE,), "outputs": (HANDLE + 1,), "slots": ()} | others
-    first = First(bound.pop("slots"), pack_handles(bound.pop("inputs")))
+    first = InitialBindings(bound.pop("slots"), pack_handles(bound.pop("inputs")))
     outputs, fetch = pack_handles(bound.pop("outputs")), pack_handles(bound.pop("fetch", ()))
     return Submit(
         sequence,
@@ -136,16 +136,16 @@ REFUSED = {
     "a value that is never made": Frame(encode(submit(template(outputs=(9,))))),
     "too few inputs": Frame(encode(submit(template(), inputs=()))),
     "too many slots": Frame(encode(submit(template(), slots=(1, 2)))),
-    "changes of nothing": Frame(encode(submit(template(), first=None, changed=((1, (0,)),)))),
-    "bindings of nothing": Frame(encode(submit(template(), first=None, rebound=(0, 1, 1)))),
-    "half a binding": Frame(encode(submit(template(), rebound=(0, 1)))),
+    "changes of nothing": Frame(encode(submit(template(), first=None, slot_changes=((1, (0,)),)))),
+    "bindings of nothing": Frame(encode(submit(template(), first=None, input_changes=(0, 1, 1)))),
+    "half a binding": Frame(encode(submit(template(), input_changes=(0, 1)))),
 }
 REFUSED_UPLOADS = {
-    "an upload beyond its size": Frame(encode(Upload(HANDLE, "float32", (1000,), (1,), 16)), [bytes(16)]),
-    "an upload of no dtype": Frame(encode(Upload(HANDLE, "object", (1,), (1,), 16)), [bytes(16)]),
-    "a strange stride": Frame(encode(Upload(HANDLE, "float32", (4,), (1 << 62,), 16)), [bytes(16)]),
-    "the middle of an upload": Frame(encode(Upload(HANDLE, "float32", (4,), (1,), 16, start=8)), [bytes(8)]),
-    "an upload without data": Frame(encode(Upload(HANDLE, "float32", (4,), (1,), 16))),
+    "an upload beyond its size": Frame(encode(UploadPart(HANDLE, "float32", (1000,), (1,), 16)), [bytes(16)]),
+    "an upload of no dtype": Frame(encode(UploadPart(HANDLE, "object", (1,), (1,), 16)), [bytes(16)]),
+    "a strange stride": Frame(encode(UploadPart(HANDLE, "float32", (4,), (1 << 62,), 16)), [bytes(16)]),
+    "the middle of an upload": Frame(encode(UploadPart(HANDLE, "float32", (4,), (1,), 16, start=8)), [bytes(8)]),
+    "an upload without data": Frame(encode(UploadPart(HANDLE, "float32", (4,), (1,), 16))),
 }
 
 
@@ -155,7 +155,7 @@ def test_a_program_that_cannot_run_is_answered_and_the_session_goes_on(session, 
     answer = decode(session.receive(SECONDS).head)
     assert isinstance(answer, Completed)
     assert [failure.kind for failure in answer.failures] == ["ProtocolError"]
-    assert isinstance(ask(session, Query()), DeviceStats)
+    assert isinstance(ask(session, StatsRequest()), StatsReply)
     session.send(Frame(encode(Goodbye())))
 
 
@@ -164,7 +164,7 @@ def test_an_upload_that_fits_nothing_is_poison_and_the_session_goes_on(session, 
     session.send(frame)
     answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
     assert [failure.kind for failure in answer.results] == ["ProtocolError"]
-    assert isinstance(ask(session, Query()), DeviceStats)
+    assert isinstance(ask(session, StatsRequest()), StatsReply)
     session.send(Frame(encode(Goodbye())))
 
 
@@ -199,7 +199,7 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("form", FORBIDDEN.values(), ids=FORBIDDEN)
 def test_an_op_that_is_not_allowed_is_answered_and_the_session_goes_on(session, form):
-    session.send(Frame(encode(Upload(HANDLE, "float32", (4,), (1,), 16)), [bytes(16)]))
+    session.send(Frame(encode(UploadPart(HANDLE, "float32", (4,), (1,), 16)), [bytes(16)]))
     takes, makes = form.operand_count, form.new_count
     references, outputs = tuple(range(takes + makes)), tuple(range(takes, takes + makes))
     given = template(forms=(form,), references=references, inputs=(0,) * takes, outputs=outputs)
@@ -210,15 +210,15 @@ def test_an_op_that_is_not_allowed_is_answered_and_the_session_goes_on(session, 
     assert isinstance(failure, Failure)
     assert failure.kind == "UnsupportedOperation"
     assert form.op in failure.message
-    assert isinstance(ask(session, Query()), DeviceStats)
+    assert isinstance(ask(session, StatsRequest()), StatsReply)
     session.send(Frame(encode(Goodbye())))
 
 
 def test_an_upload_without_end_fails_alone(session):
-    session.send(Frame(encode(Upload(HANDLE, "float32", (1,), (1,), 1 << 60)), [bytes(16)]))
+    session.send(Frame(encode(UploadPart(HANDLE, "float32", (1,), (1,), 1 << 60)), [bytes(16)]))
     answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
     assert [failure.kind for failure in answer.results] == ["OutOfMemoryError"]
-    assert isinstance(ask(session, Query()), DeviceStats)
+    assert isinstance(ask(session, StatsRequest()), StatsReply)
 
 
 def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
@@ -240,7 +240,7 @@ def test_the_reason_is_found_where_nothing_can_be_sent_any_more(over):
     connection.send(Frame(b"\xc1"))
     with pytest.raises(TransportError):
         for _ in range(1000):
-            connection.send(Frame(encode(Query()), [bytes(1 << 16)]))
+            connection.send(Frame(encode(StatsRequest()), [bytes(1 << 16)]))
             time.sleep(0.01)
     with pytest.raises(SessionLost, match="cannot read a message"):
         (values + 1).cpu()

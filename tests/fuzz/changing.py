@@ -14,20 +14,27 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.form import Constant, Enumerated, Form, ListArg
 from djinn_core.ir.operators import allowed_operators
 from djinn_core.wire import messages
-from djinn_core.wire.messages import Submit, Template, Upload, decode, encode
-from djinn_core.wire.peer_messages import Expect, Gauge, Invite, SendValues, TransferChunk, TransferHeader
+from djinn_core.wire.messages import Submit, Template, UploadPart, decode, encode
+from djinn_core.wire.peer_messages import (
+    AwaitTransfer,
+    MeasureLink,
+    PeerTicketRequest,
+    SendValues,
+    TransferChunk,
+    TransferHeader,
+)
 from djinn_core.wire.templates import digest_of
 
 NUMBERS = (-(2**63), -(2**31), -7, -2, -1, 0, 1, 2, 3, 5, 17, 64, 1000, 2**20, 2**31, 2**40, 2**63 - 1, 2**64 - 1)
 FLOATS = (0.0, -0.0, 0.5, -1.0, 1e300, float("inf"), float("-inf"), float("nan"))
 OTHERS = (
     SendValues,
-    Expect,
+    AwaitTransfer,
     TransferHeader,
     TransferChunk,
-    Invite,
-    Gauge,
-    messages.Query,
+    PeerTicketRequest,
+    MeasureLink,
+    messages.StatsRequest,
     messages.ValueHints,
     messages.BlobQuery,
     messages.BlobOffer,
@@ -46,7 +53,7 @@ def changed(frame: Frame, draw: random.Random) -> Frame:
         return Frame(msgspec.msgpack.encode(tree), frame.body)
     if isinstance(message, Submit):
         return Frame(encode(_changed_submit(message, draw)))
-    return _changed_upload(message, frame, draw) if isinstance(message, Upload) else frame
+    return _changed_upload(message, frame, draw) if isinstance(message, UploadPart) else frame
 
 
 def _number(before: Any, draw: random.Random) -> int | float:
@@ -70,7 +77,7 @@ def _one_changed(
 
 def _changed_submit(submit: Submit, draw: random.Random) -> Submit:
     ways = [_other_handles, _other_claims]
-    if submit.changed:
+    if submit.slot_changes:
         ways += [_other_slots] * 4
     if submit.template is not None and submit.first is not None:
         ways += [_other_first_slots] * (6 if submit.first.slots else 0) + [_other_template] * 6 + [_other_inputs] * 3
@@ -78,7 +85,7 @@ def _changed_submit(submit: Submit, draw: random.Random) -> Submit:
 
 
 def _other_slots(submit: Submit, draw: random.Random) -> Submit:
-    return replace(submit, changed=_one_changed(submit.changed, draw, lambda c, d: (_number(c[0], d), c[1])))
+    return replace(submit, slot_changes=_one_changed(submit.slot_changes, draw, lambda c, d: (_number(c[0], d), c[1])))
 
 
 def _other_first_slots(submit: Submit, draw: random.Random) -> Submit:
@@ -96,7 +103,7 @@ def _other_inputs(submit: Submit, draw: random.Random) -> Submit:
 
 
 def _other_handles(submit: Submit, draw: random.Random) -> Submit:
-    field = draw.choice(("fetch", "free", "describe", "rebound", "outputs"))
+    field = draw.choice(("fetch", "free", "describe", "input_changes", "outputs"))
     if field in {"fetch", "free", "describe"} and draw.random() < 0.7:
         known = messages_handles(submit.outputs) + messages_handles(submit.fetch)
         return replace(
@@ -193,7 +200,7 @@ def _other_constant(argument: Any, draw: random.Random) -> Any:
     return argument
 
 
-def _changed_upload(upload: Upload, frame: Frame, draw: random.Random) -> Frame:
+def _changed_upload(upload: UploadPart, frame: Frame, draw: random.Random) -> Frame:
     """Other bytes, mostly; other layouts, which end the session where they do not fit."""
     way, body = draw.random(), frame.body
     if way < 0.5:
@@ -212,7 +219,7 @@ def _changed_upload(upload: Upload, frame: Frame, draw: random.Random) -> Frame:
             ),
             body,
         )
-    field = draw.choice(("dtype", "shape", "stride", "size", "start", "coding", "length", "handle"))
+    field = draw.choice(("dtype", "shape", "stride", "size", "start", "compression", "length", "handle"))
     before = getattr(upload, field)
     if isinstance(before, str):
         other: Any = draw.choice(("float64", "bool", "int8", "object", "planes+zstd", ""))
@@ -225,13 +232,13 @@ def _changed_upload(upload: Upload, frame: Frame, draw: random.Random) -> Frame:
 
 def messages_handles(packed: tuple[int, ...]) -> list[int]:
     """Handles that were packed."""
-    from djinn_core.wire.bindings import unpack_handles
+    from djinn_core.wire.binding_delta import unpack_handles
 
     return unpack_handles(packed)
 
 
 def pack(handles: Sequence[int]) -> tuple[int, ...]:
     """Handles, packed."""
-    from djinn_core.wire.bindings import pack_handles
+    from djinn_core.wire.binding_delta import pack_handles
 
     return pack_handles(handles)

@@ -38,23 +38,23 @@ from djinn_core.launch.connection_file import read_connection_file
 from djinn_core.launch.token_table import change_table, create
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
+from djinn_core.wire.frame_order import Prefix, split
 from djinn_core.wire.messages import (
     BlobOffer,
     Completed,
     Goodbye,
-    NeedTemplate,
     ProtocolClose,
     Submit,
-    Upload,
+    TemplateRequest,
+    UploadPart,
     decode,
     encode,
 )
-from djinn_core.wire.numbering import Prefix, split
-from djinn_core.wire.peer_messages import Expect, SendValues, TransferHeader
+from djinn_core.wire.peer_messages import AwaitTransfer, SendValues, TransferHeader
 
 SECONDS = 20.0
 SHORT_SECONDS = 0.1
-WAITING = (BlobOffer, Expect, TransferHeader, SendValues)
+WAITING = (BlobOffer, AwaitTransfer, TransferHeader, SendValues)
 SLOW_SECONDS = 1.0
 DATA_BYTES = 1 << 30  # that an executor may have: what is asked for beyond is refused, and never fills the machine
 GROWTH_BYTES = 64 << 20
@@ -246,7 +246,7 @@ class Mutator:
     def _script(self, frames: list[Frame]) -> Iterator[tuple[Frame, bool]]:
         """Frames to send: a client's recorded ones, slightly mutated; then its submissions again, mutated."""
         for frame in frames:
-            upload = isinstance(decode(frame.head), Upload)
+            upload = isinstance(decode(frame.head), UploadPart)
             if self.draw.random() < (0.02 if upload else 0.4):
                 yield changed(frame, self.draw), True
             else:
@@ -283,7 +283,7 @@ class Mutator:
                     self._slow(processor_seconds(talk.process) - before, sent)
                     self.found.bug(f"no answer within {SECONDS} s to {shown(sent[-1])}", sent, self.keep)
                 raise TransportError("broken") from None
-            if isinstance(message, NeedTemplate):
+            if isinstance(message, TemplateRequest):
                 raise TransportError("broken")
             if isinstance(message, ProtocolClose):
                 self._broken(message, sent)

@@ -10,7 +10,7 @@ import torch
 import djinn
 from djinn.testing import open_session
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.wire.messages import Goodbye, Query, decode
+from djinn_core.wire.messages import Goodbye, StatsRequest, decode
 
 REMOTE = "remote_accelerator:0"
 Program = Callable[[], object]
@@ -27,7 +27,7 @@ def recorded(url: str, token: str) -> Iterator[list[Frame]]:
     send = connection.send
 
     def keep(frame: Frame) -> None:
-        if not isinstance(decode(frame.head), Goodbye | Query):
+        if not isinstance(decode(frame.head), Goodbye | StatsRequest):
             frames.append(Frame(bytes(frame.head), [bytes(buffer) for buffer in frame.body]))
         send(frame)
 

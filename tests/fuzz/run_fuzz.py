@@ -34,7 +34,7 @@ from djinn_core.server.running.values import ValueTable
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
 from djinn_core.wire.frames import FrameDecoder, Limits
-from djinn_core.wire.messages import Upload
+from djinn_core.wire.messages import UploadPart
 from djinn_core.wire.peer_messages import Item, View
 
 HERE = Path(__file__).parent
@@ -82,7 +82,7 @@ def _target(name: str, count: int, seed: int) -> dict[str, Any]:
 
 def claims() -> dict[str, int]:
     """By how many bytes resident memory grows where a terabyte is announced: by a frame, an upload, compressed data, a transfer."""
-    upload = Upload(5, "uint8", (TERABYTE,), (1,), TERABYTE)
+    upload = UploadPart(5, "uint8", (TERABYTE,), (1,), TERABYTE)
     item = Item(TERABYTE, (View(5, "uint8", (TERABYTE,), (1,)),))
     prefix = struct.pack("<4sHHIIQQ", b"DJNF", 1, 0, 0, 1, TERABYTE, TERABYTE)
     kept: list[object] = []

@@ -44,9 +44,9 @@ from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.uploads import Uploads
-from djinn_core.wire import bindings, compression, messages
+from djinn_core.wire import binding_delta, compression, messages
+from djinn_core.wire.frame_order import Inbox, Outbox, split
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
-from djinn_core.wire.numbering import Inbox, Outbox, split
 from djinn_core.wire.peer_messages import Item, TransferHeader, View
 from djinn_core.wire.tensors import tensor_from_wire
 
@@ -121,7 +121,7 @@ def _numbers(data: bytes) -> None:
     for start in range(0, len(data), 9):
         prefix, head = split(Frame(data[start : start + 9 + len(data) % 5]))
         outbox.put(Frame(head))
-        outbox.acknowledge(prefix.taken)
+        outbox.acknowledge(prefix.received)
         inbox.judge(prefix.number)
         inbox.misses(prefix.number)
 
@@ -174,20 +174,28 @@ def _compressed_seeds(draw: random.Random) -> list[bytes]:
     return [struct.pack("<IQ", 4, len(p)) + compression.compressed(p, 4 if len(p) % 4 == 0 else 1) for p in plain]
 
 
-_Bound = tuple[list[int], bindings.Handles, bindings.Rebound, list[bindings.Slot], bindings.Changes]
+_Bound = tuple[
+    list[int], binding_delta.Handles, binding_delta.InputChanges, list[binding_delta.Slot], binding_delta.SlotChanges
+]
 
 
 def _bindings(data: bytes) -> None:
     before, handles, rebound, slots, changes = typed(data, _Bound)
-    bindings.unpack_handles(handles)
-    bindings.apply_rebinding(before, rebound)
-    bindings.change_slots(slots, changes)
+    binding_delta.unpack_handles(handles)
+    binding_delta.apply_input_changes(before, rebound)
+    binding_delta.apply_slot_changes(slots, changes)
 
 
 def _bindings_seeds(draw: random.Random) -> list[bytes]:
     handles = [1 << 32 | 5, 1 << 32 | 6, 7 << 32 | 6]
     return _packed(
-        [handles, bindings.pack_handles(handles), bindings.rebind(handles, handles[::-1]), [1, 2.0, 3], ((5, (0, 2)),)]
+        [
+            handles,
+            binding_delta.pack_handles(handles),
+            binding_delta.diff_inputs(handles, handles[::-1]),
+            [1, 2.0, 3],
+            ((5, (0, 2)),),
+        ]
     )
 
 
@@ -246,7 +254,7 @@ def _past(path: Path) -> None:
 def _journal_seeds(draw: random.Random) -> list[bytes]:
     path = Path(tempfile.mkdtemp()) / "x.journal"
     journal = Journal.begin(path, SessionIdentity("s", "c", "secret", tickets.NO_TENANT), 1 << 20, Disk())
-    journal.frame(Frame(messages.encode(messages.Query()), [b"abc", b""]))
+    journal.frame(Frame(messages.encode(messages.StatsRequest()), [b"abc", b""]))
     journal.note(b"\1")
     short = path.read_bytes()
     journal.compact(SnapshotHeader(1, 1, b"state"), [b"memory"], [Frame(b"k")])
@@ -266,8 +274,10 @@ def _transfer_seeds(draw: random.Random) -> list[bytes]:
 
 def _uploads(data: bytes) -> None:
     uploads = Uploads(RUNTIME, ValueTable(), None)
-    for given, body in typed(data, tuple[tuple[messages.Upload | messages.BlobOffer | messages.BlobQuery, bytes], ...]):
-        if isinstance(given, messages.Upload):
+    for given, body in typed(
+        data, tuple[tuple[messages.UploadPart | messages.BlobOffer | messages.BlobQuery, bytes], ...]
+    ):
+        if isinstance(given, messages.UploadPart):
             uploads.take(given, [bytearray(body)])
         elif isinstance(given, messages.BlobOffer):
             uploads.consider(given)
@@ -276,10 +286,10 @@ def _uploads(data: bytes) -> None:
 
 
 def _upload_seeds(draw: random.Random) -> list[bytes]:
-    whole = messages.Upload(5, "float32", (2, 3), (3, 1), 24)
-    part = messages.Upload(6, "float32", (2,), (1,), 8)
-    rest = messages.Upload(6, "float32", (2,), (1,), 8, start=4)
-    coded = messages.Upload(7, "float32", (9,), (1,), 36, coding=compression.PLANES_ZSTD, length=36)
+    whole = messages.UploadPart(5, "float32", (2, 3), (3, 1), 24)
+    part = messages.UploadPart(6, "float32", (2,), (1,), 8)
+    rest = messages.UploadPart(6, "float32", (2,), (1,), 8, start=4)
+    coded = messages.UploadPart(7, "float32", (9,), (1,), 36, compression=compression.PLANES_ZSTD, length=36)
     offer = messages.BlobOffer(8, "int64", (1,), (1,), 8, bytes(32))
     have = messages.BlobQuery((8,), (bytes(32),))
     sent = [

@@ -17,7 +17,7 @@ from djinn_core.server.running.values import ValueTable
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
 from djinn_core.wire.frames import FrameDecoder, Limits
-from djinn_core.wire.messages import Upload
+from djinn_core.wire.messages import UploadPart
 
 SEEDS = sorted((Path(__file__).parent / "seeds").glob("*/*"))
 TERABYTE = 1 << 40
@@ -43,7 +43,7 @@ def test_every_message_is_tried():
 
     draw = random.Random(0)
     kinds = {kind.__name__ for kind in message_types()}
-    assert {"Hello", "Attach", "Submit", "Upload", "SendValues", "Resume"} <= kinds
+    assert {"Hello", "Attach", "Submit", "UploadPart", "SendValues", "Resume"} <= kinds
     for data in TARGETS["messages"]().seeds(draw):
         TARGETS["messages"]().read(data)
 
@@ -58,7 +58,7 @@ def claim_in_frame():
 def claim_in_upload():
     values = ValueTable()
     uploads = Uploads(CpuRuntime(), values, None)
-    uploads.take(Upload(5, "uint8", (TERABYTE,), (1,), TERABYTE), [bytearray(100)])
+    uploads.take(UploadPart(5, "uint8", (TERABYTE,), (1,), TERABYTE), [bytearray(100)])
     return uploads, values
 
 

@@ -11,7 +11,7 @@ from djinn.testing import plans_made
 from djinn_core.ir.costs import DeviceCapabilities, Link
 from djinn_core.runtime.pool import links as present
 from djinn_core.runtime.pool.links import PresentLinks
-from djinn_core.wire.peer_messages import Gauge, LinkSeen
+from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
 
 REMOTE = "remote_accelerator:0"
 MEGABYTE = 1 << 20
@@ -43,7 +43,7 @@ def pair():
 
 
 def arrived(member, rate, peer=1):
-    member.seen.append(LinkSeen(peer, True, MEGABYTE, MEGABYTE / rate))
+    member.seen.append(LinkMeasurement(peer, True, MEGABYTE, MEGABYTE / rate))
 
 
 def test_what_is_seen_again_and_again_counts(pair):
@@ -90,20 +90,20 @@ def test_a_quiet_link_is_measured_and_one_in_doubt_soon(pair):
     now[0] += present.QUIET
     arrived(second, 1e9)  # from the first executor
     links.listen()
-    assert (first.told, second.told) == ([], [Gauge(1)])
+    assert (first.told, second.told) == ([], [MeasureLink(1)])
     arrived(second, 1e8)
     now[0] += 1
     links.listen()
     now[0] += 1
     links.listen()
-    assert first.told[0] == Gauge(2)
+    assert first.told[0] == MeasureLink(2)
 
 
 def test_latency_changes_as_well(pair):
     links, (first, _), now = pair
     now[0] += 10
     for _ in range(3):
-        first.seen.append(LinkSeen(2, False, MEGABYTE, MEGABYTE / 1e9, 20e-3))
+        first.seen.append(LinkMeasurement(2, False, MEGABYTE, MEGABYTE / 1e9, 20e-3))
     assert links.listen() == 1
     assert links.topology.link("a", "b") == Link("a", "b", 1e9, 20e-3)
 
@@ -120,7 +120,7 @@ def test_executors_say_what_transfers_took_and_measure_when_asked(blind, monkeyp
     sent = blind.figures()["peer_bytes"]
     assert sent > before
     for member, peer in zip(blind.members, (2, 1), strict=True):
-        member.replies.tell(Gauge(peer))
+        member.replies.tell(MeasureLink(peer))
     while sum(one.latency is not None for one in seen) < 2:
         (small + 1).sum().item()
     assert all(one.seconds > 0 and one.latency > 0 for one in seen if one.latency is not None)

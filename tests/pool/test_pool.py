@@ -13,7 +13,7 @@ import djinn
 from djinn.recording import fetch_later
 from djinn.testing import kill_executor
 from djinn_core.runtime.receiving.replies import Replies
-from djinn_core.wire.peer_messages import Invited
+from djinn_core.wire.peer_messages import PeerTicket
 
 REMOTE = "remote_accelerator:0"
 
@@ -271,7 +271,7 @@ def strangers(monkeypatch):
 
     def nowhere(self, question, kind):
         reply = ask(self, question, kind)
-        return Invited(reply.ticket, ("tcp://127.0.0.1:1",)) if kind is Invited else reply
+        return PeerTicket(reply.ticket, ("tcp://127.0.0.1:1",)) if kind is PeerTicket else reply
 
     ask = Replies.ask
     monkeypatch.setattr(Replies, "ask", nowhere)

@@ -26,7 +26,7 @@ from djinn_core.server.recovery.journal import Journal, JournalReader, SessionId
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import decode, encode
-from djinn_core.wire.peer_messages import Item, Meet, TransferHeader, View
+from djinn_core.wire.peer_messages import ConnectPeer, Item, TransferHeader, View
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
 HERE, THERE = 1, 2
@@ -80,7 +80,7 @@ class Ways:
         ours, theirs = (Breaking(end, self._chance, self._odds) for end in connected_pair())
         self.connections.append(ours)
         threading.Thread(target=self._welcome, args=(theirs,), daemon=True).start()
-        return ours, decode(ours.receive(5.0).head).taken
+        return ours, decode(ours.receive(5.0).head).received
 
     def _welcome(self, theirs):
         with contextlib.suppress(DjinnError):
@@ -206,7 +206,7 @@ def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
 
 
 @pytest.fixture
-def harbours():
+def peer_listeners():
     """Two executors' ends that wait for each other; the second one listens."""
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
     here, there = (PeerListener(registry.transports, patience=5.0) for _ in range(2))
@@ -224,10 +224,10 @@ def harbours():
     listener.close()
 
 
-def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_first(harbours):
-    here, there = map(Exchange, harbours)
-    invited = harbours[1].invite(there.inbox, HERE)
-    meet = Meet(THERE, HERE, invited.ticket, invited.urls)
+def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_first(peer_listeners):
+    here, there = map(Exchange, peer_listeners)
+    invited = peer_listeners[1].invite(there.inbox, HERE)
+    meet = ConnectPeer(THERE, HERE, invited.ticket, invited.urls)
     assert here.meet(meet).error == ""
     for transfer in (1, 2, 3):
         assert here.send(transfer, THERE, lambda number=transfer: packed(number), pytest.fail)
@@ -235,7 +235,7 @@ def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_fir
         there.inbox._guests[HERE].close()
     assert here.meet(meet).error  # the ticket was good once
     there.close()
-    assert harbours[1]._known == {}
+    assert peer_listeners[1]._known == {}
     here.close()
 
 

@@ -13,13 +13,14 @@ from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.runtime.standby.frame_log import SentFrames
 from djinn_core.server.recovery.snapshot_format import KnownTemplate, Snapshot, encode_snapshot
 from djinn_core.server.recovery.state_migration import hand_out, take_in
+from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import (
     Attached,
     Completed,
     DeviceInfo,
     Goodbye,
     ProtocolClose,
-    Query,
+    StatsRequest,
     Submit,
     Template,
     Timing,
@@ -27,8 +28,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import Item, View
-from djinn_core.wire.state_messages import PIECE, AskState, State, StatePiece, count_pieces
-from djinn_core.wire.stop_messages import Stop
+from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, StateRequest, count_pieces
 
 ATTACHED = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
 
@@ -44,7 +44,7 @@ class Server:
         self.taken, self.answers = [], deque()
         self.unread = []  # how many answers were, when each submission came
         self.down = ""
-        self.deadly = self.stateless = False
+        self.crashes_executors = self.stateless = False
 
     def begin(self):
         return self, ATTACHED
@@ -64,7 +64,7 @@ class Server:
             self.unread.append(len(self.answers))
             completed = Completed(message.sequence, timing=Timing(execute=len(self.taken)))
             self.answers.append(Frame(encode(completed), [self.value(message.sequence)]))
-        elif isinstance(message, AskState) and (self.state is not None or self.stateless):
+        elif isinstance(message, StateRequest) and (self.state is not None or self.stateless):
             hand_out(lambda: self.state, 0, message.limit, self.answers.append)
 
     def receive(self, timeout=None):
@@ -160,13 +160,13 @@ def test_another_result_than_before_ends_the_session_and_asks_nobody_else(two):
         (ProtocolClose("it has used up its seconds"), False),
         (None, False),
     ],
-    ids=["stopped", "refused", "deadly"],
+    ids=["stopped", "refused", "crashes_executors"],
 )
 def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):
     first, second, connection = two
     connection.send(submit(1))
     answer(connection)
-    first.deadly = end is None
+    first.crashes_executors = end is None
     if end is not None:
         first.answers.append(Frame(encode(end)))
     first.down = "hung up"
@@ -184,11 +184,11 @@ def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):
 def test_what_was_cut_short_is_not_repeated_before_there_is_a_state(two):
     first, second, connection = two
     connection.send(submit(1))
-    connection.send(Frame(encode(Stop((1,)))))
+    connection.send(Frame(encode(CancelSubmissions((1,)))))
     first.state = (encode_snapshot(snapshot()), [], ())
     connection._kept._due = 0.0
     connection.send(submit(2))
-    connection.send(Frame(encode(Stop((2,)))))
+    connection.send(Frame(encode(CancelSubmissions((2,)))))
     first.down = "gone"
     with pytest.raises(TransportError, match="work of it was cut short"):
         connection.send(submit(3))
@@ -199,25 +199,25 @@ def test_what_no_server_could_be_told_to_cut_short_goes_on_elsewhere(two):
     first, second, connection = two
     connection.send(submit(1))
     first.down, first.answers = "gone", deque()
-    connection.send(Frame(encode(Stop((1,)))))
+    connection.send(Frame(encode(CancelSubmissions((1,)))))
     assert second.kinds() == ["Submit"]
     assert answer(connection) == (1, b"1")
 
 
 def test_with_a_state_after_it_what_was_cut_short_is_forgotten(often, two):
     first, second, connection = two
-    connection.send(Frame(encode(Stop((1,)))))
+    connection.send(Frame(encode(CancelSubmissions((1,)))))
     first.state = (encode_snapshot(snapshot()), [], ())
     connection.send(submit(1))
     first.down, first.answers = "gone", deque()
     connection.send(submit(2))
-    assert second.kinds() == ["State", "StatePiece", "Submit", "Submit"]
+    assert second.kinds() == ["StateHeader", "StateChunk", "Submit", "Submit"]
 
 
 def test_with_more_than_its_limit_it_says_so_at_once_and_later_why(caplog):
     first, second = Server(), Server()
     connection = StandbyConnection(first, "first", [second], 1000)
-    connection.send(Frame(encode(Query()), [bytes(2000)]))
+    connection.send(Frame(encode(StatsRequest()), [bytes(2000)]))
     assert "no standby server can take this session over any more" in caplog.text
     first.down = "gone"
     with pytest.raises(TransportError, match="no standby server could go on: what was sent has more than 1,000 bytes"):
@@ -238,8 +238,8 @@ def test_what_is_kept_begins_anew_with_the_state_of_the_session(often, two):
     assert answer(connection) == (1, b"1")
     first.down, first.answers = "gone", deque()
     connection.send(submit(3))
-    pieces = ["StatePiece"] * 3
-    assert second.kinds() == ["State", *pieces, "Submit", "Submit"]
+    pieces = ["StateChunk"] * 3
+    assert second.kinds() == ["StateHeader", *pieces, "Submit", "Submit"]
     assert [message.sequence for message in second.taken if isinstance(message, Submit)] == [2, 3]
     assert [answer(connection) for _ in range(2)] == [(2, b"2"), (3, b"3")]
 
@@ -285,7 +285,7 @@ def test_a_state_that_is_too_long_is_not_even_taken():
     frames = []
     hand_out(lambda: pytest.fail("it was"), 1001, 1000, frames.append)
     hand_out(lambda: (bytes(500), [bytes(501)], ()), 501, 1000, frames.append)
-    assert [decode(frame.head) for frame in frames] == [State(reason="it has 1,001 bytes")] * 2
+    assert [decode(frame.head) for frame in frames] == [StateHeader(reason="it has 1,001 bytes")] * 2
 
 
 @pytest.mark.parametrize(
@@ -305,15 +305,15 @@ def test_a_state_that_does_not_fit_together_is_refused(items, templates, reason)
 
 
 def test_pieces_are_what_was_announced():
-    piece = Frame(encode(StatePiece()), [b"abc"])
+    piece = Frame(encode(StateChunk()), [b"abc"])
     with pytest.raises(ProtocolError, match="3 bytes in place of 4"):
-        take_in(State((4,)), lambda: piece)
+        take_in(StateHeader((4,)), lambda: piece)
     with pytest.raises(ProtocolError, match="3 bytes in place of 4,194,304"):
-        take_in(State((1 << 40,)), lambda: piece)
+        take_in(StateHeader((1 << 40,)), lambda: piece)
     with pytest.raises(ProtocolError, match="do not come one after the other"):
-        take_in(State((4,)), lambda: Frame(encode(Goodbye())))
+        take_in(StateHeader((4,)), lambda: Frame(encode(Goodbye())))
     with pytest.raises(ProtocolError, match="cannot be read"):
-        take_in(State((3,)), lambda: piece)
+        take_in(StateHeader((3,)), lambda: piece)
 
 
 def test_templates_of_a_state_are_those_that_their_digests_name():

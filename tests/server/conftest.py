@@ -10,7 +10,7 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.wire.message import Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import decode, encode
 
 

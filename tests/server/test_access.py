@@ -35,12 +35,12 @@ from djinn_core.wire.messages import (
     AnyMessage,
     Attach,
     Attached,
-    DeviceStats,
     Goodbye,
     Hello,
     ProtocolClose,
-    Query,
     Refused,
+    StatsReply,
+    StatsRequest,
     StatusRequest,
     Welcome,
     decode,
@@ -323,7 +323,7 @@ def test_a_tenant_keeps_to_its_limits(guarded, registry, ask, wait_for):
     wait_for(lambda: not _busy(guarded), "the end of earlier sessions")
     first, second = (open_connections(guarded.settings("alice", scheme), registry)[0] for scheme in ("tcps", "https"))
     assert second.url.startswith("https://")
-    assert isinstance(ask(first.connection, Query()), DeviceStats)
+    assert isinstance(ask(first.connection, StatsRequest()), StatsReply)
     with pytest.raises((AccessRefused, TransportError), match="2 sessions"):
         open_connections(guarded.settings("alice"), registry)
     leave(first)

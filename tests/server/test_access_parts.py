@@ -27,7 +27,7 @@ from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, find_token, has_table
 from djinn_core.server.peers.exchange import Exchange, Inbox, PeerListener
 from djinn_core.wire.messages import decode
-from djinn_core.wire.peer_messages import Meet
+from djinn_core.wire.peer_messages import ConnectPeer
 
 SECONDS = 300.0
 
@@ -135,12 +135,12 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
     try:
         invited = there.invite(inbox, 1)
         assert invited.fingerprint == tls.fingerprints[0]
-        met = here.meet(Meet(2, 1, invited.ticket, (listener.url,), invited.fingerprint))
+        met = here.meet(ConnectPeer(2, 1, invited.ticket, (listener.url,), invited.fingerprint))
         assert (met.url, met.error) == (listener.url, "")
         invited = there.invite(inbox, 1)
-        met = here.meet(Meet(3, 1, invited.ticket, (listener.url,), "sha256:" + "0" * 64))
+        met = here.meet(ConnectPeer(3, 1, invited.ticket, (listener.url,), "sha256:" + "0" * 64))
         assert "not the one that was expected" in met.error
-        assert "no transport" in here.meet(Meet(4, 1, invited.ticket, (listener.url,))).error
+        assert "no transport" in here.meet(ConnectPeer(4, 1, invited.ticket, (listener.url,))).error
     finally:
         here.close()
         listener.close()

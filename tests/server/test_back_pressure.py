@@ -16,9 +16,9 @@ from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_core.server.recovery import leased_connection
 from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.messages import Submit, Upload, encode
-from djinn_core.wire.numbering import Prefix
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.frame_order import Prefix
+from djinn_core.wire.messages import Submit, UploadPart, encode
 
 MIB = 1 << 20
 HANDLE = 1 << 32 | 1
@@ -60,7 +60,7 @@ def resident(process):
 @pytest.mark.parametrize("scheme", ["tcp", "http"])
 def test_a_client_that_never_reads_is_not_answered_on_credit(raw, scheme):
     send, process = raw(scheme)
-    send(Upload(HANDLE, "uint8", (MIB,), (1,), MIB), [memoryview(bytearray(MIB))])
+    send(UploadPart(HANDLE, "uint8", (MIB,), (1,), MIB), [memoryview(bytearray(MIB))])
     before, sent = resident(process), [0]
 
     def ask():

@@ -27,10 +27,10 @@ from djinn_core.server.session import ExecutorSession
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights.disk import Disk
 from djinn_core.wire import limits
-from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.messages import Completed, First, Goodbye, Submit, Template, Upload, decode, encode
-from djinn_core.wire.numbering import Prefix, split
-from djinn_core.wire.stop_messages import Stop
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.frame_order import Prefix, split
+from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, UploadPart, decode, encode
 from djinn_core.wire.templates import digest_of
 
 DEVICE = "remote_accelerator:0"
@@ -127,12 +127,12 @@ EIGHT = Template((Form("aten::relu_", (Operand(),), (), ("none",), False),), (0,
 
 
 def submission(sequence, template=MANY, outputs=(MADE,)):
-    bound = {"outputs": pack_handles(outputs), "first": First((), pack_handles([GIVEN]))}
+    bound = {"outputs": pack_handles(outputs), "first": InitialBindings((), pack_handles([GIVEN]))}
     return encode(Submit(sequence, digest=digest_of(template), template=template, **bound))
 
 
 def upload(side=SIDE):
-    return Upload(GIVEN, "float32", (side, side), (side, 1), 4 * side * side)
+    return UploadPart(GIVEN, "float32", (side, side), (side, 1), 4 * side * side)
 
 
 class Line:
@@ -231,7 +231,7 @@ def test_a_client_that_is_gone_for_longer_than_its_lease_has_its_program_stopped
 def test_what_waits_behind_a_program_is_stopped_as_well(session):
     _, line, _, _ = session
     line.put(submission(2))
-    line.put(encode(Stop((1, 2))))
+    line.put(encode(CancelSubmissions((1, 2))))
     deadline = time.monotonic() + 300
     while len([m for m in line.sent if isinstance(m, Completed)]) < 2:
         assert time.monotonic() < deadline
@@ -251,7 +251,7 @@ def test_a_long_program_lets_others_have_a_turn(begin):
     while not slow.sent:
         assert time.monotonic() < deadline
         if quick.sent:
-            slow.put(encode(Stop((1,))))  # what was to be seen was seen
+            slow.put(encode(CancelSubmissions((1,))))  # what was to be seen was seen
         time.sleep(0.01)
     assert quick.sent, "a short program has waited until a long one was through"
     (stopped,) = slow.sent

@@ -24,7 +24,7 @@ from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.server.gateway.relay import both_ways, relay
 from djinn_core.server.inline import connected_pair
-from djinn_core.wire.messages import DeviceStats, Goodbye, Query, encode
+from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
 
 SECONDS = 300.0
 
@@ -37,7 +37,7 @@ def begin(registry, ask):
     def open_one(settings, registry=registry):
         (opened,) = open_connections(settings, registry)
         begun.append(opened)
-        assert isinstance(ask(opened.connection, Query()), DeviceStats)
+        assert isinstance(ask(opened.connection, StatsRequest()), StatsReply)
         return opened
 
     yield open_one
@@ -114,7 +114,7 @@ def test_through_a_proxy_the_gateway_passes_frames_on_and_all_bytes_are_counted(
     (opened,) = open_connections(Settings(servers=(proxy.url,), token=server.token), registry)
     assert opened.url == proxy.url
     assert "tunnel or a proxy" in caplog.text
-    assert isinstance(ask(opened.connection, Query()), DeviceStats)
+    assert isinstance(ask(opened.connection, StatsRequest()), StatsReply)
     assert (opened.connection.bytes_sent, opened.connection.bytes_received) == (
         proxy.counts["up"],
         proxy.counts["down"],
@@ -248,7 +248,7 @@ def test_an_executor_that_does_not_start(registry):
 
 def test_inline_is_a_thread_that_ends_with_the_connection(registry, ask):
     (opened,) = open_connections(Settings(executor="inline"), registry)
-    assert isinstance(ask(opened.connection, Query()), DeviceStats)
+    assert isinstance(ask(opened.connection, StatsRequest()), StatsReply)
     assert opened.attached.process == os.getpid()
     assert opened.executor is None
     serving = [t for t in threading.enumerate() if t.name == "djinn-inline-executor"]
@@ -300,7 +300,7 @@ def test_a_standby_server_is_used_where_no_other_answers_and_must_be_known(begin
     assert [other.name for other in opened.connection._others] == [gone, server.url("tcp")]
     assert opened.now.session == opened.attached.session
     assert f"fell back from {gone}" in caplog.text
-    assert not opened.attached.recalls
+    assert not opened.attached.caches_weights
 
 
 def test_a_standby_server_without_a_token_is_an_error_that_says_what_to_do(registry, server, tmp_path):

@@ -19,8 +19,8 @@ from djinn_core.server.weights import disk
 from djinn_core.server.weights.disk import STEP, Disk
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import Uploads
-from djinn_core.wire.content import digest_of_content
-from djinn_core.wire.messages import BlobOffer, Upload, encode
+from djinn_core.wire.digests import digest_of_content
+from djinn_core.wire.messages import BlobOffer, UploadPart, encode
 
 OWNER = SessionIdentity("session", "a client", "secret", NO_TENANT)
 HALF = Frame(b"head", [bytes(STEP // 2 + 1)])
@@ -114,7 +114,7 @@ def test_an_upload_counts_once_whoever_has_it(tmp_path, held):
     offer = BlobOffer(7, "uint8", (len(data),), (1,), len(data), digest_of_content(data))
     assert not uploads.consider(offer)
     assert held.taken >= len(data), "it is on its way to the journal"
-    upload = Upload(7, "uint8", (len(data),), (1,), len(data))
+    upload = UploadPart(7, "uint8", (len(data),), (1,), len(data))
     frame = journal.frame(Frame(encode(upload), [data]))
     uploads.take(upload, [memoryview(part) for part in frame.body])
     assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)

@@ -25,11 +25,11 @@ from djinn_core.server.devices import open_device
 from djinn_core.wire.messages import (
     Attach,
     Attached,
-    DeviceStats,
     Goodbye,
     ProtocolClose,
-    Query,
     Refused,
+    StatsReply,
+    StatsRequest,
     decode,
     encode,
 )
@@ -50,7 +50,7 @@ def attached(executor, dial, ask):
     connection = dial(executor.urls[0])
     assert isinstance(ask(connection, Attach(executor.issue_ticket("healthy"), "")), Attached)
     yield connection
-    assert isinstance(ask(connection, Query()), DeviceStats), "the healthy client was harmed"
+    assert isinstance(ask(connection, StatsRequest()), StatsReply), "the healthy client was harmed"
     connection.send(Frame(encode(Goodbye())))
     connection.close()
 
@@ -110,7 +110,7 @@ def test_a_forged_ticket_is_refused(executor, dial, ask, attached, ticket):
 
 def test_nothing_but_a_ticket_comes_first(executor, dial, ask, attached):
     connection = dial(executor.urls[0])
-    assert isinstance(ask(connection, Query()), Refused)
+    assert isinstance(ask(connection, StatsRequest()), Refused)
     expect_end(connection)
 
 
@@ -207,7 +207,7 @@ def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
     closing.start()
     closing.join(0.3)
     assert closing.is_alive()
-    assert isinstance(ask(connection, Query()), DeviceStats)
+    assert isinstance(ask(connection, StatsRequest()), StatsReply)
     with pytest.raises(TransportError):
         dial(executor.urls[0])
     connection.send(Frame(encode(Goodbye())))

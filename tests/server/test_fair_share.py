@@ -12,8 +12,8 @@ from djinn_core.server.context import ExecutorContext
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.session import ExecutorSession
-from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.messages import Completed, First, Goodbye, Submit, Template, Upload, decode, encode
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, UploadPart, decode, encode
 from djinn_core.wire.templates import digest_of
 
 RELU = Template((Form("aten::relu", (Operand(),), (), ("new",), False),), (0,), (0, 1), (0,), (1,))
@@ -100,7 +100,7 @@ class Waiting:
 
 
 def submission(sequence):
-    first = First((), pack_handles([GIVEN]))
+    first = InitialBindings((), pack_handles([GIVEN]))
     bound = {"outputs": pack_handles([MADE]), "free": pack_handles([MADE])}
     return Frame(
         encode(Submit(sequence, digest=digest_of(RELU), template=RELU, first=first, synchronize=True, **bound))
@@ -125,7 +125,7 @@ def test_whoever_had_less_of_the_device_goes_first():
     (one, greedy), (_, modest) = sessions.values()
     for thread, connection in zip(threads, (greedy, modest), strict=True):
         thread.start()
-        connection.give(Frame(encode(Upload(GIVEN, "float32", (2,), (1,), 8)), [memoryview(bytearray(8))]))
+        connection.give(Frame(encode(UploadPart(GIVEN, "float32", (2,), (1,), 8)), [memoryview(bytearray(8))]))
     greedy.give(*[submission(number) for number in range(1, 9)])
     until(lambda: len(greedy.answers) == 8)
     turns = one.device.turns

@@ -19,12 +19,12 @@ from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.dialling import ask_status
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
-    DeviceStats,
     Goodbye,
     Hello,
     ProtocolClose,
-    Query,
     Refused,
+    StatsReply,
+    StatsRequest,
     Status,
     StatusRequest,
     Welcome,
@@ -44,7 +44,7 @@ def healthy(server, registry, ask):
     """A client that must not notice what others do."""
     (opened,) = open_connections(server.settings(), registry)
     yield opened
-    assert isinstance(ask(opened.connection, Query()), DeviceStats), "the healthy client was harmed"
+    assert isinstance(ask(opened.connection, StatsRequest()), StatsReply), "the healthy client was harmed"
     opened.connection.send(Frame(encode(Goodbye())))
     opened.connection.close()
 
@@ -141,7 +141,7 @@ def test_a_stranger_cannot_send_much(server, dial, healthy):
 def test_what_follows_the_welcome_must_be_an_attach(server, dial, ask, healthy):
     connection = dial(server.url("tcp"))
     assert isinstance(ask(connection, hello(server.token)), Welcome)
-    answer = ask(connection, Query())
+    answer = ask(connection, StatsRequest())
     assert isinstance(answer, ProtocolClose)
     assert "expected Attach" in answer.reason
 
@@ -191,7 +191,7 @@ def test_sigterm_lets_sessions_end_first(own_server, registry, ask, wait_for, ex
     url = server.url("tcp")
     server.process.send_signal(signal.SIGTERM)
     wait_for(lambda: not server.file.exists(), "the removal of the connection file")
-    assert isinstance(ask(opened.connection, Query()), DeviceStats)
+    assert isinstance(ask(opened.connection, StatsRequest()), StatsReply)
     assert server.process.poll() is None
     with pytest.raises(TransportError):
         ask_status(url, "token", registry.transports, 2.0)

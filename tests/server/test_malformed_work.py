@@ -18,17 +18,17 @@ from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.session import ExecutorSession
 from djinn_core.wire import limits
-from djinn_core.wire.bindings import pack_handles, unpack_handles
-from djinn_core.wire.message import Failure, Message
+from djinn_core.wire.binding_delta import pack_handles, unpack_handles
+from djinn_core.wire.message_base import Failure, Message
 from djinn_core.wire.messages import (
     Claim,
     Completed,
-    Define,
-    First,
-    NeedTemplate,
+    InitialBindings,
     Submit,
     Template,
-    Upload,
+    TemplateReply,
+    TemplateRequest,
+    UploadPart,
     decode,
     encode,
 )
@@ -59,7 +59,7 @@ class Script:
 
 
 def serve(*messages: Message, body: tuple[bytearray, ...] = ()) -> Script:
-    script = Script(*(Frame(encode(m), body if isinstance(m, Upload) else ()) for m in messages))
+    script = Script(*(Frame(encode(m), body if isinstance(m, UploadPart) else ()) for m in messages))
     session = ExecutorSession(ExecutorContext.of(CpuRuntime()))
     with pytest.raises(EOFError):
         session.serve(PlainExecutorChannel(script))
@@ -67,14 +67,14 @@ def serve(*messages: Message, body: tuple[bytearray, ...] = ()) -> Script:
 
 
 def submit(template: Template, **fields: object) -> Submit:
-    first = First(fields.pop("slots", ()), pack_handles(fields.pop("inputs", ())))
+    first = InitialBindings(fields.pop("slots", ()), pack_handles(fields.pop("inputs", ())))
     bound = {name: pack_handles(handles) for name, handles in fields.items()}
     return Submit(1, digest=digest_of(template), template=template, first=first, **bound)
 
 
-def upload(**changes: object) -> Upload:
+def upload(**changes: object) -> UploadPart:
     fields = {"handle": 1 << 32 | 1, "dtype": "float32", "shape": (2,), "stride": (1,), "size": 8, "start": 0}
-    return Upload(**{**fields, **changes})
+    return UploadPart(**{**fields, **changes})
 
 
 REFUSED = {
@@ -100,7 +100,7 @@ REFUSED_UPLOADS = {
     "more than announced": upload(size=4, shape=(1,)),
     "a part before the first": upload(start=4),
     "too many dimensions": upload(shape=(1,) * 65, stride=(1,) * 65),
-    "an unknown coding": upload(coding="lzma", length=8),
+    "an unknown coding": upload(compression="lzma", length=8),
 }
 MALFORMED = {
     "half a handle": Submit(1, fetch=(1,)),
@@ -117,7 +117,7 @@ GOOD = Submit(
     1,
     digest=digest_of(_GOOD),
     template=_GOOD,
-    first=First((), pack_handles((1 << 32 | 1,)), pack_handles((1 << 32 | 1,))),
+    first=InitialBindings((), pack_handles((1 << 32 | 1,)), pack_handles((1 << 32 | 1,))),
     outputs=pack_handles((6,)),
 )
 # The next submissions of a session in which one was refused: what that made, and what was uploaded before.
@@ -185,7 +185,7 @@ def test_a_program_that_cannot_run_costs_its_own_results(message: Submit) -> Non
 
 
 @pytest.mark.parametrize("message", REFUSED_UPLOADS.values(), ids=REFUSED_UPLOADS.keys())
-def test_bytes_that_fit_nothing_cost_their_own_value(message: Upload) -> None:
+def test_bytes_that_fit_nothing_cost_their_own_value(message: UploadPart) -> None:
     wrong = replace(message, handle=9 << 32 | 9)
     fetch = Submit(1, fetch=pack_handles((wrong.handle,)))
     refused, *after = serve(upload(), wrong, fetch, *AFTERWARDS, body=(bytearray(8),)).sent
@@ -198,7 +198,7 @@ def test_bytes_that_fit_nothing_cost_their_own_value(message: Upload) -> None:
     "changes",
     [
         {"claims": (Claim(0, 0, (1,) * 65, (1,) * 65, "float32"),)},
-        {"changed": (("text", (0,)),)},
+        {"slot_changes": (("text", (0,)),)},
         {"template": "none"},
         {"first": "none"},
     ],
@@ -217,30 +217,30 @@ def test_a_message_that_cannot_be_decoded_costs_its_own_results(changes: dict[st
 def test_an_executor_asks_again_for_a_template_after_a_refusal() -> None:
     """The template is bound to other values than the client believes."""
     fine = msgspec.structs.replace(GOOD, outputs=pack_handles((7,)))
-    odd = Submit(2, digest=fine.digest, outputs=pack_handles((8,)), rebound=(0, 1))
+    odd = Submit(2, digest=fine.digest, outputs=pack_handles((8,)), input_changes=(0, 1))
     again = Submit(3, digest=fine.digest, outputs=pack_handles((10,)), fetch=pack_handles((10,)))
-    define = Define(fine.template, fine.first)
+    define = TemplateReply(fine.template, fine.first)
     good, refused, asked, answered = serve(upload(), fine, odd, again, define, body=(bytearray(8),)).sent
     assert isinstance(good, Completed)
     assert isinstance(refused, Completed)
     assert (len(good.failures), len(refused.failures)) == (0, 1)
-    assert isinstance(asked, NeedTemplate)
+    assert isinstance(asked, TemplateRequest)
     assert isinstance(answered, Completed)
     assert not answered.failures
 
 
 def test_a_definition_that_cannot_be_decoded_is_a_refusal() -> None:
     waiting = Submit(1, digest=b"x" * 16, outputs=pack_handles((6,)), fetch=pack_handles((6,)))
-    define = Define("none", First((), (), pack_handles((1 << 32 | 1,))))
+    define = TemplateReply("none", InitialBindings((), (), pack_handles((1 << 32 | 1,))))
     asked, refused, *after = serve(upload(), waiting, define, *AFTERWARDS, body=(bytearray(8),)).sent
-    assert isinstance(asked, NeedTemplate)
+    assert isinstance(asked, TemplateRequest)
     assert isinstance(refused, Completed)
     assert all(isinstance(result, Failure) for result in refused.results)
     assert_goes_on(after, written=True)
 
 
 def test_what_a_client_refuses_itself_is_poison() -> None:
-    first = First((), (), pack_handles((1 << 32 | 1,)))
+    first = InitialBindings((), (), pack_handles((1 << 32 | 1,)))
     message = Submit(1, fetch=pack_handles((6,)), outputs=pack_handles((6,)), first=first, refused="too large to send")
     refused, *after = serve(upload(), message, *AFTERWARDS, body=(bytearray(8),)).sent
     assert isinstance(refused, Completed)
@@ -252,7 +252,7 @@ def test_results_that_no_message_can_describe_are_refused() -> None:
     """The client would not be able to read the answer."""
     view = Form("aten::view", (Operand(), ListArg((SlotArg(),) * 65)), (), ("new",), False)
     wide = Template((view,), (0,), (0, 1), (0,), (1,))
-    first = First((1,) * 64 + (2,), pack_handles((1 << 32 | 1,)))
+    first = InitialBindings((1,) * 64 + (2,), pack_handles((1 << 32 | 1,)))
     asked = {"outputs": pack_handles((6,)), "fetch": pack_handles((6,)), "describe": pack_handles((6,))}
     message = Submit(1, digest=digest_of(wide), template=wide, first=first, **asked)
     (answer,) = serve(upload(), message, body=(bytearray(8),)).sent

@@ -83,7 +83,7 @@ def gateway(tmp_path, monkeypatch):
         box[0], _, often = create(box[0], "often", 0)
         box[0] = TokenTable(box[0].tokens, {"often": Quota(connections_a_minute=12)})
     tenants = SimpleNamespace(
-        start_pool=lambda *_: Refusal("this server has executors for no tenant at a time", again=True),
+        start_pool=lambda *_: Refusal("this server has executors for no tenant at a time", retry=True),
         statuses=lambda tenant: (),
     )
     audit = Audit(log)
@@ -115,8 +115,8 @@ def test_a_tenant_that_connects_too_often_is_slowed_and_no_other(gateway):
     seen = [hear(StatusRequest(PROTOCOL_VERSION, tokens["often"]))[0] for _ in range(5)]
     refused = [answer for answer in seen if isinstance(answer, Refused)]
     assert len(refused) == 3
-    assert refused[0].again
-    assert 0 < refused[0].after <= 5.0
+    assert refused[0].retry
+    assert 0 < refused[0].retry_after <= 5.0
     assert isinstance(hear(StatusRequest(PROTOCOL_VERSION, tokens["calm"]))[0], Status)
 
 
@@ -124,7 +124,7 @@ def test_there_is_no_room_for_now(gateway):
     hear, tokens, _ = gateway
     (answer,) = hear(Hello(PROTOCOL_VERSION, tokens["calm"], "", ""))
     assert isinstance(answer, Refused)
-    assert answer.again
+    assert answer.retry
     connection = Asking(answer)
     with pytest.raises(ServerBusy, match="executors for no tenant") as caught:
         ask(connection, Hello(PROTOCOL_VERSION, "", "", ""), Attached, 1.0, "it")
@@ -156,8 +156,8 @@ def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
     pool = Pool([], 0.0)
     pool._seats = [seat("cpu:0", "no room"), seat("cpu:1", "")]
     assert pool.find("")[0] == 1, "there is another one"
-    assert pool.find("cpu:0").again
-    assert not pool.find("cuda").again
+    assert pool.find("cpu:0").retry
+    assert not pool.find("cuda").retry
 
 
 def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
@@ -249,5 +249,5 @@ def test_messages_beyond_a_rate_wait(monkeypatch):
 
 def test_a_refusal_says_when_to_come_again():
     connection = Asking(None)
-    refuse(connection, "later", again=True, after=2.5)
-    assert connection.answers == [Refused("later", again=True, after=2.5)]
+    refuse(connection, "later", retry=True, retry_after=2.5)
+    assert connection.answers == [Refused("later", retry=True, retry_after=2.5)]

@@ -21,7 +21,7 @@ from djinn_core.runtime.sending import uploads
 from djinn_core.runtime.sending.progress import UploadProgress, progress_observers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
-from djinn_core.wire.messages import BlobQuery, Upload, encode
+from djinn_core.wire.messages import BlobQuery, UploadPart, encode
 
 SIZE = 3 << 20
 ZEROS = compressed(bytes(4096), 4)
@@ -158,10 +158,10 @@ def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
 @pytest.mark.parametrize(
     ("message", "body", "reason"),
     [
-        (Upload(3 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 4096), ZEROS[:-2], "compressed data"),
-        (Upload(4 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 8192), ZEROS, "compressed data"),
-        (Upload(5 << 40, "float32", (512,), (1,), 2048, 0, PLANES_ZSTD, 4096), ZEROS, "announces 2048 bytes"),
-        (Upload(6 << 40, "float32", (1024,), (1,), 4096, 0, "lzma", 4096), ZEROS, "cannot read"),
+        (UploadPart(3 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 4096), ZEROS[:-2], "compressed data"),
+        (UploadPart(4 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 8192), ZEROS, "compressed data"),
+        (UploadPart(5 << 40, "float32", (512,), (1,), 2048, 0, PLANES_ZSTD, 4096), ZEROS, "announces 2048 bytes"),
+        (UploadPart(6 << 40, "float32", (1024,), (1,), 4096, 0, "lzma", 4096), ZEROS, "cannot read"),
     ],
     ids=["truncated", "longer than it is", "beyond the tensor", "unknown coding"],
 )

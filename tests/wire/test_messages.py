@@ -7,10 +7,10 @@ from typing import get_args
 import msgspec
 import pytest
 
+from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import AnyMessage, Goodbye, ProtocolClose, Submit, encode, is_of_kind
-from djinn_core.wire.stop_messages import Stop
 
-EXAMPLES = [Submit(7), Stop((7,)), ProtocolClose("the end"), Goodbye()]
+EXAMPLES = [Submit(7), CancelSubmissions((7,)), ProtocolClose("the end"), Goodbye()]
 FIXED_ARRAY = 15  # elements at most of a MessagePack array whose header is one byte
 
 

@@ -15,8 +15,8 @@ class Reconnection(Protocol):
 
     instance: str
 
-    def __call__(self, taken: int, seconds: float) -> tuple[Connection, int]:
-        """A connection that goes on with the session, and how many frames the executor has taken; this end took `taken`.
+    def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
+        """A connection that goes on with the session, and the number of frames that the executor has received; this end has received `received`.
 
         Raises:
             AccessRefused: the session is over.
@@ -35,7 +35,7 @@ class ClientChannel(SessionChannel, Protocol):
     """The client's end of a session's channel."""
 
     @property
-    def deadly(self) -> bool:
+    def crashes_executors(self) -> bool:
         """True if the session itself kills its executors: any other one would come to the same end."""
 
     @property
@@ -56,7 +56,7 @@ class ClientChannel(SessionChannel, Protocol):
 class PlainClientChannel(PlainChannel):
     """Implements `ClientChannel` over a single connection: the session is lost with it."""
 
-    deadly = False
+    crashes_executors = False
     successor: Attached | None = None
     reconnection: Reconnection | None = None
 

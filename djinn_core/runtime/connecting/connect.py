@@ -138,8 +138,12 @@ def _stood_by(
         raise
     only.connection.hasten(settings.standby_seconds)
     connection = with_standby(only.connection, mine.urls[0], candidates, settings)
-    # Another server does not have what this one recalls: everything is sent, and logged.
-    return (attrs.evolve(only, connection=connection, attached=msgspec.structs.replace(only.attached, recalls=False)),)
+    # Another server does not have what this one caches: everything is sent, and logged.
+    return (
+        attrs.evolve(
+            only, connection=connection, attached=msgspec.structs.replace(only.attached, caches_weights=False)
+        ),
+    )
 
 
 def _candidate(settings: Settings, registry: Registry, servers: Servers, first: Attached) -> Candidate:

@@ -37,7 +37,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.printable import one_line
 from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS
-from djinn_core.wire.message import Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
@@ -241,10 +241,10 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
 
 def _refusal(answer: Refused, url: str) -> DjinnError:
     reason = f"{url} refused: {answer.reason}"
-    if answer.again:
-        return ServerBusy(reason, answer.after)
+    if answer.retry:
+        return ServerBusy(reason, answer.retry_after)
     refused = AccessRefused(reason)
-    refused.deadly = answer.deadly
+    refused.crashes_executors = answer.crashes_executors
     return refused
 
 

@@ -70,7 +70,7 @@ def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> 
     connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
     attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
     channel: ClientChannel = PlainClientChannel(connection)
-    if attached.recovers:
+    if attached.recoverable:
         seconds = settings.connect_timeout, settings.start_timeout
         channel = outliving(connection, attached, executor, registry.transports, seconds)
     return Opened(channel, attached, url, executor=executor)

@@ -37,9 +37,9 @@ class Opened:
         return self.connection.successor or self.attached
 
     @property
-    def codings(self) -> tuple[str, ...]:
-        """In which codings uploads may be compressed: none on this machine, where expanding takes longer than copying."""
-        return () if self.url.startswith(("unix:", "inline")) else self.attached.codings
+    def compressions(self) -> tuple[str, ...]:
+        """Compressions for uploads: none on this machine, where expanding takes longer than copying."""
+        return () if self.url.startswith(("unix:", "inline")) else self.attached.compressions
 
     @property
     def process(self) -> int:

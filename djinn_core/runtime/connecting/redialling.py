@@ -12,7 +12,7 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import DIRECT_SECONDS, Dialled, Gateway, ask, direct_ways, reach_gateway
 from djinn_core.runtime.connecting.resuming import ResumingConnection
-from djinn_core.wire.message import Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
 Reached = tuple[Connection, Resumed]
@@ -26,7 +26,7 @@ class Redialling:
     Attributes:
         urls: of the gateway. token: what it is shown. device: the executor's number there.
         direct: the executor's own address, empty where the gateway passes frames on.
-        recovers: whether the executor that takes the place of one that died goes on with its sessions.
+        recoverable: whether the executor that takes the place of one that died goes on with its sessions.
         timeout: seconds that any single step may take.
         instance: of the process that had the session last.
     """
@@ -35,23 +35,23 @@ class Redialling:
     token: str = attrs.field(repr=False)
     device: str
     direct: str
-    recovers: bool
+    recoverable: bool
     transports: tuple[Transport, ...]
     timeout: float
     session: str
     secret: str = attrs.field(repr=False)
     instance: str = ""
 
-    def __call__(self, taken: int, seconds: float) -> tuple[Connection, int]:
-        """A connection that goes on with the session, and how many frames the executor has taken.
+    def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
+        """A connection that goes on with the session, and how many frames the executor has received.
 
         Raises:
             AccessRefused: the session is over.
             TransportError: no server answers, for the time being.
         """
-        connection, resumed = self._reach(Resume(self.session, self.secret, taken), min(self.timeout, seconds))
+        connection, resumed = self._reach(Resume(self.session, self.secret, received), min(self.timeout, seconds))
         self.instance = resumed.instance
-        return connection, resumed.taken
+        return connection, resumed.received
 
     def aside(self) -> Connection:
         """A connection to say something beside the session.
@@ -70,7 +70,7 @@ class Redialling:
                 if not isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
                     raise
                 # Executors listen as long as they live.
-                if not self.recovers:
+                if not self.recoverable:
                     raise AccessRefused(f"no executor listens at {self.direct} any more") from error
         return self._ask_gateway(question, timeout)
 
@@ -113,7 +113,7 @@ def lasting(
     if not attached.lease:
         return PlainClientChannel(reached.connection)
     direct = "" if reached.relayed else reached.url
-    where = (urls, token, device, direct, attached.recovers, transports, timeout)
+    where = (urls, token, device, direct, attached.recoverable, transports, timeout)
     redial = Redialling(*where, attached.session, attached.secret, attached.instance)
-    patience = attached.lease + (STARTING_SECONDS if attached.recovers else 0.0)
+    patience = attached.lease + (STARTING_SECONDS if attached.recoverable else 0.0)
     return ResumingConnection(reached.connection, redial, patience, called(urls))

@@ -33,8 +33,8 @@ class Restarting:
     instance: str = ""
     how: str = ""
 
-    def __call__(self, taken: int, seconds: float) -> tuple[Connection, int]:
-        """A connection that goes on with the session, and how many frames the executor has taken.
+    def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
+        """A connection that goes on with the session, and how many frames the executor has received.
 
         Raises:
             AccessRefused: the session is over.
@@ -43,12 +43,12 @@ class Restarting:
         """
         if not self.executor.alive:  # one that is just dying refuses connections, and is asked again
             self.how = self.executor.ending
-            if not self.executor.recovers:
+            if not self.executor.recoverable:
                 raise AccessRefused(f"its executor {self.how} and left no journal")
             self.executor.start_again()
         url = self.executor.wait_ready(min(self.start_timeout, seconds)).urls[0]
         connection = transport_for(url, self.transports).connect(url, Limits(), self.timeout)
-        resume = Resume(self.session, self.secret, taken)
+        resume = Resume(self.session, self.secret, received)
         try:
             resumed = ask(connection, resume, Resumed, self.timeout, url)
         except AccessRefused as error:
@@ -56,7 +56,7 @@ class Restarting:
                 f"{error} (the last executor that died {self.how})" if self.how else str(error)
             ) from error
         self.instance = resumed.instance
-        return connection, resumed.taken
+        return connection, resumed.received
 
     def aside(self) -> Connection:
         """A connection to say something beside the session.

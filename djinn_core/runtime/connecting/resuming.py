@@ -37,9 +37,9 @@ class ResumingConnection(ReliableConnection):
         self._patience = patience
         self._server = server
         self._mending = threading.Lock()
-        self._reconnects = ReconnectLimit((0, 0))  # frames taken at both ends
+        self._reconnects = ReconnectLimit((0, 0))  # frames received at both ends
         self.resumed = 0
-        self.deadly = False  # whether it is what the session does that kills executors
+        self.crashes_executors = False  # whether it is what the session does that kills executors
         self.successor: Attached | None = None
         self._when_resumed: Callable[[], None] = _nothing
 
@@ -71,19 +71,19 @@ class ResumingConnection(ReliableConnection):
             self._take_last_words()
             if self._expired:
                 raise error
-            taken = self._retire()
-            self._notice_vanity(taken, error)
+            received = self._retire()
+            self._notice_vanity(received, error)
             _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
             started = time.monotonic()
-            self._dial_until(started + self._patience, taken, error)
+            self._dial_until(started + self._patience, received, error)
             _log.warning("connected again", server=self._server, seconds=round(time.monotonic() - started, 3))
         finally:
             self._mending.release()
 
-    def _notice_vanity(self, taken: int, error: TransportError) -> None:
-        """Give up where connections break repeatedly before any frame is taken: the frames that are sent break them."""
-        if self._reconnects.record_break((taken, self._outbox.taken)):
-            self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was taken over them")
+    def _notice_vanity(self, received: int, error: TransportError) -> None:
+        """Give up where connections break repeatedly before any frame is received: the frames that are sent break them."""
+        if self._reconnects.record_break((received, self._outbox.acknowledged)):
+            self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was received over them")
 
     def _take_last_words(self) -> None:
         """Take in what came before the connection broke: the other end may have said why."""
@@ -100,15 +100,15 @@ class ResumingConnection(ReliableConnection):
         finally:
             self._reading.release()
 
-    def _dial_until(self, deadline: float, taken: int, error: TransportError) -> None:
+    def _dial_until(self, deadline: float, received: int, error: TransportError) -> None:
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._expired:
             _leave_if_interrupted()
             try:
-                inner, theirs = self._dial(taken, max(0.1, deadline - time.monotonic()))
+                inner, theirs = self._dial(received, max(0.1, deadline - time.monotonic()))
                 self._adopt(inner, theirs)
             except AccessRefused as refused:
-                self.deadly = refused.deadly
+                self.crashes_executors = refused.crashes_executors
                 self._give_up(f"{error}; the server does not go on with it: {refused}")
             except DjinnError as again:
                 pause = backoff.jittered()
@@ -122,10 +122,10 @@ class ResumingConnection(ReliableConnection):
                 return
         self._give_up(str(error))
 
-    def _dial(self, taken: int, seconds: float) -> tuple[Connection, int]:
+    def _dial(self, received: int, seconds: float) -> tuple[Connection, int]:
         try:
             with held.let_through():
-                return self._redial(taken, seconds)
+                return self._redial(received, seconds)
         except KeyboardInterrupt:
             held.hold()
             raise NotReconnected from None

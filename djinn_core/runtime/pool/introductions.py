@@ -19,7 +19,7 @@ from djinn_core.launch.addresses import at_host, is_loopback, parse_url, with_ho
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, Reconnection
 from djinn_core.runtime.connecting.dialling import ask
-from djinn_core.wire.peer_messages import Invite, Invited, Meet, Met
+from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerTicket, PeerTicketRequest
 
 _PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -28,11 +28,11 @@ _ANSWER_SECONDS: Final = 30.0
 _log = get_logger("djinn.pool")
 
 
-def invitation(source: int, target: int, invited: Invited, server: str) -> Meet:
+def invitation(source: int, target: int, invited: PeerTicket, server: str) -> ConnectPeer:
     """Message that has executor `source` connect to executor `target`, whose server the client reached at `server`."""
     host = parse_url(server).hostname or "" if "://" in server else ""
     urls = tuple(_placed(url, host) for url in invited.urls)
-    return Meet(target + 1, source + 1, invited.ticket, urls, invited.fingerprint)
+    return ConnectPeer(target + 1, source + 1, invited.ticket, urls, invited.fingerprint)
 
 
 def _placed(url: str, host: str) -> str:
@@ -105,14 +105,14 @@ class Introductions:
         there = self._known[target]
         connection = there.reach.aside()
         try:
-            invited = ask(connection, Invite(source + 1), Invited, _ANSWER_SECONDS, there.server)
+            invited = ask(connection, PeerTicketRequest(source + 1), PeerTicket, _ANSWER_SECONDS, there.server)
         finally:
             connection.close()
         here = self._known[source]
         connection = here.reach.aside()
         try:
             meet = invitation(source, target, invited, there.server)
-            met = ask(connection, meet, Met, _ANSWER_SECONDS, here.server)
+            met = ask(connection, meet, ConnectPeerReply, _ANSWER_SECONDS, here.server)
         finally:
             connection.close()
         if met.error:

@@ -18,7 +18,7 @@ import attrs
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
 from djinn_core.logs import get_logger
 from djinn_core.runtime.pool.relay import Relay
-from djinn_core.wire.peer_messages import Gauge, LinkSeen
+from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
 
 FACTOR: Final = 2.0  # by which a link is another one
 ENOUGH: Final = 3  # sightings that agree
@@ -40,7 +40,7 @@ class SeenLink:
     rates: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
     latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
 
-    def see(self, seen: LinkSeen, now: float) -> None:
+    def see(self, seen: LinkMeasurement, now: float) -> None:
         """Something was on the link."""
         self.heard = now
         if seen.seconds > 0:
@@ -110,7 +110,7 @@ class PresentLinks:
             self._gauge(now)
         return self.changes
 
-    def _hear(self, number: int, seen: Sequence[LinkSeen], now: float) -> None:
+    def _hear(self, number: int, seen: Sequence[LinkMeasurement], now: float) -> None:
         touched = []
         for one in seen:
             peer = one.peer - 1
@@ -126,4 +126,4 @@ class PresentLinks:
         for (source, target), link in self._links.items():
             if link.is_due(now):
                 link.heard = now
-                self._relays[source].tell(Gauge(target + 1))
+                self._relays[source].tell(MeasureLink(target + 1))

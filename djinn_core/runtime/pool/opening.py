@@ -53,8 +53,8 @@ def open_pool(
             stats,
             one.url,
             observers,
-            recalls=one.attached.recalls,
-            codings=one.codings,
+            caches_weights=one.attached.caches_weights,
+            compressions=one.compressions,
             called=one.server,
             reader=AnswerReader(failures, number),
             unread=1,  # what an executor says of its links counts for the next plan

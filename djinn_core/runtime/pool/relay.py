@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.session import Session
-from djinn_core.wire.message import Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import encode
-from djinn_core.wire.peer_messages import LinkSeen, SendValues, TransferChunk, TransferHeader
+from djinn_core.wire.peer_messages import LinkMeasurement, SendValues, TransferChunk, TransferHeader
 
 
 class Relay:
@@ -18,7 +18,7 @@ class Relay:
     def __init__(self, session: Session) -> None:
         """`session`: with the executor."""
         self._session = session
-        self._seen: list[LinkSeen] = []
+        self._seen: list[LinkMeasurement] = []
         self._frames: list[Frame] = []
         self._missing = 0
         session.replies.when_links_seen = self._see
@@ -39,12 +39,12 @@ class Relay:
         frames, self._frames = self._frames, []
         return frames
 
-    def take_seen(self) -> list[LinkSeen]:
+    def take_seen(self) -> list[LinkMeasurement]:
         """Take the link measurements since the last call."""
         seen, self._seen = self._seen, []
         return seen
 
-    def _see(self, seen: Sequence[LinkSeen]) -> None:
+    def _see(self, seen: Sequence[LinkMeasurement]) -> None:
         self._seen.extend(seen)
 
     def _is_complete(self) -> bool:

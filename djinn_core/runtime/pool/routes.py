@@ -13,8 +13,15 @@ from djinn_core.runtime.pool.introductions import invitation
 from djinn_core.runtime.pool.parts import TransferStep
 from djinn_core.runtime.pool.relay import Relay
 from djinn_core.runtime.session import Session
-from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.peer_messages import CLIENT, Expect, Invite, Invited, Met, SendValues
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.peer_messages import (
+    CLIENT,
+    AwaitTransfer,
+    ConnectPeerReply,
+    PeerTicket,
+    PeerTicketRequest,
+    SendValues,
+)
 
 ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess: through the client and with a wait
 # Seconds that a value's way takes beside the wire, measured on processors with Python at both ends: part of the program ends
@@ -29,17 +36,17 @@ class Routes:
     def __init__(self, members: Sequence[Session], relays: Sequence[Relay]) -> None:
         self._members = members
         self._relays = relays
-        self._met: dict[tuple[int, int], Met] = {}
+        self._met: dict[tuple[int, int], ConnectPeerReply] = {}
         self._transfers = itertools.count(1)
         self._under_way: dict[TransferStep, list[int]] = {}
 
-    def meet(self, source: int, target: int) -> Met:
+    def meet(self, source: int, target: int) -> ConnectPeerReply:
         """Have one executor connect to another; what it found. Once for each pair."""
         met = self._met.get((source, target))
         if met is None:
             there = self._members[target]
-            invited = there.replies.ask(Invite(source + 1), Invited)
-            met = self._members[source].replies.ask(invitation(source, target, invited, there.server), Met)
+            invited = there.replies.ask(PeerTicketRequest(source + 1), PeerTicket)
+            met = self._members[source].replies.ask(invitation(source, target, invited, there.server), ConnectPeerReply)
             self._met[source, target] = met
             if met.error:
                 log.warning(
@@ -83,4 +90,4 @@ class Routes:
         transfer = waiting.pop(0)
         if not waiting:
             del self._under_way[carry]
-        self._relays[carry.target].tell(Expect(transfer, carry.source + 1, pack_handles([value])))
+        self._relays[carry.target].tell(AwaitTransfer(transfer, carry.source + 1, pack_handles([value])))

@@ -16,7 +16,7 @@ from djinn_core.interception.runtime_interface import DescribedValue
 from djinn_core.ir.values import tensor_meta
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.sending.pending import Pending
-from djinn_core.wire.message import Failure
+from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Completed, Described
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 

@@ -11,7 +11,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.values import TensorMeta
 from djinn_core.lru import LruCache
 from djinn_core.runtime.receiving.remote_errors import remote_error
-from djinn_core.wire.message import Failure
+from djinn_core.wire.message_base import Failure
 
 REMEMBERED = 64  # submissions with failures whose dependants may still be fetched; beyond it a message loses its line
 _HINT = (

@@ -22,9 +22,9 @@ from djinn_core.runtime.sending.cancellation import Cancellation
 from djinn_core.runtime.sending.pending import Pending, seconds_of
 from djinn_core.runtime.stats import Stats
 from djinn_core.stack_room import require_stack_room
-from djinn_core.wire.message import Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Completed, ProtocolClose, decode, encode
-from djinn_core.wire.peer_messages import LinkSeen
+from djinn_core.wire.peer_messages import LinkMeasurement
 
 M = TypeVar("M", bound=Message)
 Handler = Callable[[Any, Sequence[Buffer]], None]  # takes a message of its kind, and the body of its frame
@@ -67,7 +67,7 @@ class Replies:
         self.pending: OrderedDict[int, Pending] = OrderedDict()
         self.cancellation = Cancellation(link, self.pending)
         self.while_waiting: Callable[[], None] = _nothing
-        self.when_links_seen: Callable[[Sequence[LinkSeen]], None] = _ignored
+        self.when_links_seen: Callable[[Sequence[LinkMeasurement]], None] = _ignored
         self.reader = reader
         self._link = link
         self._stats = stats
@@ -338,8 +338,8 @@ class Replies:
             raise ProtocolError(f"the executor answers submission {number}, which does not wait")
         timing, cancellation = completed.timing, self.cancellation
         self._deferred.has_read(pending.position)
-        if completed.seen:
-            self.when_links_seen(completed.seen)
+        if completed.links:
+            self.when_links_seen(completed.links)
         self._observers.tell("completed", submission=number, execute=timing.execute, queue=timing.queue)
         pending.spent(timing, self._stats)
         self._spent += seconds_of(completed)
@@ -361,5 +361,5 @@ def _nothing() -> None:
     """Do nothing while a thread waits."""
 
 
-def _ignored(_: Sequence[LinkSeen]) -> None:
+def _ignored(_: Sequence[LinkMeasurement]) -> None:
     """Ignore links: the executor is the only one."""

@@ -9,8 +9,8 @@ import attrs
 from djinn_core.interception.dispatch import learn_layout
 from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.runtime.sending.template import Prepared
-from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.messages import Claim, Completed, First
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.messages import Claim, Completed, InitialBindings
 from djinn_core.wire.tensors import dtype_name
 
 
@@ -27,10 +27,10 @@ class Bound:
     values: Sequence[int]
     written: tuple[int, ...]
 
-    def as_first(self) -> First:
+    def as_first(self) -> InitialBindings:
         """All of it, for an executor that has not run the template before."""
         written = [self.values[i] for i in self.written]
-        return First(self.slots, pack_handles(self.inputs), pack_handles(written))
+        return InitialBindings(self.slots, pack_handles(self.inputs), pack_handles(written))
 
 
 def bind(prepared: Prepared, program: Program, values: Sequence[int]) -> Bound:
@@ -68,9 +68,9 @@ def _claims_of(instruction: int, call: Call) -> list[Claim]:
 def settle_claims(prepared: Prepared, program: Program, claimed: Sequence[int], completed: Completed) -> None:
     """Note which predictions of layouts came true, and learn from those that did not."""
     calls = [prepared.call(instruction, program) for instruction in range(len(prepared.nodes))]
-    for relaid in completed.relaid:
-        learn_layout(calls[relaid.instruction], relaid.result, relaid.stride)
-    doubtful = {f.instruction for f in completed.failures} | {r.instruction for r in completed.relaid}
+    for mismatch in completed.layout_mismatches:
+        learn_layout(calls[mismatch.instruction], mismatch.result, mismatch.stride)
+    doubtful = {f.instruction for f in completed.failures} | {r.instruction for r in completed.layout_mismatches}
     for instruction in claimed:
         if instruction not in doubtful:
             calls[instruction].signature.layout_trusted = True

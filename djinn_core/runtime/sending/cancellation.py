@@ -12,8 +12,8 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.sending.pending import Pending
 from djinn_core.wire import limits
+from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import encode
-from djinn_core.wire.stop_messages import Stop
 
 # Before executors are told what an interrupted wait does not want any more: what is nearly done gets done.
 GRACE_SECONDS = 0.2
@@ -68,6 +68,6 @@ class Cancellation:
             numbers = tuple([n for n in numbers if n in self._pending])
         try:
             if numbers:
-                self._link.channel.send(Frame(encode(Stop(numbers))))
+                self._link.channel.send(Frame(encode(CancelSubmissions(numbers))))
         except TransportError as error:
             log.debug("the executor was not told what to stop", reason=str(error))

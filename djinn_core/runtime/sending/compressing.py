@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from djinn_core.wire.compression import PLANES_ZSTD, codings, compressed, expanded
+from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded, supported_compressions
 
 SMALLEST: Final = 1 << 20  # bytes; what is smaller travels as it is
 SAMPLE: Final = 256 << 10  # bytes that are compressed to see what it brings
@@ -24,8 +24,8 @@ class Compressing:
     """Decides for one connection, and compresses."""
 
     def __init__(self, theirs: Sequence[str]) -> None:
-        """`theirs`: the codings that the executor can read."""
-        self._possible = PLANES_ZSTD in theirs and PLANES_ZSTD in codings()
+        """`theirs`: the compressions that the executor can read."""
+        self._possible = PLANES_ZSTD in theirs and PLANES_ZSTD in supported_compressions()
         self._sent = 0
         self._seconds = 0.0
         self._compressed = 0  # bytes, since the link's rate was seen last

@@ -24,8 +24,8 @@ from djinn_core.runtime.sending.pending import Pending
 from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire import limits
-from djinn_core.wire.bindings import changed_slots, pack_handles, rebind
-from djinn_core.wire.messages import Define, First, NeedTemplate, Submit, encode
+from djinn_core.wire.binding_delta import diff_inputs, diff_slots, pack_handles
+from djinn_core.wire.messages import InitialBindings, Submit, TemplateReply, TemplateRequest, encode
 from djinn_core.wire.templates import TemplateCache
 
 
@@ -56,8 +56,8 @@ class KnownTemplates:
             free=submit.free,
             digest=prepared.digest,
             outputs=pack_handles([values[i] for i in prepared.outputs]),
-            changed=() if before is None else changed_slots(before.slots, bound.slots),
-            rebound=() if before is None else rebind(before.inputs, bound.inputs),
+            slot_changes=() if before is None else diff_slots(before.slots, bound.slots),
+            input_changes=() if before is None else diff_inputs(before.inputs, bound.inputs),
             first=bound.as_first() if before is None else None,
             template=prepared.template if before is None else None,
             describe=submit.describe,
@@ -97,7 +97,7 @@ def refusing(submit: Submit, program: Program, reason: str) -> Submit:
     return msgspec.structs.replace(
         submit,
         outputs=pack_handles([handle for handle in made if handle not in program.dead]),
-        first=First((), (), pack_handles(written)),
+        first=InitialBindings((), (), pack_handles(written)),
         refused=printable(reason) or "it cannot be encoded",
     )
 
@@ -128,7 +128,7 @@ class Submissions:
         self._unread = unread
         self._derived = DerivedValues(self.submit)
         self._known = KnownTemplates(stats)
-        replies.handle(NeedTemplate, self._define)
+        replies.handle(TemplateRequest, self._define)
 
     def submit(self, submission: Submission) -> int:
         """As `Runtime.submit`.
@@ -239,8 +239,8 @@ class Submissions:
         self._observers.tell("submitted", submission=number, instructions=len(program))
         return number
 
-    def _define(self, needed: NeedTemplate, _: Sequence[Buffer]) -> None:
+    def _define(self, needed: TemplateRequest, _: Sequence[Buffer]) -> None:
         pending = self._replies.pending.get(needed.sequence)
         if pending is None or pending.prepared is None or pending.bound is None:
             raise ProtocolError(f"the executor asks for the template of submission {needed.sequence}, which has none")
-        self._link.send(Frame(encode(Define(pending.prepared.template, pending.bound.as_first()))))
+        self._link.send(Frame(encode(TemplateReply(pending.prepared.template, pending.bound.as_first()))))

@@ -21,17 +21,17 @@ from djinn_core.runtime.stats import Stats
 from djinn_core.torch_objects import writes_to
 from djinn_core.wire import limits
 from djinn_core.wire.compression import PLANES_ZSTD
-from djinn_core.wire.content import digest_of_content
+from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import TensorHeader, encode
 from djinn_core.wire.tensors import dtype_from_name, tensor_to_wire
 from djinn_core.wire.upload_messages import (
+    AbortUpload,
     BlobHit,
     BlobNeeded,
     BlobOffer,
     BlobQuery,
     BlobQueryReply,
-    Upload,
-    Withdraw,
+    UploadPart,
 )
 
 CHUNK: Final = 4 << 20  # bytes of an upload that travel in one frame, and again if it is lost on the way
@@ -107,7 +107,7 @@ class Uploads:
         try:
             self._replies.make_room(source.nbytes)
         except KeyboardInterrupt:
-            self._link.send_message(Withdraw(handle))
+            self._link.send_message(AbortUpload(handle))
             raise
         try:
             self._upload(handle, source)
@@ -228,7 +228,7 @@ class Uploads:
         try:
             self._send(handle, upload)
         except KeyboardInterrupt:
-            self._link.send_message(Withdraw(handle))
+            self._link.send_message(AbortUpload(handle))
             raise
 
     def _send(self, handle: int, upload: _Upload) -> None:
@@ -248,7 +248,7 @@ class Uploads:
         header, size = upload.header, upload.data.nbytes
         coded = self._compressing.smaller(part, dtype_from_name(header.dtype).itemsize)
         coding = (PLANES_ZSTD, part.nbytes) if coded is not None else ("", 0)
-        message = Upload(handle, header.dtype, header.shape, header.stride, size, upload.sent, *coding)
+        message = UploadPart(handle, header.dtype, header.shape, header.stride, size, upload.sent, *coding)
         body = part if coded is None else coded
         started = time.perf_counter()
         self._link.send(Frame(encode(message), [body]))

@@ -20,9 +20,9 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, Reconnection
 from djinn_core.runtime.standby.failover_log import FailoverLog
 from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
+from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import Attached, ProtocolClose, Submit, decode, encode, is_of_kind
-from djinn_core.wire.state_messages import AskState
-from djinn_core.wire.stop_messages import Stop
+from djinn_core.wire.state_messages import StateRequest
 
 _TURN_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chance
@@ -60,7 +60,7 @@ class StandbyConnection(ReconnectingConnection):
         """
         self.server = server
         self.successor: Attached | None = None
-        self.deadly = False
+        self.crashes_executors = False
         self.reconnection: Reconnection | None = None  # of each server of its own
         self._channel = inner
         super().__init__(inner)
@@ -86,7 +86,7 @@ class StandbyConnection(ReconnectingConnection):
                 raise TransportError(self._closed)
             if is_of_kind(frame.head, Submit) and self._kept.is_due() and not self._expired:
                 self._kept.begin_anew(self._ask_for_state)
-            stops = is_of_kind(frame.head, Stop)
+            stops = is_of_kind(frame.head, CancelSubmissions)
             if not stops and not self._expired:
                 self._kept.write_down(frame)
             try:
@@ -154,7 +154,7 @@ class StandbyConnection(ReconnectingConnection):
         """Ask for the session's state, and wait for it."""
         inner = self._inner
         try:
-            inner.send(Frame(encode(AskState(limit))))
+            inner.send(Frame(encode(StateRequest(limit))))
             self._await_state(inner, coming)
         except TransportError as error:
             _log.debug("the state did not come", reason=str(error))  # the frame that is sent next finds out
@@ -212,7 +212,7 @@ class StandbyConnection(ReconnectingConnection):
 
     def _cannot(self) -> str:
         """Reason why no other server can take the session over; empty where one may."""
-        if self._channel.deadly:
+        if self._channel.crashes_executors:
             return "another server would come to the same end"
         if self._kept.sent is None or self._kept.why_not:
             return f"no standby server could go on: {self._kept.why_not}"

@@ -45,8 +45,10 @@ def _unlike(first: Attached, now: Attached) -> str:
         return f"it has a {now.device.kind} where there was a {first.device.kind}"
     if first.torch.partition("+")[0] != now.torch.partition("+")[0]:
         return f"it runs torch {now.torch} where there was {first.torch}"
-    if not set(first.codings) <= set(now.codings):
-        return f"it cannot read {', '.join(set(first.codings) - set(now.codings))}, in which uploads were sent"
+    if not set(first.compressions) <= set(now.compressions):
+        return (
+            f"it cannot read {', '.join(set(first.compressions) - set(now.compressions))}, in which uploads were sent"
+        )
     return ""
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from djinn_core.runtime.standby.frame_log import SentFrames
 from djinn_core.wire.frames import Frame
-from djinn_core.wire.message import Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Completed
-from djinn_core.wire.state_messages import State, StatePiece, count_pieces
+from djinn_core.wire.state_messages import StateChunk, StateHeader, count_pieces
 
 
 class SnapshotReceiver:
@@ -30,9 +30,9 @@ class SnapshotReceiver:
         Raises:
             OSError: there is no room for it.
         """
-        if isinstance(message, State):
+        if isinstance(message, StateHeader):
             self._left, self.reason = count_pieces(message.lengths), message.reason
-        elif isinstance(message, StatePiece) and self._left:
+        elif isinstance(message, StateChunk) and self._left:
             self._left -= 1
         else:
             self.disturbed |= not isinstance(message, Completed)

@@ -142,7 +142,7 @@ class Admission:
         self.context.events.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
-        refuse(connection, denied.reason, again=denied.again, after=denied.after)
+        refuse(connection, denied.reason, retry=denied.again, retry_after=denied.after)
 
     def _first_message(self, connection: Connection) -> AnyMessage | None:
         try:
@@ -223,7 +223,7 @@ class Admission:
             inner = transport_for(url, self.transports).connect(url, Limits(), HELLO_SECONDS)
         except DjinnError as error:
             _log.error("cannot reach an executor", executor=executor.process_id, error=str(error))
-            refuse(connection, "the executor cannot be reached: connect again", again=True)
+            refuse(connection, "the executor cannot be reached: connect again", retry=True)
             return
         connection.limits = Limits()
         self.context.events.note("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
@@ -254,7 +254,7 @@ def _wish_for_relay(connection: Connection) -> Attach | Resume | ControlAttach |
 
 
 def _denied(refusal: Refusal) -> Denial:
-    return Denial(refusal.reason, "busy" if refusal.again else "device", refusal.again)
+    return Denial(refusal.reason, "busy" if refusal.retry else "device", refusal.retry)
 
 
 def _versions(message: Hello | StatusRequest | Kill) -> str:

@@ -181,9 +181,9 @@ class Pool:
                 if not full:
                     return number, executor
         if full:
-            return Refusal(full, again=True)
+            return Refusal(full, retry=True)
         if len(ready) < len(self._seats):
-            return Refusal("an executor is being started again after it died: try again in a few seconds", again=True)
+            return Refusal("an executor is being started again after it died: try again in a few seconds", retry=True)
         offered = ", ".join(executor.device.id for _, executor in ready)
         return Refusal(f"this server has no device {device!r}, it offers {offered}")
 

@@ -84,7 +84,7 @@ class Tenants:
                     return Refusal("the server is shutting down: connect again later")
                 if len(self._pools) >= self._most:
                     return Refusal(
-                        f"this server has executors for {self._most} tenants at a time: try again later", again=True
+                        f"this server has executors for {self._most} tenants at a time: try again later", retry=True
                     )
             return self._start(tenant, memory)
 
@@ -185,7 +185,7 @@ class Tenants:
                 pool.wait_ready()
         except StartupError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
-            return Refusal("no executor could be started for you: try again later", again=True)
+            return Refusal("no executor could be started for you: try again later", retry=True)
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")
         return pool
 

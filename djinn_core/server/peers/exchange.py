@@ -1,7 +1,7 @@
 """Peer-to-peer exchange of values between executors: connections, their tickets, and the transfers on their way.
 
-A client that uses several executors asks one for a ticket (`Invite`) and hands it to another (`Meet`), which connects and
-shows it (`Join`). From then on values travel on that connection in one direction, sent by a thread of their own, so that
+A client that uses several executors asks one for a ticket (`PeerTicketRequest`) and hands it to another (`ConnectPeer`), which connects and
+shows it (`PeerAttach`). From then on values travel on that connection in one direction, sent by a thread of their own, so that
 neither executor waits for the link before it has to. A sent transfer is kept until the receiver has acknowledged it
 (`server/peers/route.py`), and the receiver journals it first (`server/peers/inbox.py`): neither a broken connection nor the
 death of an executor loses a value.
@@ -30,7 +30,7 @@ from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.peers.route import Route
 from djinn_core.server.recovery.transfer_log import Accepted, PastTransfers, PoolCounts, Record, WriteDown
 from djinn_core.wire.messages import encode, expect
-from djinn_core.wire.peer_messages import Invited, Join, Joined, Meet, Met
+from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerAttach, PeerAttached, PeerTicket
 
 JOIN_SECONDS = 60.0  # for which a ticket is good
 DIAL_SECONDS = 5.0
@@ -56,14 +56,14 @@ class PeerListener:
         self._open: dict[bytes, tuple[PeerConnection, float]] = {}
         self._known: dict[bytes, PeerConnection] = {}
 
-    def invite(self, inbox: Inbox, source: int) -> Invited:
+    def invite(self, inbox: Inbox, source: int) -> PeerTicket:
         """A ticket for executor `source`, good once and for a minute."""
         ticket, now = secrets.token_urlsafe(32), time.monotonic()
         secret = secrets.token_urlsafe(32) if self.patience else ""
         with self._lock:
             self._open = {key: entry for key, entry in self._open.items() if entry[1] > now}
             self._open[_key(ticket)] = (PeerConnection(inbox, source, secret), now + JOIN_SECONDS)
-        return Invited(ticket, self.urls, self._shown())
+        return PeerTicket(ticket, self.urls, self._shown())
 
     def _shown(self) -> str:
         """Of the certificate, which may have been renewed."""
@@ -108,11 +108,11 @@ def _key(ticket: str) -> bytes:
 class Exchange:
     """A session's connections to other executors: its inbox and its routes."""
 
-    def __init__(self, harbour: PeerListener) -> None:
+    def __init__(self, peer_listener: PeerListener) -> None:
         self.sightings = Sightings()
-        self.inbox = Inbox(self.sightings, harbour.patience)
+        self.inbox = Inbox(self.sightings, peer_listener.patience)
         self.number = 0
-        self._harbour = harbour
+        self._peer_listener = peer_listener
         self._routes: dict[int, Route] = {}
         self._lock = threading.Lock()  # routes come from the client's other connection, too
         self.begun = threading.Event()  # before that, no peer may be told how much was taken
@@ -152,7 +152,7 @@ class Exchange:
 
     # --- others ------------------------------------------------------------------------------------------------
 
-    def invite(self, source: int) -> Invited:
+    def invite(self, source: int) -> PeerTicket:
         """Let executor `source` of the pool come to this session.
 
         Raises:
@@ -160,16 +160,16 @@ class Exchange:
         """
         if self._closed:
             raise ProtocolError("the session has ended")
-        return self._harbour.invite(self.inbox, source)
+        return self._peer_listener.invite(self.inbox, source)
 
-    def meet(self, meet: Meet) -> Met:
+    def meet(self, meet: ConnectPeer) -> ConnectPeerReply:
         """Connect to another executor; the answer says why there is no connection, where there is none."""
         if self._closed:
-            return Met(meet.peer, error="the session has ended")
+            return ConnectPeerReply(meet.peer, error="the session has ended")
         self.number = meet.me
         reasons: list[str] = []
         for url in meet.urls:
-            if not has_transport(url, self._harbour.ways_to(meet.fingerprint)):
+            if not has_transport(url, self._peer_listener.ways_to(meet.fingerprint)):
                 reasons.append(f"{url}: no transport")
                 continue
             if url.startswith("unix:") and not is_own_socket(url):  # a client could make it connect to any process here
@@ -182,36 +182,36 @@ class Exchange:
                 reasons.append(f"{url}: {error}")
                 continue
             again = partial(self._dial_again, url, meet.fingerprint, joined.secret)
-            self._route(meet.peer).adopt(connection, joined.taken, again)
-            return Met(meet.peer, url, latency, bandwidth)
-        return Met(meet.peer, error="; ".join(reasons) or "it listens nowhere")
+            self._route(meet.peer).adopt(connection, joined.received, again)
+            return ConnectPeerReply(meet.peer, url, latency, bandwidth)
+        return ConnectPeerReply(meet.peer, error="; ".join(reasons) or "it listens nowhere")
 
-    def met(self, meet: Meet, met: Met) -> None:
+    def met(self, meet: ConnectPeer, met: ConnectPeerReply) -> None:
         """Another process has met that executor; this one will be told where it is now."""
         self.number = meet.me
         if not met.error:
             self._route(meet.peer)
 
-    def _dial(self, url: str, fingerprint: str, ticket: str) -> tuple[Connection, Joined]:
-        ways = self._harbour.ways_to(fingerprint)
+    def _dial(self, url: str, fingerprint: str, ticket: str) -> tuple[Connection, PeerAttached]:
+        ways = self._peer_listener.ways_to(fingerprint)
         connection = transport_for(url, ways).connect(url, Limits(), DIAL_SECONDS)
         try:
-            connection.send(Frame(encode(Join(ticket))))
-            return connection, expect(connection.receive(DIAL_SECONDS).head, Joined)
+            connection.send(Frame(encode(PeerAttach(ticket))))
+            return connection, expect(connection.receive(DIAL_SECONDS).head, PeerAttached)
         except BaseException:
             connection.close()
             raise
 
     def _dial_again(self, url: str, fingerprint: str, secret: str) -> tuple[Connection, int]:
         connection, joined = self._dial(url, fingerprint, secret)
-        return connection, joined.taken
+        return connection, joined.received
 
     def _route(self, peer: int) -> Route:
         with self._lock:
             route = self._routes.get(peer)
             if route is None:
                 note = partial(self._note_taken, peer)
-                route = self._routes[peer] = Route(peer, self.sightings, self._harbour.patience, note)
+                route = self._routes[peer] = Route(peer, self.sightings, self._peer_listener.patience, note)
                 route.restore(0, self._accepted.get(peer, 0))
             return route
 
@@ -262,7 +262,7 @@ class Exchange:
     def close(self) -> None:
         """Hang up on all others."""
         self._closed = True
-        self._harbour.forget(self.inbox)
+        self._peer_listener.forget(self.inbox)
         with self._lock:
             routes = list(self._routes.values())
             self._routes.clear()

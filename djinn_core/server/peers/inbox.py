@@ -15,7 +15,7 @@ from djinn_core.server.peers.link_probe import Sightings
 from djinn_core.server.peers.packed_values import Packed, room_for
 from djinn_core.server.recovery.transfer_log import Arrival, PastTransfers, WriteDown
 from djinn_core.wire.messages import decode, encode, expect
-from djinn_core.wire.peer_messages import Joined, Probe, Taken, TransferChunk, TransferHeader
+from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
 
 COMING_SECONDS: Final = 60.0  # that an executor has to come for the first time
 _SAID_TRANSFERS: Final = 16  # taken without a word, before the sender is told
@@ -165,7 +165,7 @@ class PeerConnection:
         try:
             connection.limits = Limits()
             taken = self.inbox.join(self.source, connection)
-            connection.send(Frame(encode(Joined(taken, self.secret))))
+            connection.send(Frame(encode(PeerAttached(taken, self.secret))))
             self._take_all(connection)
         except (TransportError, ProtocolError) as error:
             reason = str(error)
@@ -177,13 +177,13 @@ class PeerConnection:
         unsaid = unsaid_bytes = 0
         while True:
             message = decode(connection.receive().head)
-            if isinstance(message, Probe):
-                connection.send(Frame(encode(Probe())))
+            if isinstance(message, LinkProbe):
+                connection.send(Frame(encode(LinkProbe())))
             elif isinstance(message, TransferHeader):
                 taken = self.inbox.unload(message, connection.receive, self.source)
                 unsaid, unsaid_bytes = unsaid + 1, unsaid_bytes + sum(item.size for item in message.items)
                 if unsaid >= _SAID_TRANSFERS or unsaid_bytes >= _SAID_BYTES:
-                    connection.send(Frame(encode(Taken(taken))))
+                    connection.send(Frame(encode(TransferAck(taken))))
                     unsaid = unsaid_bytes = 0
             else:
                 raise ProtocolError(f"an executor does not bring a {type(message).__name__}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire.messages import encode, expect
-from djinn_core.wire.peer_messages import LinkSeen, Probe
+from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe
 
 PATIENCE = 5.0  # seconds for which an answer is awaited
 WORTH = 1 << 20  # bytes from which on a transfer says how fast a link is: less may lie in buffers on the way
@@ -26,20 +26,20 @@ class Sightings:
     """Measurements of links that the client has not been told of yet."""
 
     def __init__(self) -> None:
-        self._seen: deque[LinkSeen] = deque(maxlen=_KEPT)
+        self._seen: deque[LinkMeasurement] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
 
     def arrived(self, source: int, nbytes: int, seconds: float) -> None:
         """A transfer of so many bytes came from executor `source`; from its announcement to its end it took `seconds`."""
         if nbytes >= WORTH:
-            self.note(LinkSeen(source, True, nbytes, seconds))
+            self.note(LinkMeasurement(source, True, nbytes, seconds))
 
-    def note(self, seen: LinkSeen) -> None:
+    def note(self, seen: LinkMeasurement) -> None:
         """Something was seen."""
         with self._lock:
             self._seen.append(seen)
 
-    def take(self) -> list[LinkSeen]:
+    def take(self) -> list[LinkMeasurement]:
         """Return and remove the measurements that the client is to be told."""
         if not self._seen:
             return []
@@ -67,6 +67,6 @@ def measure(send: Send, receive: Receive) -> tuple[float, float]:
 
 def _probe(send: Send, receive: Receive, size: int) -> float:
     started = time.perf_counter()
-    send(Frame(encode(Probe()), [bytes(size)] if size else []))
-    expect(receive(PATIENCE).head, Probe)
+    send(Frame(encode(LinkProbe()), [bytes(size)] if size else []))
+    expect(receive(PATIENCE).head, LinkProbe)
     return time.perf_counter() - started

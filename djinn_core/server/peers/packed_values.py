@@ -14,7 +14,7 @@ from djinn_core.ir.values import storage_of
 from djinn_core.server.memory.limited import at_hand
 from djinn_core.server.running.values import Poison, Stored, ValueTable, no_such_value
 from djinn_core.wire.frames import allocate
-from djinn_core.wire.message import Failure
+from djinn_core.wire.message_base import Failure
 from djinn_core.wire.peer_messages import Item, View
 from djinn_core.wire.tensors import dtype_from_name, dtype_name
 

@@ -20,7 +20,7 @@ from djinn_core.server.peers.link_probe import WORTH, Sightings, measure
 from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.recovery.transfer_log import UnderWay
 from djinn_core.wire.messages import decode, encode
-from djinn_core.wire.peer_messages import LinkSeen, Probe, Taken, TransferChunk, TransferHeader
+from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe, TransferAck, TransferChunk, TransferHeader
 
 PARCEL: Final = 4 << 20  # bytes
 WAITING_LIMIT: Final = 64  # transfers that were not taken, before the executor waits for the link, too
@@ -175,11 +175,11 @@ class Route:
             while True:
                 frame = connection.receive()
                 message = decode(frame.head)
-                if isinstance(message, Taken):
+                if isinstance(message, TransferAck):
                     with self._changed:
                         self._accept(message.transfers)
                         self._changed.notify_all()
-                elif isinstance(message, Probe):
+                elif isinstance(message, LinkProbe):
                     self._echoes.put(frame)
                 else:
                     raise ProtocolError(f"an executor that is sent values says {type(message).__name__}")
@@ -291,7 +291,7 @@ class Route:
         except TimeoutError:
             _log.debug("a link was not measured: no answer in time", peer=self._peer)
         else:
-            self._sightings.note(LinkSeen(self._peer, False, WORTH, WORTH / bandwidth, latency))
+            self._sightings.note(LinkMeasurement(self._peer, False, WORTH, WORTH / bandwidth, latency))
         self._unpaid += connection.bytes_sent - before
 
     def _echo(self, timeout: float) -> Frame:

@@ -21,11 +21,11 @@ from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_core.wire.compression import expanded
-from djinn_core.wire.content import digest_of_content, digest_of_file
+from djinn_core.wire.digests import digest_of_content, digest_of_file
 from djinn_core.wire.frames import Buffer, allocate, flatten
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.tensors import dtype_from_name
-from djinn_core.wire.upload_messages import Upload
+from djinn_core.wire.upload_messages import UploadPart
 
 _log = get_logger("djinn.server")
 
@@ -90,8 +90,8 @@ class BlobFiles:
         if not self._growing or len(frame.body) != 1:
             return None
         upload = decode(frame.head)
-        growing = self._growing.get(upload.handle) if isinstance(upload, Upload) else None
-        if growing is None or not isinstance(upload, Upload):
+        growing = self._growing.get(upload.handle) if isinstance(upload, UploadPart) else None
+        if growing is None or not isinstance(upload, UploadPart):
             return None
         data = flatten(_plain(upload, frame.body[0]))
         if not 0 <= upload.start <= growing.written or upload.start + len(data) > growing.size:
@@ -99,7 +99,7 @@ class BlobFiles:
             return None
         if not self._write(growing, upload.start, data):
             return None
-        head = encode(msgspec.structs.replace(upload, coding="", length=0)) if upload.coding else frame.head
+        head = encode(msgspec.structs.replace(upload, compression="", length=0)) if upload.compression else frame.head
         return Frame(head, [data]), Part(head, growing.digest, upload.start, len(data))
 
     def _write(self, growing: _Growing, start: int, data: memoryview) -> bool:
@@ -235,7 +235,7 @@ def mapped(folder: Path, digest: bytes) -> memoryview:
     return memoryview(found).cast("B")
 
 
-def _plain(upload: Upload, part: Buffer) -> Buffer:
-    if not upload.coding:
+def _plain(upload: UploadPart, part: Buffer) -> Buffer:
+    if not upload.compression:
         return part
-    return expanded(part, upload.coding, dtype_from_name(upload.dtype).itemsize, upload.length)
+    return expanded(part, upload.compression, dtype_from_name(upload.dtype).itemsize, upload.length)

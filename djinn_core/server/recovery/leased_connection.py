@@ -105,7 +105,7 @@ class LeasedConnection(ReliableConnection):
             taken = state() if journal.open else None
             if taken is not None:
                 with self._sending, self._keeping:
-                    base = SnapshotHeader(self._inbox.taken, self._outbox.sent, taken[0])
+                    base = SnapshotHeader(self._inbox.received, self._outbox.sent, taken[0])
                     kept = [frame for _, frame in self._outbox.kept()]
                 journal.compact(base, taken[1], kept, taken[2])
         if taken is not None and self._past is not None:  # it holds the file that was there before
@@ -237,10 +237,10 @@ class Leases:
     @property
     def patience(self) -> float:
         """Seconds for which peers may wait for this executor, including a restart."""
-        return self.seconds + (STARTING_SECONDS if self.recovers else 0.0) if self.seconds else 0.0
+        return self.seconds + (STARTING_SECONDS if self.recoverable else 0.0) if self.seconds else 0.0
 
     @property
-    def recovers(self) -> bool:
+    def recoverable(self) -> bool:
         """True if sessions can be recovered after the process has died."""
         return self._config.journals is not None
 
@@ -293,7 +293,7 @@ class Leases:
             try:
                 if reason := assign(past.owner.badge):
                     raise QuotaExceeded(reason)
-                leased = self._continue(connection, path, past, asked.taken)
+                leased = self._continue(connection, path, past, asked.received)
             except BaseException:
                 past.close()
                 raise
@@ -344,7 +344,7 @@ class Leases:
             return
         connection.limits = Limits()
         try:
-            leased.resume(connection, asked.taken, resumed)
+            leased.resume(connection, asked.received, resumed)
         except ProtocolError as error:
             _log.warning("a client came back that does not follow the protocol", error=str(error))
             refuse(connection, str(error))

@@ -14,7 +14,7 @@ from djinn_core.server.peers.packed_values import pack_storages, unpack_item
 from djinn_core.server.recovery.transfer_log import PoolCounts
 from djinn_core.server.running.random_state import set_state
 from djinn_core.server.running.values import Stored, ValueTable
-from djinn_core.wire.bindings import Slot
+from djinn_core.wire.binding_delta import Slot
 from djinn_core.wire.frames import Buffer
 from djinn_core.wire.messages import Template
 from djinn_core.wire.peer_messages import Item

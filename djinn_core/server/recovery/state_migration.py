@@ -11,10 +11,10 @@ from djinn_core.server.recovery.executor_channel import State as Found
 from djinn_core.server.recovery.snapshot_format import Snapshot, decode_snapshot
 from djinn_core.wire.frames import flatten
 from djinn_core.wire.messages import decode, encode
-from djinn_core.wire.state_messages import PIECE, State, StatePiece, pieces_of
+from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, pieces_of
 from djinn_core.wire.templates import digest_of
 
-_PIECE_HEAD = encode(StatePiece())
+_PIECE_HEAD = encode(StateChunk())
 
 
 def hand_out(take: Callable[[], Found | None], held: int, limit: int, send: Callable[[Frame], None]) -> None:
@@ -25,15 +25,15 @@ def hand_out(take: Callable[[], Found | None], held: int, limit: int, send: Call
     found = take() if held <= limit else None
     if found is None:
         other = "it is in the middle of something, has a memory limit, or has values that failed, or events"
-        send(Frame(encode(State(reason=_too_long(held) if held > limit else other))))
+        send(Frame(encode(StateHeader(reason=_too_long(held) if held > limit else other))))
         return
     state, memory, transfers = found
     parts = [flatten(part) for part in (state, *memory)]
     nbytes = sum(map(len, parts))
     if transfers or nbytes > limit:
-        send(Frame(encode(State(reason="it exchanges values with others" if transfers else _too_long(nbytes)))))
+        send(Frame(encode(StateHeader(reason="it exchanges values with others" if transfers else _too_long(nbytes)))))
         return
-    send(Frame(encode(State(tuple(map(len, parts))))))
+    send(Frame(encode(StateHeader(tuple(map(len, parts))))))
     for piece in pieces_of(parts):
         send(Frame(_PIECE_HEAD, [piece]))
 
@@ -42,7 +42,7 @@ def _too_long(nbytes: int) -> str:
     return f"it has {nbytes:,} bytes"
 
 
-def take_in(state: State, receive: Callable[[], Frame]) -> tuple[Snapshot, list[memoryview]]:
+def take_in(state: StateHeader, receive: Callable[[], Frame]) -> tuple[Snapshot, list[memoryview]]:
     """A state that a client sends, once its parts fit together.
 
     Raises:
@@ -85,7 +85,7 @@ def _part(length: int, receive: Callable[[], Frame]) -> memoryview:
     left = length
     while left:
         frame = receive()
-        if not isinstance(decode(frame.head), StatePiece) or len(frame.body) != 1:
+        if not isinstance(decode(frame.head), StateChunk) or len(frame.body) != 1:
             raise ProtocolError("a state's pieces do not come one after the other")
         piece = flatten(frame.body[0])
         if len(piece) != min(left, PIECE):

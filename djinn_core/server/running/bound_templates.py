@@ -10,8 +10,8 @@ from djinn_core.errors import ProtocolError
 from djinn_core.server.compiling.hot_template import HotTemplate
 from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.work import Work
-from djinn_core.wire.bindings import apply_rebinding, change_slots, unpack_handles
-from djinn_core.wire.messages import First, Submit
+from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
+from djinn_core.wire.messages import InitialBindings, Submit
 
 
 @attrs.define
@@ -28,7 +28,7 @@ class BoundTemplate:
     digest: bytes = b""
 
 
-def begin(known: BoundTemplate, first: First) -> None:
+def begin(known: BoundTemplate, first: InitialBindings) -> None:
     """Bind a template for its first run."""
     known.slots[:] = first.slots
     known.inputs[:] = unpack_handles(first.inputs)
@@ -43,8 +43,8 @@ def bind(known: BoundTemplate, submit: Submit, work: Work) -> None:
     slots, template = known.slots, known.template
     if submit.first is not None:
         begin(known, submit.first)
-    change_slots(slots, submit.changed)
-    apply_rebinding(known.inputs, submit.rebound)
+    apply_slot_changes(slots, submit.slot_changes)
+    apply_input_changes(known.inputs, submit.input_changes)
     if len(slots) != template.slots:
         raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
     if len(known.inputs) != template.inputs or len(work.outputs) != len(template.outputs):

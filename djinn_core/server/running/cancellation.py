@@ -25,8 +25,8 @@ from djinn_core.server.running.run import Run
 from djinn_core.server.running.work import Work
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire import limits
+from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import decode
-from djinn_core.wire.stop_messages import Stop
 
 LOOK_SECONDS: Final = 0.25
 AHEAD_FRAMES: Final = 64
@@ -180,5 +180,5 @@ def stop_as(frame: Frame, wanted: CancellationState) -> None:
         message = decode(frame.head)
     except ProtocolError:
         return  # the session finds that as well, and reports it
-    if isinstance(message, Stop):
+    if isinstance(message, CancelSubmissions):
         wanted.stop(message.submissions)

@@ -14,7 +14,7 @@ from djinn_core.ir.values import storage_of
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work
-from djinn_core.wire.message import Failure
+from djinn_core.wire.message_base import Failure
 
 STOPPED: Final = (
     "its program was stopped before this op (a deadline, Ctrl-C or djinn.cancel), and nothing waited for it any more"

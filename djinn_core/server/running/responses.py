@@ -13,7 +13,7 @@ from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import Work
 from djinn_core.wire import limits
 from djinn_core.wire.limits import BUFFERS, DIMENSIONS
-from djinn_core.wire.message import Failure
+from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Described, TensorHeader
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 

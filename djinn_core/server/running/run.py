@@ -15,8 +15,8 @@ from djinn_core.server.running.template_compiler import CompiledStep, CompiledTe
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import Work
 from djinn_core.wire import limits
-from djinn_core.wire.message import Failure
-from djinn_core.wire.messages import Claim, Relaid
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import Claim, LayoutMismatch
 
 # Ops after which nothing is left of what their first operand was.
 _OVERWRITES = frozenset({
@@ -34,7 +34,7 @@ class Run:
     """Record of a submission's run: its failures, and the op at which it was cancelled."""
 
     failures: list[Failure] = attrs.field(factory=list)
-    relaid: list[Relaid] = attrs.field(factory=list)
+    layout_mismatches: list[LayoutMismatch] = attrs.field(factory=list)
     halt: Sequence[bool] = ()  # as in `Work`
     stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
     sharing: Sharing | None = None  # since the first failure
@@ -290,7 +290,7 @@ def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: R
         if tensor.stride() != claim.stride:
             laid = torch.empty_strided(claim.shape, claim.stride, dtype=tensor.dtype, device=tensor.device)
             env[place] = laid.copy_(tensor)
-            run.relaid.append(Relaid(claim.instruction, claim.result, tensor.stride()))
+            run.layout_mismatches.append(LayoutMismatch(claim.instruction, claim.result, tensor.stride()))
 
 
 def _bound(values: ValueTable, handle: int, sequence: int) -> Any:

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn_core.ir.values import storage_of
-from djinn_core.wire.message import Failure
+from djinn_core.wire.message_base import Failure
 
 
 @attrs.frozen

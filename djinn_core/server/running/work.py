@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from djinn_core.errors import ProtocolError
-from djinn_core.wire.bindings import Handles, unpack_handles
+from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.messages import Claim, Submit
 
 

@@ -22,7 +22,7 @@ import torch
 from djinn_core.logs import get_logger
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.weight_files import WeightFiles
-from djinn_core.wire.content import ContentHash, digest_of_file
+from djinn_core.wire.digests import ContentHash, digest_of_file
 
 CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go
 NEW: Final = "new-"  # names of files that are not whole yet, or not known to be what they should be

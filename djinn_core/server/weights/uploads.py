@@ -16,9 +16,9 @@ from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
 from djinn_core.wire import limits
 from djinn_core.wire.compression import expanded
-from djinn_core.wire.message import Failure
+from djinn_core.wire.message_base import Failure
 from djinn_core.wire.tensors import dtype_from_name
-from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, BlobQueryReply, Upload
+from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, BlobQueryReply, UploadPart
 
 WITHDRAWN = "its upload was interrupted: make it again"
 _NUMBERS = 1 << 63  # what PyTorch counts with ends there
@@ -26,7 +26,7 @@ _NUMBERS = 1 << 63  # what PyTorch counts with ends there
 
 @attrs.define
 class _Partial:
-    header: Upload
+    header: UploadPart
     data: torch.Tensor | None  # None: there was no memory for it, and what still comes is dropped
     received: int
 
@@ -98,7 +98,7 @@ class Uploads:
         Raises:
             ProtocolError: nothing like it can be uploaded.
         """
-        header = Upload(offer.handle, offer.dtype, offer.shape, offer.stride, offer.size)
+        header = UploadPart(offer.handle, offer.dtype, offer.shape, offer.stride, offer.size)
         self._check_new(header)
         data = self._find_offered(offer) if look else None
         if data is None:
@@ -109,7 +109,7 @@ class Uploads:
         self._finish(header, data)
         return True
 
-    def take(self, upload: Upload, body: Sequence[Buffer]) -> None:
+    def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
         """Take one part.
 
         Raises:
@@ -118,8 +118,8 @@ class Uploads:
         if len(body) != 1:
             raise ProtocolError(f"an upload carries one buffer, not {len(body)}")
         part = body[0]
-        if upload.coding:
-            part = expanded(part, upload.coding, dtype_from_name(upload.dtype).itemsize, upload.length)
+        if upload.compression:
+            part = expanded(part, upload.compression, dtype_from_name(upload.dtype).itemsize, upload.length)
         size = memoryview(part).nbytes
         if upload.start == 0:
             self._begin(upload, part, size)
@@ -139,7 +139,7 @@ class Uploads:
         if handle not in self._values:
             self._values[handle] = Poison(Failure(0, -1, "upload", "ProgramStopped", WITHDRAWN))
 
-    def _continue(self, partial: _Partial, upload: Upload, part: Buffer, size: int) -> None:
+    def _continue(self, partial: _Partial, upload: UploadPart, part: Buffer, size: int) -> None:
         partial.received += size
         if partial.data is not None and size:
             partial.data[upload.start : upload.start + size] = torch.frombuffer(part, dtype=torch.uint8)
@@ -148,7 +148,7 @@ class Uploads:
             if partial.data is not None:
                 self._finish(partial.header, partial.data)
 
-    def _begin(self, upload: Upload, part: Buffer, size: int) -> None:
+    def _begin(self, upload: UploadPart, part: Buffer, size: int) -> None:
         self._check_new(upload)
         if size == upload.size:
             data = torch.frombuffer(part, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
@@ -159,12 +159,12 @@ class Uploads:
         else:
             raise ProtocolError(f"upload {upload.handle} announces {upload.size} bytes and brings {size}")
 
-    def _check_new(self, upload: Upload) -> None:
+    def _check_new(self, upload: UploadPart) -> None:
         _check_layout(upload)
         if upload.handle in self._values or upload.handle in self._partial:
             raise ProtocolError(f"value {upload.handle} is uploaded twice")
 
-    def _room_for(self, upload: Upload) -> torch.Tensor | None:
+    def _room_for(self, upload: UploadPart) -> torch.Tensor | None:
         ledger = ledger_of(self._runtime)
         coming = sum(partial.header.size for partial in self._partial.values() if partial.data is not None)
         try:
@@ -177,7 +177,7 @@ class Uploads:
             self._refuse(upload, error)
             return None
 
-    def _finish(self, upload: Upload, data: torch.Tensor) -> None:
+    def _finish(self, upload: UploadPart, data: torch.Tensor) -> None:
         digest = self.wanted.pop(upload.handle, None)
         if digest is not None and self._store is not None:
             self._keep(self._store, upload.handle, digest, data)
@@ -209,13 +209,13 @@ class Uploads:
         self.wanted.pop(handle, None)
         self._values[handle] = Poison(Failure(0, -1, "upload", "ProtocolError", reason))
 
-    def _refuse(self, upload: Upload, error: Exception) -> None:
+    def _refuse(self, upload: UploadPart, error: Exception) -> None:
         """Make the value poison: ops that use it report the error, and the session goes on."""
         reason = f"no room for an upload of {upload.size:,} bytes: {str(error).splitlines()[0]}"
         self._values[upload.handle] = Poison(Failure(0, -1, "upload", "OutOfMemoryError", reason))
 
 
-def _check_layout(upload: Upload) -> None:
+def _check_layout(upload: UploadPart) -> None:
     """Raises ProtocolError where shape and strides reach beyond the announced size."""
     if len(upload.shape) != len(upload.stride) or not all(
         0 <= n < _NUMBERS for n in (*upload.shape, *upload.stride, upload.size)

@@ -17,7 +17,7 @@ import torch
 
 from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
-from djinn_core.wire.content import digest_of_content
+from djinn_core.wire.digests import digest_of_content
 
 HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
 SMALLEST: Final = 64 << 10  # bytes; clients offer nothing smaller

@@ -15,7 +15,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Name = Annotated[
     str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")
 ]  # fit for a line of a terminal
-Word = Annotated[
+Identifier = Annotated[
     str, msgspec.Meta(max_length=64)
 ]  # a lookup key, never displayed: no pattern, which would cost time in every answer
 Address = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[\x21-\x7e]*\Z")]
@@ -43,7 +43,7 @@ def tag_of(kind: type[msgspec.Struct]) -> str:
     return tag
 
 
-class Text:
+class PrintableFields:
     """Mixin for messages with text for people: it is made fit to be shown (`printable`), whatever the other end sent."""
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Text:
             force_setattr(self, name, printable(getattr(self, name)))  # type: ignore[arg-type] # mixed into structs alone
 
 
-class Failure(Text, msgspec.Struct, frozen=True, tag="f", omit_defaults=True):
+class Failure(PrintableFields, msgspec.Struct, frozen=True, tag="f", omit_defaults=True):
     """An instruction that failed: submission, position in it, op, name of the exception's type, message.
 
     `executor` is the number of the executor in its pool where the failure came from another one with a value; otherwise 0.

@@ -1,10 +1,10 @@
 """Sequence numbers, retransmission buffers and acknowledgements of frames, without I/O: exactly-once delivery.
 
-Every frame carries its number and how many frames of the other end were taken, as a prefix of its head. A frame is kept
+Every frame carries its number and how many frames of the other end were received, as a prefix of its head. A frame is kept
 until the other end has acknowledged it. A frame with nothing behind the prefix is a *note*: it has no number of its own and
 acknowledges frames. Both counts wrap at 2^32; fewer than 2^31 frames are under way at a time.
 
-The rules are those of go-back-n: frames are taken in order of their numbers, and repeated ones are dropped. Where one is
+The rules are those of go-back-n: frames are received in order of their numbers, and repeated ones are dropped. Where one is
 missing, what follows is dropped and asked for again (Tanenbaum, Computer Networks, 3.4.2).
 """
 
@@ -26,7 +26,7 @@ _PREFIX: Final = struct.Struct("<IIB")
 _ASKED: Final = struct.Struct("<I")
 _MASK: Final = (1 << 32) - 1
 _HALF: Final = 1 << 31
-KEPT_LIMIT: Final = 1 << 16  # frames that may wait to be taken
+KEPT_LIMIT: Final = 1 << 16  # frames that may wait to be received
 COPIED_AT_ONCE: Final = 4096  # bytes of a body that are not worth borrowing
 
 
@@ -58,25 +58,25 @@ class Prefix(msgspec.Struct, frozen=True):
 
     Attributes:
         number: of this frame; of a note, of the last frame that was sent before it.
-        taken: number of frames that were received from the other end.
+        received: number of frames that were received from the other end.
         wish: the flags of a note.
         asked: of a reply, the number of the note that it answers: several may be under way if the other end is slow.
     """
 
     number: int
-    taken: int
+    received: int
     wish: AckFlags = AckFlags.NOTHING
     asked: int = 0
 
     def encode(self) -> bytes:
         """Nine bytes, and four more for an answer."""
         asked = _ASKED.pack(self.asked) if self.wish & AckFlags.ACK_REPLY else b""
-        return _PREFIX.pack(self.number, self.taken, self.wish) + asked
+        return _PREFIX.pack(self.number, self.received, self.wish) + asked
 
 
-def numbered(number: int, taken: int, head: bytes) -> bytes:
+def numbered(number: int, received: int, head: bytes) -> bytes:
     """The head of a frame with its number before it."""
-    return _PREFIX.pack(number, taken, 0) + head
+    return _PREFIX.pack(number, received, 0) + head
 
 
 def split(frame: Frame) -> tuple[Prefix, bytes]:
@@ -87,7 +87,7 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
     """
     if len(frame.head) < _PREFIX.size:
         raise ProtocolError(f"a frame of {len(frame.head)} bytes has no number")
-    number, taken, wish = _PREFIX.unpack_from(frame.head)
+    number, received, wish = _PREFIX.unpack_from(frame.head)
     if wish >= len(_WISHES):
         raise ProtocolError(f"a frame wishes for something unknown: {wish}")
     head = frame.head[_PREFIX.size :]
@@ -98,7 +98,7 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
         (asked,), head = _ASKED.unpack(head), b""
     if not head and frame.body:
         raise ProtocolError("a note has a body")
-    return Prefix(number, taken, _WISHES[wish], asked), head
+    return Prefix(number, received, _WISHES[wish], asked), head
 
 
 @attrs.define
@@ -138,7 +138,7 @@ class Outbox:
             ProtocolError: the other end acknowledges nothing.
         """
         if len(self._kept) >= KEPT_LIMIT:
-            raise ProtocolError(f"the other end has not taken one of {KEPT_LIMIT:,} frames")
+            raise ProtocolError(f"the other end has not received one of {KEPT_LIMIT:,} frames")
         self._sent += 1
         if self._ahead is not None and (self._ahead - self._sent) & _MASK < _HALF:
             return self.sent
@@ -156,33 +156,33 @@ class Outbox:
         self._sent = sent
         self._kept = deque(_Kept(frame, _size(frame), borrowed=False) for frame in kept)
 
-    def repeat(self, taken: int) -> None:
-        """Begin a replay: frames up to number `taken` were already received by the peer and are neither kept nor sent again."""
-        if 0 < (taken - self._sent) & _MASK < _HALF:
+    def repeat(self, received: int) -> None:
+        """Begin a replay: frames up to number `received` were already received by the peer and are neither kept nor sent again."""
+        if 0 < (received - self._sent) & _MASK < _HALF:
             self._kept.clear()
-            self._ahead = taken
+            self._ahead = received
         else:
-            self.acknowledge(taken)
+            self.acknowledge(received)
 
     @property
     def repeats(self) -> bool:
         """True if the last frame that was put had been acknowledged before."""
         return self._ahead is not None
 
-    def acknowledge(self, taken: int) -> None:
-        """The other end has taken so many frames: they need not be kept.
+    def acknowledge(self, received: int) -> None:
+        """The other end has received so many frames: they need not be kept.
 
         Raises:
-            ProtocolError: it cannot have taken that many.
+            ProtocolError: it cannot have received that many.
         """
         if self._ahead is not None:
-            self._ahead = taken
+            self._ahead = received
             return
-        waiting = (self.sent - taken) & _MASK
+        waiting = (self.sent - received) & _MASK
         if waiting > len(self._kept):
             if waiting < _HALF:
                 return  # an old acknowledgement arrived late
-            raise ProtocolError(f"the other end has taken {taken} frames of {self.sent} that were sent")
+            raise ProtocolError(f"the other end has received {received} frames of {self.sent} that were sent")
         while len(self._kept) > waiting:
             self._kept.popleft()
         self._borrows &= bool(self._kept)
@@ -196,19 +196,19 @@ class Outbox:
             self._borrows = False
 
     def kept(self) -> list[tuple[int, Frame]]:
-        """Frames that were not taken yet, with their numbers, oldest first."""
+        """Frames that were not received yet, with their numbers, oldest first."""
         first = self._sent - len(self._kept) + 1
         return [((first + i) & _MASK, kept.frame) for i, kept in enumerate(self._kept)]
 
     @property
-    def taken(self) -> int:
+    def acknowledged(self) -> int:
         """Number of frames that the other end has acknowledged, modulo 2^32."""
         return (self._sent - len(self._kept)) & _MASK
 
     @staticmethod
-    def sent_after(taken: int, sent: int) -> bool:
-        """True if `sent` is after `taken`; both are counts modulo 2^32."""
-        return 0 < (sent - taken) & _MASK < _HALF
+    def sent_after(received: int, sent: int) -> bool:
+        """True if `sent` is after `received`; both are counts modulo 2^32."""
+        return 0 < (sent - received) & _MASK < _HALF
 
     @property
     def empty(self) -> bool:
@@ -234,24 +234,24 @@ class Inbox:
     """Receiving side: counts the frames that were received from the other end."""
 
     def __init__(self) -> None:
-        self._taken = 0
+        self._received = 0
 
     @property
-    def taken(self) -> int:
+    def received(self) -> int:
         """Number of frames received, modulo 2^32."""
-        return self._taken & _MASK
+        return self._received & _MASK
 
     def judge(self, number: int) -> FrameOrder:
         """Classify a frame of this number."""
-        ahead = (number - self._taken - 1) & _MASK
+        ahead = (number - self._received - 1) & _MASK
         if not ahead:
             return FrameOrder.NEXT
         return FrameOrder.AHEAD if ahead < _HALF else FrameOrder.REPEATED
 
     def take(self, frames: int = 1) -> None:
         """Count `frames` as received."""
-        self._taken += frames
+        self._received += frames
 
     def misses(self, sent: int) -> bool:
         """True if some of the `sent` frames of the peer were not received."""
-        return 0 < (sent - self._taken) & _MASK < _HALF
+        return 0 < (sent - self._received) & _MASK < _HALF

@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 import msgspec
 
-from djinn_core.wire.bindings import Handles
-from djinn_core.wire.message import Count, tag_of
-from djinn_core.wire.messages import Define, First, Submit, ValueHints
-from djinn_core.wire.upload_messages import BlobOffer, Upload
+from djinn_core.wire.binding_delta import Handles
+from djinn_core.wire.message_base import Count, tag_of
+from djinn_core.wire.messages import InitialBindings, Submit, TemplateReply, ValueHints
+from djinn_core.wire.upload_messages import BlobOffer, UploadPart
 
 _NOTHING = msgspec.Raw()
 
@@ -26,19 +26,19 @@ class _Submission(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Submi
     free: Handles = ()
     digest: bytes = b""
     outputs: Handles = ()
-    changed: msgspec.Raw = _NOTHING
-    rebound: msgspec.Raw = _NOTHING
+    slot_changes: msgspec.Raw = _NOTHING
+    input_changes: msgspec.Raw = _NOTHING
     first: msgspec.Raw = _NOTHING
     template: msgspec.Raw = _NOTHING
     describe: Handles = ()
 
 
-class _Definition(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Define)):
+class _Definition(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(TemplateReply)):
     template: msgspec.Raw = _NOTHING
     first: msgspec.Raw = _NOTHING
 
 
-class _Bytes(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Upload)):
+class _Bytes(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(UploadPart)):
     handle: Count
 
 
@@ -59,10 +59,10 @@ class UnreadableSubmit:
 
 
 @attrs.frozen
-class UnreadableDefine:
+class UnreadableTemplate:
     """A template that was asked for and cannot be read; what its program writes, where that can be read."""
 
-    first: First | None
+    first: InitialBindings | None
     reason: str
 
 
@@ -82,9 +82,9 @@ class UnreadableHints:
     reason: str
 
 
-Unreadable = UnreadableSubmit | UnreadableDefine | UnreadableUpload | UnreadableHints
+Unreadable = UnreadableSubmit | UnreadableTemplate | UnreadableUpload | UnreadableHints
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Submission | _Definition | _Bytes | _Offered | _Hints)
-_first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)
+_first: msgspec.msgpack.Decoder[InitialBindings] = msgspec.msgpack.Decoder(InitialBindings)
 
 
 def decode_partially(head: bytes | memoryview, reason: str) -> Unreadable | None:
@@ -105,13 +105,13 @@ def decode_partially(head: bytes | memoryview, reason: str) -> Unreadable | None
         )
         return UnreadableSubmit(submit, reason)
     if isinstance(found, _Definition):
-        return UnreadableDefine(_first_of(found.first), reason)
+        return UnreadableTemplate(_first_of(found.first), reason)
     if isinstance(found, _Hints):
         return UnreadableHints(reason)
     return UnreadableUpload(found.handle, reason, isinstance(found, _Offered))
 
 
-def _first_of(raw: msgspec.Raw) -> First | None:
+def _first_of(raw: msgspec.Raw) -> InitialBindings | None:
     try:
         return _first.decode(raw) if bytes(raw) else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):

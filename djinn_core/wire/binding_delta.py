@@ -16,9 +16,9 @@ Slot = int | float
 # Per handle: how far its storage's number is from the one before, and how far its lower bits are from that number.
 Handles = tuple[int, ...]
 # Per position: how far it is from the one before; then a handle, as above.
-Rebound = tuple[int, ...]
+InputChanges = tuple[int, ...]
 # Per slot: the positions that it goes to, as distances.
-Changes = tuple[tuple[Slot, tuple[int, ...]], ...]
+SlotChanges = tuple[tuple[Slot, tuple[int, ...]], ...]
 
 _VIEW_BITS = 32
 _VIEW_MASK = (1 << _VIEW_BITS) - 1
@@ -62,7 +62,7 @@ def _handle(storage: int, view: int) -> int:
     return storage << _VIEW_BITS | (storage + view) & _VIEW_MASK
 
 
-def rebind(before: Sequence[int], handles: Sequence[int]) -> Rebound:
+def diff_inputs(before: Sequence[int], handles: Sequence[int]) -> InputChanges:
     """Difference that turns the handles `before` into `handles`, which are as many."""
     rebound: list[int] = []
     position = storage = 0
@@ -74,8 +74,8 @@ def rebind(before: Sequence[int], handles: Sequence[int]) -> Rebound:
     return tuple(rebound)
 
 
-def apply_rebinding(before: list[int], changes: Rebound) -> None:
-    """Apply the difference that `rebind` found to `before`, in place.
+def apply_input_changes(before: list[int], changes: InputChanges) -> None:
+    """Apply the difference that `diff_inputs` found to `before`, in place.
 
     Raises:
         ProtocolError: it does not fit.
@@ -93,7 +93,7 @@ def apply_rebinding(before: list[int], changes: Rebound) -> None:
         before[position] = handle
 
 
-def changed_slots(before: Sequence[Slot], slots: Sequence[Slot]) -> Changes:
+def diff_slots(before: Sequence[Slot], slots: Sequence[Slot]) -> SlotChanges:
     """Slots that differ, by their new value. An int is not the float of the same value, and 0.0 is not -0.0."""
     groups: dict[tuple[type, Slot, bool], list[int]] = {}
     for position, (old, new) in enumerate(zip(before, slots, strict=True)):
@@ -102,8 +102,8 @@ def changed_slots(before: Sequence[Slot], slots: Sequence[Slot]) -> Changes:
     return tuple((key[1] if not key[2] else -0.0, _distances(places)) for key, places in groups.items())
 
 
-def change_slots(slots: list[Slot], changes: Changes) -> None:
-    """Apply what `changed_slots` found to `slots`.
+def apply_slot_changes(slots: list[Slot], changes: SlotChanges) -> None:
+    """Apply what `diff_slots` found to `slots`.
 
     Raises:
         ProtocolError: it does not fit.

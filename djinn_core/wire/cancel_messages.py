@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 
 from djinn_core.wire import limits
-from djinn_core.wire.message import Count, Message
+from djinn_core.wire.message_base import Count, Message
 
 
-class Stop(Message, frozen=True):
+class CancelSubmissions(Message, frozen=True):
     """Cancel these submissions: the one that runs is stopped between two ops, the others do not begin.
 
     Each is answered all the same. Unfinished results raise when they are used.

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.values import make_handle
-from djinn_core.wire.bindings import apply_rebinding, change_slots, changed_slots, pack_handles, rebind, unpack_handles
+from djinn_core.wire.binding_delta import (
+    apply_input_changes,
+    apply_slot_changes,
+    diff_inputs,
+    diff_slots,
+    pack_handles,
+    unpack_handles,
+)
 
 handles = st.builds(lambda s, v: s << 32 | v, st.integers(0, (1 << 31) - 1), st.integers(0, (1 << 32) - 1))
 slots = st.one_of(st.integers(-3, 3), st.floats(width=64), st.sampled_from([0, 0.0, -0.0, 1, 1.0]))
@@ -25,7 +32,7 @@ def test_handles_come_back(given_handles):
 def test_what_is_bound_anew_comes_back(pairs):
     before = [old for old, _, _ in pairs]
     after = [new if changes else old for old, new, changes in pairs]
-    apply_rebinding(now := list(before), rebind(before, after))
+    apply_input_changes(now := list(before), diff_inputs(before, after))
     assert now == after
 
 
@@ -37,12 +44,12 @@ def exactly(value):
 @given(st.lists(st.tuples(slots, slots)))
 def test_changed_slots_come_back_exactly(pairs):
     before, after = [old for old, _ in pairs], [new for _, new in pairs]
-    change_slots(now := list(before), changed_slots(before, after))
+    apply_slot_changes(now := list(before), diff_slots(before, after))
     assert list(map(exactly, now)) == list(map(exactly, after))
 
 
 def test_one_value_for_many_slots_travels_once():
-    changes = changed_slots([7] * 100, [8] * 100)
+    changes = diff_slots([7] * 100, [8] * 100)
     assert [slot for slot, _ in changes] == [8]
 
 
@@ -60,10 +67,10 @@ def test_no_handles(packed):
 @pytest.mark.parametrize("changes", [(0, 1), (3, 1, 1), (-1, 1, 1), (0, -1, 1), (0, 1, 1 << 32), (0, 1 << 31, 1)])
 def test_no_bindings(changes):
     with pytest.raises(ProtocolError):
-        apply_rebinding([1, 2, 3], changes)
+        apply_input_changes([1, 2, 3], changes)
 
 
 @pytest.mark.parametrize("changes", [((1, (3,)),), ((1, (-1,)),), ((1, (2, 1)),)])
 def test_no_slots(changes):
     with pytest.raises(ProtocolError):
-        change_slots([1, 2, 3], changes)
+        apply_slot_changes([1, 2, 3], changes)
