@@ -58,6 +58,8 @@ NEEDED: Final = (
     "torch._C._get_schema",
     "torch._C._set_conj",
     "torch._C._set_neg",
+    "torch._make_per_channel_quantized_tensor",
+    "torch._make_per_tensor_quantized_tensor",
     "torch._prims_common.suggest_memory_format",
     "torch.Tensor._make_subclass",
     "torch.Tensor._make_wrapper_subclass",
@@ -228,6 +230,38 @@ def make_sparse_wrapper(cls: type[torch.Tensor], shape: Sequence[int], dtype: to
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices and values of a sparse COO tensor, coalesced or not."""
     return tensor._indices(), tensor._values()
+
+
+def make_compressed_wrapper(
+    cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, layout: torch.layout, device: torch.device
+) -> Any:
+    """A tensor of a compressed sparse layout without memory. PyTorch asks the class for the layout (`prim::layout`)."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls, shape, dtype=dtype, layout=layout, device=device, dispatch_layout=True
+    )
+
+
+def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compressed indices, plain indices and values of a tensor of a compressed sparse layout."""
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def quantized_per_tensor(integers: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
+    """A quantized tensor of these elements, which are copied."""
+    made: torch.Tensor = torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)  # type: ignore[attr-defined]
+    assert made.dtype == dtype
+    return made
+
+
+def quantized_per_channel(
+    integers: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, axis: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor of these elements, which are copied, with a scale and a zero point for each place of dimension `axis`."""
+    made: torch.Tensor = torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)  # type: ignore[attr-defined]
+    assert made.dtype == dtype
+    return made
 
 
 # By place, and nothing said that needs no saying: that is a quarter cheaper. For the hot path, which has no call to spare.
@@ -410,6 +444,7 @@ def format_whole(tensor: torch.Tensor) -> str:
 
 
 rebuild_sparse = torch._utils._rebuild_sparse_tensor
+rebuild_from_cpu = torch._utils._rebuild_device_tensor_from_cpu_tensor
 disabled_torch_function = torch._C._disabled_torch_function_impl
 no_torch_functions = torch._C.DisableTorchFunctionSubclass
 

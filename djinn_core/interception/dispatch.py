@@ -46,7 +46,7 @@ from djinn_core.interception.shape_inference.meta_infer import (
 from djinn_core.interception.shape_inference.meta_overrides import KERNEL_DECIDES, WITH_STATISTICS, is_random
 from djinn_core.interception.tensors.fakes import fake_mode_of, run_as_fake
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
-from djinn_core.interception.tensors.sparse_tensor import holds_sparse
+from djinn_core.interception.tensors.parts_tensor import holds_parts
 from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
 from djinn_core.ir.program import Call, Slot
 from djinn_core.torch_private import CGenerator, schema_of
@@ -106,8 +106,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
 
 
 def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if holds_sparse((*args, *kwargs.values())):
-        return port.dispatch_sparse(func, args, kwargs)
+    if holds_parts((*args, *kwargs.values())):
+        return port.dispatch_layout(func, args, kwargs)
     if is_taken_apart(func):
         return handles(func)(take_apart)(func, args, kwargs)
     if (mode := fake_mode_of(args, kwargs)) is not None:

@@ -11,7 +11,7 @@ from djinn_core.interception.device.generators import Generator
 from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
 from djinn_core.interception.libraries.install import install as adapt_libraries
-from djinn_core.interception.ops import attention, autocast, cuda_decompositions, factories, sparse
+from djinn_core.interception.ops import attention, autocast, cuda_decompositions, factories, layouts
 from djinn_core.interception.ops import canonicalize as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.ops import evaluation as _evaluation  # noqa: F401 - its handlers
 from djinn_core.interception.ops.backward import guard_engine
@@ -50,10 +50,10 @@ def install() -> None:
     if libraries:
         return
     port.dispatch, port.show, port.bound_state = dispatch, show, bound_state
-    port.dispatch_sparse = sparse.dispatch_sparse
+    port.dispatch_layout = layouts.dispatch_layout
     port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
     register_backend(DEVICE_NAME, make_module())
-    libraries.extend([factories.register(), pinning.register(), sparse.register()])
+    libraries.extend([factories.register(), pinning.register(), *layouts.register()])
     libraries.extend([register_whole(dispatch), attention.register(), cuda_decompositions.register()])
     libraries.extend(autocast.register())
     replace_classes(Generator=Generator, Stream=Stream, Event=Event)

@@ -136,7 +136,7 @@ class Port:
     The number of logical devices may be known only when the session is open (`counts_when_open`).
 
     Attributes:
-        dispatch: implementation of `LazyTensor.__torch_dispatch__`. dispatch_sparse: that of `SparseTensor`.
+        dispatch: implementation of `LazyTensor.__torch_dispatch__`. dispatch_layout: that of `PartsTensor`.
         show: how a remote tensor prints; `contents` may be given.
         copy_later: begin a copy to a new CPU tensor (source, memory format); None where it must wait.
         copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
@@ -145,7 +145,7 @@ class Port:
     """
 
     dispatch: Dispatch = _not_installed
-    dispatch_sparse: Dispatch = _not_installed
+    dispatch_layout: Dispatch = _not_installed
     show: Callable[[Any, str | None], str] = _not_installed
     copy_later: Callable[[Any, torch.memory_format], torch.Tensor | None] = _not_installed
     copy_into_later: Callable[[torch.Tensor, Any], bool] = _not_installed

@@ -14,7 +14,7 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
-from djinn_core.interception.tensors.sparse_tensor import SparseTensor
+from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
 
 aten = torch.ops.aten
@@ -109,8 +109,8 @@ def _to_other_device(source: LazyTensor, kwargs: dict[str, Any]) -> torch.Tensor
 def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`target.copy_(source)`, in every combination of remote and CPU."""
     target, source = args[0], args[1]
-    if isinstance(source, SparseTensor):
-        return port.dispatch_sparse(func, args, kwargs)
+    if isinstance(source, PartsTensor):
+        return port.dispatch_layout(func, args, kwargs)
     if not isinstance(target, LazyTensor):
         late = len(args) > 2 and args[2] and port.copy_into_later(target, source)
         return target if late else target.copy_(fetch(source))

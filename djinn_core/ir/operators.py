@@ -15,7 +15,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.ir.sparse_operators import SPARSE_OPERATORS
+from djinn_core.ir.layout_operators import LAYOUT_OPERATORS
 
 MANUAL_SEED = "djinn::manual_seed"
 GET_RANDOM_STATE = "djinn::get_random_state"
@@ -27,7 +27,7 @@ GENERATOR_STATE = "djinn::generator_state"
 MARK = "djinn::mark"
 HAS_PASSED = "djinn::has_passed"
 ELAPSED_TIME = "djinn::elapsed_time"
-SPARSE_CALL = "djinn::sparse_call"  # see `sparse_operators`
+LAYOUT_CALL = "djinn::layout_call"  # see `layout_operators`
 OWN_OPERATORS = frozenset({
     MANUAL_SEED,
     GET_RANDOM_STATE,
@@ -39,7 +39,7 @@ OWN_OPERATORS = frozenset({
     MARK,
     HAS_PASSED,
     ELAPSED_TIME,
-    SPARSE_CALL,
+    LAYOUT_CALL,
 })  # fmt: skip
 
 _BEYOND_TENSORS = (
@@ -152,17 +152,17 @@ def needs_other_layout(name: str) -> bool:
 def operators_digest() -> str:
     """Digest of the allow-list, by which client and executor check that theirs are equal."""
     return hashlib.blake2b(
-        "\n".join(sorted({*allowed_operators(), *SPARSE_OPERATORS})).encode(), digest_size=16
+        "\n".join(sorted({*allowed_operators(), *LAYOUT_OPERATORS})).encode(), digest_size=16
     ).hexdigest()
 
 
-def resolve_sparse(name: str) -> torch._ops.OpOverload:
+def resolve_for_layouts(name: str) -> torch._ops.OpOverload:
     """The overload of that name, which may have sparse tensors among its arguments.
 
     Raises:
-        UnsupportedOperation: it is not one of `SPARSE_OPERATORS`.
+        UnsupportedOperation: it is not one of `LAYOUT_OPERATORS`.
     """
-    if name not in SPARSE_OPERATORS:
+    if name not in LAYOUT_OPERATORS:
         raise UnsupportedOperation(f"{name} is not an op that programs may contain with sparse tensors")
     packet, overload = split_name(name)
     found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload)

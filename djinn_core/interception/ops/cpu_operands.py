@@ -53,8 +53,7 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     for layout in _layouts((*args, *kwargs.values())):
         if layout != torch.strided:
             raise UnsupportedOperation(
-                f"{func.name()} was given a tensor of layout {layout}: {DEVICE_NAME} has strided and sparse COO tensors only. "
-                "Do this on the CPU"
+                f"{func.name()} was given a tensor of layout {layout}: it is not on {DEVICE_NAME}. Do this on the CPU"
             )
     if id(func) not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):
         raise RuntimeError(

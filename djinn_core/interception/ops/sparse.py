@@ -1,13 +1,8 @@
-"""Ops on sparse COO tensors.
-
-What only looks at a sparse tensor, or makes one of indices and values, happens here without a message. Every other op is one
-instruction, `SPARSE_CALL`, whose operands are the strided parts of its sparse arguments. How many elements its results have
-depends on data, so the executor is asked: a round trip each.
-"""
+"""Ops on sparse COO tensors that need no executor: what only looks at a sparse tensor, or makes one of indices and values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,135 +12,15 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import current_device, existing_index
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
-from djinn_core.interception.dispatch import handles, record, slots_of
-from djinn_core.interception.recording.append import append
-from djinn_core.interception.recording.encode import encode_form
-from djinn_core.interception.recording.recorder import SyncRequest, current
-from djinn_core.interception.remote_infer import described_on, unknown_meta, wrap_described
-from djinn_core.interception.shape_inference.meta_infer import signature_of
+from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.ops.layout_calls import call
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.sparse_tensor import SparseTensor, wrap_sparse
 from djinn_core.interception.tensors.upload import upload_copy
-from djinn_core.ir.operators import SPARSE_CALL, resolve_sparse
-from djinn_core.ir.program import Call
-from djinn_core.ir.sparse_operators import (
-    CONVERSIONS,
-    COO,
-    COO_RESULT,
-    COO_WRITTEN,
-    NO_RESULT,
-    PLACES,
-    SPARSE_OPERATORS,
-)
 from djinn_core.torch_private import schema_of
-from djinn_core.tracebacks import for_users
 
 aten = torch.ops.aten
-
-
-def dispatch_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Implementation of `SparseTensor.__torch_dispatch__`, and of remote ops with a sparse tensor among their arguments.
-
-    Raises:
-        UnsupportedOperation: remote sparse tensors have no such op.
-    """
-    handler = _LOCAL.get(func)
-    if handler is not None:
-        return handler(func, args, kwargs)
-    if func.name() in SPARSE_OPERATORS:
-        return _call(func, args, kwargs)
-    kernel = torch_private.composite_kernel(func)
-    if kernel is not None:
-        return kernel(*args, **kwargs)
-    raise UnsupportedOperation(
-        f"{func.name()} cannot run on sparse tensors of {DEVICE_NAME}: it is not among the ops that take them. "
-        "Convert them with .to_dense(), or move them to the CPU first"
-    )
-
-
-def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Have the executor run `func`, and wait for the kind and the sizes of what it returns."""
-    schema = schema_of(func)
-    written = [
-        a
-        for i, a in enumerate(args)
-        if schema.arguments[i].alias_info is not None and schema.arguments[i].alias_info.is_write
-    ]
-    given = {name: value for name, value in kwargs.items() if name not in {"non_blocking", "pin_memory"}}
-    results = _ask(func, args, given)
-    if written:
-        _write(written[0], results[0])
-        return written[0]
-    return results[0] if len(results) == 1 else tuple(results)
-
-
-def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    operands: list[LazyTensor] = []
-    positional = [_apart(a, func, operands) for a in args]
-    named = {name: _apart(value, func, operands) for name, value in kwargs.items()}
-    places = PLACES * len(schema_of(func).returns)
-    form = encode_form(func, (func.name(), *positional), named, (True,) * places, sequence=True, op=SPARSE_CALL)
-    metas = tuple(o.remote.meta for o in operands)
-    signature = signature_of(form, metas)
-    signature.layout_trusted, signature.predicts = True, False
-    none = (-1,) * places
-    unknown = (unknown_meta(operands),) * places
-    call = Call(
-        signature, metas, unknown, none, none, (), random=True, operand_count=form.operand_count,
-        slot_count=form.slot_count, new_count=form.new_count, nbytes=(0,) * places
-    )  # fmt: skip
-    made = append(call, operands, slots_of(positional, named))
-    values = [tensor.remote for tensor in made]
-    del made
-    handles = tuple(value.handle for value in values)
-    answer = current().ask(SyncRequest(describe=handles, fetch=handles[::PLACES]))
-    device = metas[0].device
-    described = [described_on(device, d) for d in answer.described] if device else list(answer.described)
-    results: list[Any] = []
-    for index, header in enumerate(answer.tensors):
-        kind, *rest = header.tolist()
-        first, second = [
-            wrap_described(values[at], described[at]) for at in (PLACES * index + 1, PLACES * index + 2)
-        ]  # fmt: skip
-        if kind in {COO_RESULT, COO_WRITTEN}:
-            made_sparse = wrap_sparse(first, second, tuple(rest[1:]), bool(rest[0]))
-            made_sparse.in_place = kind == COO_WRITTEN
-            results.append(made_sparse)
-        else:
-            results.append(None if kind == NO_RESULT else first)
-    return results
-
-
-def _apart(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
-    """The argument as it travels; appends tensors to `operands`."""
-    if isinstance(argument, SparseTensor):
-        operands += (argument.held_indices, argument.held_values)
-        size = [int(n) for n in argument.shape]
-        return [COO, argument.coalesced, size, argument.held_indices, argument.held_values]
-    if isinstance(argument, LazyTensor):
-        operands.append(argument)
-    elif isinstance(argument, torch.Tensor) and (argument.dim() or argument.layout != torch.strided):
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE_NAME}:0 and "
-            f"{argument.device}! (when checking arguments of {func.name()})"
-        )
-    elif isinstance(argument, (list, tuple)):
-        return [_apart(a, func, operands) for a in argument]
-    return argument
-
-
-def _write(target: Any, result: Any) -> None:
-    """Make `result` the content of `target`, which an op wrote in place."""
-    if isinstance(target, LazyTensor):
-        record(aten.copy_.default, (target, result), {})
-        return
-    if result.in_place:  # other tensors may look at these values
-        record(aten.copy_.default, (target.held_values, result.held_values), {})
-        target.held_indices = result.held_indices
-    else:
-        target.held_indices, target.held_values = result.held_indices, result.held_values
-    target.coalesced = result.coalesced
 
 
 def _indices(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -227,7 +102,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return target
     if not isinstance(target, (SparseTensor, LazyTensor)):
         return target.copy_(_fetched(source))
-    return _call(func, args, kwargs)
+    return call(func, args, kwargs)
 
 
 def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor]:
@@ -313,7 +188,7 @@ def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 # What happens here, without the executor.
-_LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
+LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten._indices.default: _indices,
         aten._values.default: _values,
@@ -339,13 +214,7 @@ _LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
 )
 
 
-def register() -> torch.library.Library:
-    """Register the factories of sparse tensors; in force as long as the returned object lives."""
-    handles(*(resolve_sparse(name) for name in CONVERSIONS))(_call)
-    library = torch.library.Library("aten", "IMPL")
-    kernels: Iterable[tuple[str, Callable[..., Any]]] = (
-        ("empty.memory_format", _empty), ("zeros", _empty), ("_sparse_coo_tensor_with_dims", _with_dims)
-    )  # fmt: skip
-    for name, kernel in kernels:
-        library.impl(name, torch_private.never_compiled(for_users(kernel)), "SparsePrivateUse1")
-    return library
+# Kernels of factories, at the key `SparsePrivateUse1`.
+KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {"empty.memory_format": _empty, "zeros": _empty, "_sparse_coo_tensor_with_dims": _with_dims}
+)

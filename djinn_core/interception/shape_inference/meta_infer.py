@@ -228,7 +228,7 @@ def _storage_bytes(result: torch.Tensor | None, meta: TensorMeta | None) -> int:
 def _check_layout(func: Any, result: Any) -> None:
     if isinstance(result, torch.Tensor) and result.layout != torch.strided:
         raise UnsupportedOperation(
-            f"{func.name()} returns a tensor of layout {result.layout}: remote_accelerator has strided and sparse COO tensors only. "
+            f"{func.name()} returns a tensor of layout {result.layout}: remote_accelerator has no such op. "
             "Do this on the CPU"
         )
 

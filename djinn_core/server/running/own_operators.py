@@ -15,15 +15,15 @@ from djinn_core.ir.operators import (
     GENERATOR_STATE,
     GET_RANDOM_STATE,
     HAS_PASSED,
+    LAYOUT_CALL,
     MANUAL_SEED,
     MARK,
     RESTORED_GENERATOR,
     SEEDED_GENERATOR,
     SET_RANDOM_STATE,
-    SPARSE_CALL,
 )
+from djinn_core.server.running.layout_calls import layout_call
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
-from djinn_core.server.running.sparse_calls import sparse_call
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,7 +44,7 @@ def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOp
         MARK: marks.mark,
         HAS_PASSED: marks.has_passed,
         ELAPSED_TIME: marks.elapsed_time,
-        SPARSE_CALL: sparse_call,
+        LAYOUT_CALL: layout_call,
     }
 
 

@@ -83,7 +83,7 @@ def _describe(value: Any, work: Work) -> Described | Failure:
     if isinstance(value, Failure):
         return value
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-        reason = f"the result has layout {value.layout}: remote_accelerator has strided and sparse COO tensors only"
+        reason = f"the result has layout {value.layout}: this op cannot return such a tensor on remote_accelerator"
         return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)
     if not isinstance(value, torch.Tensor):
         return Described("uint8", (), (), 0, type(value).__name__)

@@ -1,0 +1,145 @@
+"""Ops on tensors that are not strided: one instruction, `LAYOUT_CALL`, whose operands are the strided parts of its arguments.
+
+How many elements a sparse result has depends on data, so the executor is asked: a round trip each.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn_core.interception.device.device_state import DEVICE_NAME
+from djinn_core.interception.dispatch import record, slots_of
+from djinn_core.interception.recording.append import append
+from djinn_core.interception.recording.encode import encode_form
+from djinn_core.interception.recording.recorder import SyncRequest, current
+from djinn_core.interception.remote_infer import described_on, unknown_meta, wrap_described
+from djinn_core.interception.shape_inference.meta_infer import signature_of
+from djinn_core.interception.tensors.compressed_tensor import wrap_compressed
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.interception.tensors.parts_tensor import PartsTensor
+from djinn_core.interception.tensors.quantized_tensor import (
+    DTYPES,
+    PerChannel,
+    PerTensor,
+    QuantizedTensor,
+    wrap_quantized,
+)
+from djinn_core.interception.tensors.sparse_tensor import wrap_sparse
+from djinn_core.ir.layout_operators import (
+    COMPRESSED,
+    COMPRESSED_RESULT,
+    COO_RESULT,
+    NO_RESULT,
+    PER_CHANNEL_RESULT,
+    PER_TENSOR_RESULT,
+    PLACES,
+)
+from djinn_core.ir.operators import LAYOUT_CALL
+from djinn_core.ir.program import Call
+from djinn_core.torch_private import schema_of
+
+aten = torch.ops.aten
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Have the executor run `func`, and wait for the kind and the sizes of what it returns."""
+    schema = schema_of(func)
+    written = [
+        a
+        for i, a in enumerate(args)
+        if schema.arguments[i].alias_info is not None and schema.arguments[i].alias_info.is_write
+    ]
+    given = {name: value for name, value in kwargs.items() if name not in {"non_blocking", "pin_memory"}}
+    results = _ask(func, args, given)
+    if written:
+        _write(written[0], results[0])
+        return written[0]
+    if schema.returns and str(schema.returns[0].type) != "Tensor":
+        return results[0].item()
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    operands: list[LazyTensor] = []
+    positional = [_apart(a, func, operands) for a in args]
+    named = {name: _apart(value, func, operands) for name, value in kwargs.items()}
+    places = PLACES * max(1, len(schema_of(func).returns))
+    form = encode_form(func, (func.name(), *positional), named, (True,) * places, sequence=True, op=LAYOUT_CALL)
+    metas = tuple(o.remote.meta for o in operands)
+    signature = signature_of(form, metas)
+    signature.layout_trusted, signature.predicts = True, False
+    none = (-1,) * places
+    unknown = (unknown_meta(operands),) * places
+    recorded = Call(
+        signature, metas, unknown, none, none, (), random=True, operand_count=form.operand_count,
+        slot_count=form.slot_count, new_count=form.new_count, nbytes=(0,) * places
+    )  # fmt: skip
+    made = append(recorded, operands, slots_of(positional, named))
+    values = [tensor.remote for tensor in made]
+    del made
+    handles = tuple(value.handle for value in values)
+    answer = current().ask(SyncRequest(describe=handles, fetch=handles[::PLACES]))
+    device = metas[0].device
+    described = [described_on(device, d) for d in answer.described] if device else list(answer.described)
+    tensors = [wrap_described(value, one) for value, one in zip(values, described, strict=True)]
+    return [
+        _put_together(header.tolist(), tensors[PLACES * index + 1 : PLACES * (index + 1)])
+        for index, header in enumerate(answer.tensors)
+    ]
+
+
+def _apart(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
+    """The argument as it travels; appends tensors to `operands`."""
+    if isinstance(argument, PartsTensor):
+        return _apart(argument.described(), func, operands)
+    if isinstance(argument, LazyTensor):
+        operands.append(argument)
+    elif isinstance(argument, torch.Tensor) and (argument.dim() or argument.layout != torch.strided):
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE_NAME}:0 and "
+            f"{argument.device}! (when checking arguments of {func.name()})"
+        )
+    elif isinstance(argument, (list, tuple)):
+        return [_apart(a, func, operands) for a in argument]
+    return argument
+
+
+def _put_together(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
+    """A result of the executor: its header, and the tensors that it consists of."""
+    kind, *rest = header
+    if kind == NO_RESULT:
+        return None
+    made: PartsTensor
+    if kind == COO_RESULT:
+        made = wrap_sparse(parts[0], parts[1], tuple(rest[2:]), bool(rest[1]))
+    elif kind == COMPRESSED_RESULT:
+        layout = getattr(torch, COMPRESSED[rest[1]])
+        made = wrap_compressed(layout, parts[0], parts[1], parts[2], tuple(rest[2:]))
+    elif kind == PER_TENSOR_RESULT:
+        (scale,) = struct.unpack("<d", struct.pack("<q", rest[3]))
+        made = wrap_quantized(parts[0], DTYPES[rest[1]], PerTensor(scale, rest[2]))
+    elif kind == PER_CHANNEL_RESULT:
+        made = wrap_quantized(parts[0], DTYPES[rest[1]], PerChannel(parts[1], parts[2], rest[2]))
+    else:
+        return parts[0]
+    made.in_place = bool(rest[0])
+    return made
+
+
+def _write(target: Any, result: Any) -> None:
+    """Make `result` the content of `target`, which an op wrote in place."""
+    if isinstance(target, LazyTensor):
+        record(aten.copy_.default, (target, result), {})
+    elif isinstance(target, QuantizedTensor):
+        record(aten.copy_.default, (target.held_integers, result.held_integers), {})
+    elif result.in_place:  # other tensors may look at these values
+        values = target.held_values
+        record(aten.copy_.default, (values, result.held_values), {})
+        target.become(result)
+        target.held_values = values
+    else:
+        target.become(result)

@@ -1,0 +1,80 @@
+"""Dispatch of ops with tensors that are not strided: sparse, and quantized ones.
+
+What only looks at such a tensor, or makes one of strided parts, happens at the client without a message (`sparse`, `compressed`,
+`quantized`). Every other op is one instruction, see `layout_calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
+from djinn_core.interception.dispatch import handles
+from djinn_core.interception.ops import compressed, quantized, sparse
+from djinn_core.interception.ops.layout_calls import call
+from djinn_core.interception.tensors.compressed_tensor import CompressedTensor
+from djinn_core.interception.tensors.parts_tensor import first_of_parts
+from djinn_core.interception.tensors.quantized_tensor import QuantizedTensor
+from djinn_core.interception.tensors.sparse_tensor import SparseTensor
+from djinn_core.ir.layout_operators import CONVERSIONS, OPERATORS_OF
+from djinn_core.ir.operators import resolve_for_layouts
+from djinn_core.tracebacks import for_users
+
+# What happens here, without the executor.
+_LOCAL: Final[Mapping[type, Mapping[Any, Handler]]] = MappingProxyType(
+    {SparseTensor: sparse.LOCAL, CompressedTensor: compressed.LOCAL, QuantizedTensor: quantized.LOCAL}
+)
+_NAMES: Final[Mapping[type, str]] = MappingProxyType(
+    {
+        SparseTensor: "sparse tensors",
+        CompressedTensor: "compressed sparse tensors",
+        QuantizedTensor: "quantized tensors",
+    }
+)
+_OTHERWISE: Final[Mapping[type, str]] = MappingProxyType(
+    {SparseTensor: "to_dense", CompressedTensor: "to_dense", QuantizedTensor: "dequantize"}
+)
+
+
+def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Implementation of `PartsTensor.__torch_dispatch__`, and of remote ops with such a tensor among their arguments.
+
+    Raises:
+        UnsupportedOperation: remote tensors of this kind have no such op.
+    """
+    first = first_of_parts((*args, *kwargs.values()))
+    assert first is not None
+    handler = _LOCAL[type(first)].get(func)
+    if handler is not None:
+        return handler(func, args, kwargs)
+    if func.name() in OPERATORS_OF[first.described()[0]]:
+        return call(func, args, kwargs)
+    kernel = torch_private.composite_kernel(func)
+    if kernel is not None:
+        return kernel(*args, **kwargs)
+    raise UnsupportedOperation(
+        f"{func.name()} cannot run on {_NAMES[type(first)]} of {DEVICE_NAME}: it is not among the ops that take them. "
+        f"Convert them with .{_OTHERWISE[type(first)]}(), or move them to the CPU first"
+    )
+
+
+def register() -> list[torch.library.Library]:
+    """Register the factories of tensors that are not strided; in force as long as the returned objects live."""
+    handles(*(resolve_for_layouts(name) for name in CONVERSIONS))(call)
+    libraries = []
+    for key, kernels in (
+        ("SparsePrivateUse1", sparse.KERNELS),
+        ("SparseCsrPrivateUse1", compressed.KERNELS),
+        ("QuantizedPrivateUse1", quantized.KERNELS),
+    ):
+        library = torch.library.Library("aten", "IMPL")
+        for name, kernel in kernels.items():
+            library.impl(name, torch_private.never_compiled(for_users(kernel)), key)
+        libraries.append(library)
+    return libraries

@@ -1,0 +1,61 @@
+"""CompressedTensor: a sparse CSR, CSC, BSR or BSC tensor whose indices and values are on an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.interception.tensors.parts_tensor import PartsTensor
+from djinn_core.tracebacks import for_users
+
+BY_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
+IN_BLOCKS = frozenset({torch.sparse_bsr, torch.sparse_bsc})
+
+
+class CompressedTensor(PartsTensor):
+    """A tensor of a compressed sparse layout on `remote_accelerator`: three strided remote tensors, and its shape.
+
+    PyTorch asks it for its layout (`prim::layout`).
+
+    Attributes:
+        held_compressed: remote tensor of (*batch, rows + 1): rows of blocks, or columns. held_plain: remote tensor of
+            (*batch, nnz). held_values: remote tensor of (*batch, nnz, *block sizes, *dense sizes).
+    """
+
+    held_layout: torch.layout
+    held_compressed: LazyTensor
+    held_plain: LazyTensor
+    held_values: LazyTensor
+
+    def described(self) -> list[Any]:
+        """As an argument of an op."""
+        kind = str(self.held_layout).removeprefix("torch.")
+        size = [int(n) for n in self.shape]
+        return [kind, size, self.held_compressed, self.held_plain, self.held_values]
+
+    def become(self, other: Any) -> None:
+        """Take over the parts of `other`."""
+        self.held_compressed, self.held_plain = other.held_compressed, other.held_plain
+        self.held_values = other.held_values
+
+    @for_users
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # As PyTorch saves sparse tensors of every device.
+        parts = (*torch_private.compressed_parts(self.detach()), self.size())
+        return torch_private.rebuild_sparse, (self.held_layout, parts)
+
+
+def wrap_compressed(
+    layout: torch.layout, compressed: LazyTensor, plain: LazyTensor, values: LazyTensor, shape: Sequence[int]
+) -> CompressedTensor:
+    """A tensor of these parts, which are not checked."""
+    made: CompressedTensor = torch_private.make_compressed_wrapper(
+        CompressedTensor, shape, values.dtype, layout, values.device
+    )
+    made.held_layout = layout
+    made.held_compressed, made.held_plain, made.held_values = compressed, plain, values
+    return made

@@ -1,0 +1,192 @@
+"""Ops with tensors that are not strided: made of the session's strided values for the time of one op, and taken apart again.
+
+Values that a client sends make sparse tensors whose invariants PyTorch's kernels take for granted, so each is checked.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.layout_operators import (
+    COMPRESSED,
+    COMPRESSED_RESULT,
+    CONVERSIONS,
+    COO,
+    COO_RESULT,
+    NO_RESULT,
+    OPERATORS_OF,
+    PER_CHANNEL,
+    PER_CHANNEL_RESULT,
+    PER_TENSOR,
+    PER_TENSOR_RESULT,
+    PLACES,
+    QUANTIZED,
+    STRIDED_RESULT,
+)
+from djinn_core.ir.operators import resolve_for_layouts
+
+_LAYOUTS: Final = tuple(getattr(torch, name) for name in COMPRESSED)
+_DTYPES: Final = tuple((getattr(torch, name), getattr(torch, elements)) for name, elements in QUANTIZED)
+
+
+def layout_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    """The results of op `name`, `PLACES` tensors for each; nothing that it is given is written.
+
+    Raises:
+        UnsupportedOperation: it is not among the ops that take tensors of other layouts, or it is given none.
+        RuntimeError: a tensor among the arguments is not valid, or what the op raises.
+    """
+    op = resolve_for_layouts(str(name))
+    made = _Arguments()
+    positional = [made.make(a) for a in args]
+    named = {key: made.make(a) for key, a in kwargs.items()}
+    if not made.kinds and name not in CONVERSIONS:
+        raise UnsupportedOperation(f"{name} was called for tensors that are not strided, and is given none")
+    for kind in made.kinds:
+        if name not in OPERATORS_OF[kind]:
+            raise UnsupportedOperation(f"{name} is not an op that programs may contain with {kind} tensors")
+    schema = torch_private.schema_of(op)
+    for index, argument in enumerate(schema.arguments[: len(positional)]):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            positional[index] = made.own_for_writing(positional[index])
+    out = op(*positional, **named)
+    results = list(out) if len(schema.returns) > 1 else [out]
+    return [place for result in results for place in made.take_apart(result)]
+
+
+class _Arguments:
+    """Arguments of one op; remembers the memory of the tensors among them."""
+
+    def __init__(self) -> None:
+        self.kinds: set[str] = set()
+        self._memory: set[int] = set()
+        self._written: tuple[Any, ...] = ()
+
+    def make(self, argument: Any) -> Any:
+        """The argument, with tensors in place of what describes them."""
+        if isinstance(argument, torch.Tensor):
+            if argument.dim() or argument.device.type != "cpu":
+                self._memory.add(argument.untyped_storage().data_ptr())
+            return argument
+        if not isinstance(argument, (list, tuple)):
+            return argument
+        given = [self.make(a) for a in argument]
+        if not given or not isinstance(given[0], str) or given[0] not in _MAKERS:
+            return given
+        self.kinds.add(given[0])
+        return _MAKERS[given[0]](*given)
+
+    def own_for_writing(self, argument: torch.Tensor) -> torch.Tensor:
+        """A copy, which the op may write."""
+        copied = argument.clone()
+        self._written = _identity_of(copied)
+        return copied
+
+    def take_apart(self, result: Any) -> list[torch.Tensor]:
+        """The tensors that stand for a result. None shares memory with an argument, so that no write is hidden."""
+        if result is None:
+            return _places([NO_RESULT])
+        if not isinstance(result, torch.Tensor):
+            return _places([STRIDED_RESULT], torch.tensor(result))
+        in_place = int(bool(self._written) and self._written == _identity_of(result))
+        header, *parts = _parts_of(result, in_place)
+        return _places(header, *[self._own(part) for part in parts])
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in self._memory else tensor
+
+
+def _places(header: list[int], *parts: torch.Tensor) -> list[torch.Tensor]:
+    empty = [torch.empty(0) for _ in range(PLACES - 1 - len(parts))]
+    return [torch.tensor(header), *parts, *empty]
+
+
+def _make_coo(_kind: str, coalesced: Any, size: Any, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        indices, values, tuple(size), device=values.device, check_invariants=True, is_coalesced=bool(coalesced)
+    )
+
+
+def _make_compressed(
+    kind: str, size: Any, compressed: torch.Tensor, plain: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, tuple(size), layout=_LAYOUTS[COMPRESSED.index(kind)], device=values.device,
+        check_invariants=True,
+    )  # fmt: skip
+
+
+def _make_per_tensor(_kind: str, dtype: Any, scale: Any, zero_point: Any, integers: torch.Tensor) -> torch.Tensor:
+    _check_elements(dtype, integers)
+    if not (isinstance(scale, float) and math.isfinite(scale)):
+        raise RuntimeError("the scale of a quantized tensor must be a finite number")
+    return torch_private.quantized_per_tensor(integers, scale, int(zero_point), _DTYPES[dtype][0])
+
+
+def _make_per_channel(
+    _kind: str, dtype: Any, axis: Any, integers: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor
+) -> torch.Tensor:
+    _check_elements(dtype, integers)
+    if not (isinstance(axis, int) and 0 <= axis < integers.dim()):
+        raise RuntimeError(f"a tensor of {integers.dim()} dimensions cannot be quantized along dimension {axis}")
+    if scales.shape != (integers.shape[axis],) or zero_points.shape != scales.shape:
+        raise RuntimeError("a tensor that is quantized per channel has one scale and one zero point a channel")
+    return torch_private.quantized_per_channel(integers, scales, zero_points, axis, _DTYPES[dtype][0])
+
+
+def _check_elements(dtype: Any, integers: torch.Tensor) -> None:
+    if not isinstance(dtype, int) or not 0 <= dtype < len(_DTYPES) or integers.dtype != _DTYPES[dtype][1]:
+        raise RuntimeError("the elements of a quantized tensor are not of the type that its dtype has")
+
+
+_MAKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
+    {
+        COO: _make_coo,
+        **dict.fromkeys(COMPRESSED, _make_compressed),
+        PER_TENSOR: _make_per_tensor,
+        PER_CHANNEL: _make_per_channel,
+    }
+)
+
+
+def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
+    """A header, and the strided tensors that a result consists of."""
+    if result.is_quantized:
+        return _quantized_parts(result, in_place)
+    if result.layout is torch.strided:
+        return [[STRIDED_RESULT], result]
+    if result.layout is torch.sparse_coo:
+        header = [COO_RESULT, in_place, int(result.is_coalesced()), *result.shape]
+        return [header, *torch_private.sparse_parts(result)]
+    if result.layout in _LAYOUTS:
+        header = [COMPRESSED_RESULT, in_place, _LAYOUTS.index(result.layout), *result.shape]
+        return [header, *torch_private.compressed_parts(result)]
+    raise UnsupportedOperation(f"the result has layout {result.layout}, which remote_accelerator does not have")
+
+
+def _quantized_parts(result: torch.Tensor, in_place: int) -> list[Any]:
+    dtype = next((i for i, (quantized, _) in enumerate(_DTYPES) if quantized is result.dtype), None)
+    if dtype is None:
+        raise UnsupportedOperation(f"the result has dtype {result.dtype}, which remote_accelerator does not have")
+    if result.qscheme() is torch.per_tensor_affine:
+        (bits,) = struct.unpack("<q", struct.pack("<d", result.q_scale()))
+        return [[PER_TENSOR_RESULT, in_place, dtype, result.q_zero_point(), bits], result.int_repr()]
+    scales, zero_points = result.q_per_channel_scales(), result.q_per_channel_zero_points()
+    header = [PER_CHANNEL_RESULT, in_place, dtype, result.q_per_channel_axis()]
+    return [header, result.int_repr(), scales, zero_points]
+
+
+def _identity_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Identity of the values of a sparse tensor: where they lie, and what they look like."""
+    if tensor.layout is torch.strided:
+        return ()
+    *_, values = _parts_of(tensor, 0)
+    return values.data_ptr(), values.shape, values.dtype
