@@ -250,7 +250,7 @@ def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
 
 def quantized_per_tensor(integers: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
     """A quantized tensor of these elements, which are copied."""
-    made: torch.Tensor = torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)  # type: ignore[attr-defined]
+    made: torch.Tensor = torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
     assert made.dtype == dtype
     return made
 
@@ -259,7 +259,7 @@ def quantized_per_channel(
     integers: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, axis: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """A tensor of these elements, which are copied, with a scale and a zero point for each place of dimension `axis`."""
-    made: torch.Tensor = torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)  # type: ignore[attr-defined]
+    made: torch.Tensor = torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
     assert made.dtype == dtype
     return made
 
@@ -371,6 +371,11 @@ def schema_named(packet: str, overload: str) -> Any:
 def schema_of(func: Any) -> Any:
     """The schema of an `OpOverload`: its arguments and returns, with types and alias information."""
     return func._schema
+
+
+def writes_out(func: Any) -> bool:
+    """True if an overload has arguments `out=`."""
+    return any(argument.is_out for argument in func._schema.arguments)
 
 
 def kernel_of(func: Any) -> Callable[..., Any]:

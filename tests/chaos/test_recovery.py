@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from compared_layouts import equal, one_of_each, plain, used
 from servers import start_server
 
 import djinn
@@ -133,3 +134,16 @@ def test_values_of_a_session_that_left_nothing_are_gone_and_say_so(journals, rem
     os.kill(process, signal.SIGKILL)
     with pytest.raises(djinn.SessionLost, match="no such session"):
         value.cpu()
+
+
+@pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
+def test_tensors_of_other_layouts_come_back(remote):
+    expected = [plain(one_of_each("cpu")), plain(used(one_of_each("cpu")))]
+    held = one_of_each(remote)
+    values = held[0].values() if held[0].is_coalesced() else held[0]._values()
+    values.add_(0)  # written after it was made
+    djinn.synchronize()
+    Killer(0.0).join()
+    assert equal(plain(held), expected[0])
+    Killer(0.0).join()
+    assert equal(plain(used(held)), expected[1])

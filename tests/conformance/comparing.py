@@ -105,8 +105,10 @@ def _forget_failures(device: str) -> None:
 
 def layout_of(result: Any) -> Any:
     """Device and memory layout of a result, without the strides of dimensions that have no step."""
-    if not isinstance(result, torch.Tensor) or result.layout != torch.strided:
+    if not isinstance(result, torch.Tensor):
         return type(result)
+    if result.layout != torch.strided:
+        return str(result.layout)
     steps = [
         step if size > 1 and result.numel() else 0 for size, step in zip(result.shape, result.stride(), strict=True)
     ]
@@ -151,6 +153,8 @@ def _short(error: BaseException | None) -> str:
 
 
 def _readable(layout: Any) -> str:
+    if isinstance(layout, str):
+        return layout
     if isinstance(layout, type):
         return layout.__name__
     shape, steps, dtype, conj, neg = layout

@@ -10,13 +10,8 @@ import attrs
 from comparing import Tolerance, check_same, outcome_of
 from samples import DEVICE
 
-SPARSE = "compressed sparse tensors stay on the CPU: remote_accelerator has strided and sparse COO tensors only"
-
 # The entries that the CPU runs and the remote device does not, and why. One that starts to be right must be taken off.
-LEFT_OUT = {
-    "sparse.mm.reduce": SPARSE,
-    "sparse.sampled_addmm": SPARSE,
-}
+LEFT_OUT: dict[str, str] = {}
 
 # What is done with one sample on the device that it is given: what it returns is compared.
 Program = Callable[[str], Any]

@@ -78,7 +78,7 @@ MISTAKES = {
     ),
     "settings": lambda _: djinn.configure(no_such_setting=1),
     "the module's own functions": lambda _: djinn.plan(torch.ones(2), until="nowhere"),
-    "what a program may not contain": lambda d: torch.ones(2, 2, device=d).to_sparse_csr(),
+    "what a program may not contain": lambda d: torch.ones(2, 2, device=d).to_mkldnn(),
 }
 
 

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 import torch
+from compared_layouts import equal, one_of_each, plain, used
 
 import djinn
 from djinn.recording import fetch_later
@@ -108,6 +109,17 @@ def test_dtypes_and_layouts_travel(blind):
         together = torch.stack([ours, ours])
         assert torch.equal(together.cpu(), torch.stack([given, given]))
         assert together.stride() == torch.stack([given, given]).stride()
+
+
+@pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
+def test_tensors_of_other_layouts_travel(blind):
+    before = [member.submissions.last_number for member in blind.members]
+    held = one_of_each(REMOTE)
+    assert equal(plain(held), plain(one_of_each("cpu")))
+    assert equal(plain(used(held)), plain(used(one_of_each("cpu"))))
+    held[0].mul_(2)
+    assert equal(plain(held[0].coalesce()), plain(one_of_each("cpu")[0].mul_(2).coalesce()))
+    assert all(member.submissions.last_number > number for member, number in zip(blind.members, before, strict=True))
 
 
 def test_nothing_stays_behind(blind):

@@ -14,6 +14,10 @@ def _once(*_: Any, **__: Any) -> Any:
     return lambda test: test
 
 
+def _is_gone(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("this version of PyTorch does not have it any more")
+
+
 def _binary_ufuncs_and_refs() -> tuple[Any, ...]:
     from torch.testing._internal import common_methods_invocations as database
 
@@ -26,6 +30,7 @@ _SHIMS: dict[tuple[str, str], Callable[[], Any]] = {
     (f"{_INTERNAL}.common_cuda", "tf32_is_not_fp32"): lambda: lambda: False,
     (f"{_INTERNAL}.common_nn", "new_module_tests"): list,  # of tests that are not device-generic
     (f"{_INTERNAL}.common_methods_invocations", "binary_ufuncs_and_refs"): _binary_ufuncs_and_refs,
+    ("torch.nn.attention.flex_attention", "create_nested_block_mask"): lambda: _is_gone,
 }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 
 import pytest
 import torch
+from compared_layouts import equal, plain
 from configured import configured
 from torch import nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -93,6 +95,38 @@ def test_what_was_not_written_into_is_spilled_once(limited, done):
         assert total() == first
     assert done("restored_bytes") > 0
     assert done("spilled_bytes") <= max(written, 20 * 4 * MIB)
+
+
+@pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
+def test_tensors_of_other_layouts_are_spilled_and_come_back(limited, done):
+    def made(i, device):
+        dense = torch.arange(float(MIB // 2), device="cpu").add(i).reshape(512, 1024).to(device)
+        return [dense.to_sparse_csr(), torch.quantize_per_tensor(dense, 2.0**12, i, torch.qint32), dense.to_sparse()]
+
+    held = [made(i, limited) for i in range(8)]
+    for i in range(8):
+        assert equal(plain(held[i]), plain(made(i, "cpu")))
+    assert done("evictions") > 0
+    assert done("restored_bytes") > 0
+    assert peak() <= LIMIT
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_the_memory_of_a_session_counts_indices_and_values(limited):
+    def held():
+        gc.collect()
+        djinn.synchronize()
+        return torch.remote_accelerator.memory_allocated()
+
+    ours = [torch.arange(4096.0).to(limited).to_sparse() for _ in range(2)]
+    base = held()
+    csr = torch.eye(512).to(limited).to_sparse_csr()
+    parts = [csr.crow_indices(), csr.col_indices(), csr.values()]
+    assert held() - base == sum(part.nbytes for part in parts) == 513 * 8 + 512 * 8 + 512 * 4
+    del csr, parts
+    assert held() == base
+    del ours[0]
+    assert base - held() == 4095 * (8 + 4)
 
 
 def test_an_allocation_that_cannot_be_met_is_the_error_of_that_op(limited):

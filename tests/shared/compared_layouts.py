@@ -39,3 +39,22 @@ def equal(here: Any, there: Any) -> bool:
         same = isinstance(there, torch.Tensor) and here.dtype == there.dtype and here.shape == there.shape
         return same and torch.equal(here.nan_to_num(), there.nan_to_num())
     return bool(here == there)
+
+
+def one_of_each(device: Any) -> list[torch.Tensor]:
+    """A tensor of every kind that is not strided, computed on the device."""
+    dense = torch.arange(64.0).reshape(8, 8).sin().to(device)
+    thinned = dense * (dense > 0)
+    scales = torch.linspace(0.01, 0.02, 8).to(device)
+    return [
+        thinned.to_sparse() * 2,
+        thinned.to_sparse_csr() * 3,
+        thinned.to_sparse_bsc((2, 2)),
+        torch.quantize_per_tensor(dense, 0.01, 3, torch.qint8),
+        torch.quantize_per_channel(dense, scales, torch.zeros(8).to(device), 0, torch.quint8),
+    ]
+
+
+def used(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Results of ops on the tensors of `one_of_each`."""
+    return [t.dequantize() if t.is_quantized else t.to_dense() @ t.to_dense() for t in tensors]

@@ -116,18 +116,18 @@ def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     return call(func, (target, source), {})
 
 
-def _like(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`empty_like` and `zeros_like`: without elements, as PyTorch's, which keeps indices in `empty_like` alone."""
+def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`empty_like`, which has the indices of its source, and `zeros_like`, which has no elements."""
     source, device = args[0], kwargs.get("device")
     dtype, layout = kwargs.get("dtype") or source.dtype, kwargs.get("layout") or source.held_layout
     if layout != source.held_layout or (device is not None and not is_remote(device)):
         return torch.zeros(source.shape, dtype=dtype, layout=layout, device=device or source.device)
-    if _func is aten.empty_like.default:
-        kept = (source.held_compressed, source.held_plain)
-        indices = [record(aten.clone.default, (part,), {}) for part in kept]
-        return wrap_compressed(
-            layout, *indices, record(aten.zeros_like.default, (source.held_values,), {"dtype": dtype}), source.shape
+    if func is aten.empty_like.default:
+        compressed, plain = (
+            record(aten.clone.default, (part,), {}) for part in (source.held_compressed, source.held_plain)
         )
+        values = record(aten.zeros_like.default, (source.held_values,), {"dtype": dtype})
+        return wrap_compressed(layout, compressed, plain, values, source.shape)
     batch = source.held_compressed.dim() - 1
     blocks = list(source.held_values.shape[batch + 1 : batch + 3]) if layout in IN_BLOCKS else []
     return _without_elements(source.shape, layout, dtype, source.held_values.device, batch, blocks)

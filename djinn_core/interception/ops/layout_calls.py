@@ -5,12 +5,14 @@ How many elements a sparse result has depends on data, so the executor is asked:
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.dispatch import record, slots_of
 from djinn_core.interception.recording.append import append
@@ -61,6 +63,41 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if schema.returns and str(schema.returns[0].type) != "Tensor":
         return results[0].item()
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
+    """An op that writes its result into `out=`: `run` the one that returns it, and make that the content of `out`.
+
+    Raises:
+        UnsupportedOperation: PyTorch has no such op without `out=`.
+        RuntimeError: the result does not fit into `out`.
+    """
+    outs = [argument.name for argument in schema_of(func).arguments if argument.is_out]
+    plain = _without_out(func)
+    given = {name: value for name, value in kwargs.items() if name not in outs}
+    results = run(plain, args, given)
+    for name, result in zip(outs, results if isinstance(results, tuple) else (results,), strict=True):
+        target = kwargs[name]
+        if not torch.can_cast(result.dtype, target.dtype):
+            raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
+        if result.shape != target.shape or result.layout != target.layout:
+            raise RuntimeError(
+                f"{func.name()}: out= is {target.layout} of {tuple(target.shape)}, and the result {result.layout} of "
+                f"{tuple(result.shape)}; {DEVICE_NAME} does not resize tensors that are not strided"
+            )
+        _write(target, result.to(target.dtype))
+    return kwargs[outs[0]] if len(outs) == 1 else tuple([kwargs[name] for name in outs])
+
+
+@functools.cache
+def _without_out(func: Any) -> Any:
+    wanted = [(a.name, str(a.type)) for a in schema_of(func).arguments if not a.is_out]
+    packet = func.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        if [(a.name, str(a.type)) for a in schema_of(other).arguments] == wanted:
+            return other
+    raise UnsupportedOperation(f"{func.name()} cannot run on {DEVICE_NAME} with tensors that are not strided")
 
 
 def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles
 from djinn_core.interception.ops import compressed, quantized, sparse
-from djinn_core.interception.ops.layout_calls import call
+from djinn_core.interception.ops.layout_calls import call, call_out
 from djinn_core.interception.tensors.compressed_tensor import CompressedTensor
 from djinn_core.interception.tensors.parts_tensor import first_of_parts
 from djinn_core.interception.tensors.quantized_tensor import QuantizedTensor
@@ -55,6 +55,8 @@ def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return handler(func, args, kwargs)
     if func.name() in OPERATORS_OF[first.described()[0]]:
         return call(func, args, kwargs)
+    if kwargs and torch_private.writes_out(func):
+        return call_out(func, args, kwargs, dispatch_layout)
     kernel = torch_private.composite_kernel(func)
     if kernel is not None:
         return kernel(*args, **kwargs)

@@ -89,7 +89,7 @@ class QuantizedTensor(PartsTensor):
 def wrap_quantized(integers: LazyTensor, dtype: torch.dtype, quantizer: Quantizer) -> QuantizedTensor:
     """A quantized tensor of these parts, which are not checked."""
     made: QuantizedTensor = torch_private.make_wrapper(
-        QuantizedTensor, integers.shape, integers.stride(), integers.storage_offset(), dtype, integers.device
+        QuantizedTensor, integers.shape, integers.stride(), integers.remote.meta.offset, dtype, integers.device
     )
     made.held_integers, made.quantizer = integers, quantizer
     return made

@@ -101,7 +101,8 @@ class _Arguments:
         return _places(header, *[self._own(part) for part in parts])
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone() if tensor.untyped_storage().data_ptr() in self._memory else tensor
+        memory = tensor.untyped_storage()  # of which a kernel may have made more than its result needs
+        return tensor.clone() if memory.data_ptr() in self._memory or memory.nbytes() > tensor.nbytes else tensor
 
 
 def _places(header: list[int], *parts: torch.Tensor) -> list[torch.Tensor]:
