@@ -219,7 +219,7 @@ def test_what_compressed_tensors_do_not_have_is_refused_by_name(embedded, refuse
 
 
 def test_pytorch_asks_a_class_for_its_compressed_layout_where_it_says_so():
-    """What makes these tensors possible; without `dispatch_layout` PyTorch looks for the layout in C++, and there is none."""
+    """The way that these tensors are possible; without `dispatch_layout` PyTorch looks for the layout in C++, and there is none."""
 
     class Compressed(torch.Tensor):
         @classmethod

@@ -198,7 +198,7 @@ def _of_parts_alone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @handles(aten.new_empty_strided.default)
 def _new_empty_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Where a strided gradient is copied for a compressed leaf, PyTorch asks for the layout of the leaf as well."""
+    """A copy of a strided gradient for a compressed leaf: PyTorch asks for the layout of the leaf as well."""
     return record(func, args, {name: value for name, value in kwargs.items() if name != "layout"})
 
 

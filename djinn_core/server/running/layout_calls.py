@@ -28,13 +28,13 @@ from djinn_core.ir.layout_operators import (
     PER_TENSOR,
     PER_TENSOR_RESULT,
     PLACES,
-    QUANTIZED,
     STRIDED_RESULT,
 )
 from djinn_core.ir.operators import resolve_for_layouts
 
-_LAYOUTS: Final = tuple(getattr(torch, name) for name in COMPRESSED)
-_DTYPES: Final = tuple((getattr(torch, name), getattr(torch, elements)) for name, elements in QUANTIZED)
+# In the order of `COMPRESSED` and `QUANTIZED`.
+_LAYOUTS: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_DTYPES: Final = ((torch.qint8, torch.int8), (torch.quint8, torch.uint8), (torch.qint32, torch.int32))
 
 
 def layout_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
