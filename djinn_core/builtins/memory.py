@@ -24,7 +24,7 @@ _IDLE_CACHE, _IDLE, _USUAL, _PINNED = 3, 2, 1, 0
 _NEVER: Final = 1 << 62  # steps
 
 
-class NextUse:
+class NextUsePolicy:
     """Evicts first the value whose next use is furthest away.
 
     Values of idle sessions go before all others, and KV caches in use last. Values whose next use cannot be foreseen go by
@@ -59,4 +59,4 @@ def _key(candidate: EvictionCandidate) -> tuple[int, int, bool, bool, int, int]:
 @hookimpl
 def djinn_register_memory_policies() -> Iterable[MemoryPolicy]:
     """The memory policy `next_use`."""
-    return [NextUse()]
+    return [NextUsePolicy()]

@@ -10,7 +10,7 @@ import attrs
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
-from djinn_core.ir.colocation import Together, homes_of_values, resident_blocks, storage_sizes, together
+from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement, PlacementDecision
@@ -185,7 +185,7 @@ class _Filling:
             self._settle(blocks.block(value), self.current)
         return Placement(tuple(decisions), homes_of_values(graph, nodes, blocks, self.homes), FirstFit.name)
 
-    def _measure(self, blocks: Together) -> None:
+    def _measure(self, blocks: Colocation) -> None:
         """Bytes that stay, and dtypes, by block."""
         context, graph = self.context, self.context.graph
         lasting = storage_sizes(graph, (*graph.inputs, *graph.outputs))

@@ -328,7 +328,7 @@ class SocketListener:
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         try:
-            with self._unwelcomed.entered(Cut(sock)):
+            with self._unwelcomed.entered(SocketShutdown(sock)):
                 connection = self._welcome(sock, self._limits, f"client {peer}")
         except OSError as error:
             log.info("a connection did not come about", url=self.url, peer=peer, error=str(error))
@@ -337,7 +337,7 @@ class SocketListener:
 
 
 @attrs.frozen
-class Cut:
+class SocketShutdown:
     """Ends a connection from another thread than the one that uses it: that one sees its end, and closes it."""
 
     sock: socket.socket

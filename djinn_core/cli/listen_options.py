@@ -12,7 +12,7 @@ import click
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.addresses import is_wildcard
-from djinn_core.launch.listen_addresses import Place, Places
+from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses
 
 _PORT = click.IntRange(0, 65535)
 _PLACE = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]*)=(?:(?P<host>\[[^\]]+\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})")
@@ -22,7 +22,7 @@ _PLACE = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]*)=(?:(?P<host>\[[^\]]+\]|
 class ListenChoice:
     """Addresses and ports that the operator set."""
 
-    places: Places
+    places: ListenAddresses
     advertise: str
 
     @property
@@ -69,28 +69,30 @@ def listen_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         given = [_place(text) for text in transports]
         given += [
-            (name, Place("", number)) for name, number in (("tcp", port), ("http", http_port)) if number is not None
+            (name, ListenAddress("", number))
+            for name, number in (("tcp", port), ("http", http_port))
+            if number is not None
         ]
         command(listen=ListenChoice(_places(host, given, without), _host(advertise)), **others)
 
     return packed
 
 
-def _places(host: str, given: list[tuple[str, Place]], without: tuple[str, ...]) -> Places:
+def _places(host: str, given: list[tuple[str, ListenAddress]], without: tuple[str, ...]) -> ListenAddresses:
     found = dict(given)
     if len(found) < len(given):
         twice = sorted(name for name in found if sum(name == other for other, _ in given) > 1)
         raise ConfigurationError(f"the port of {' and '.join(twice)} is given twice: once with --transport is enough")
     if both := sorted(found.keys() & {*without}):
         raise ConfigurationError(f"--without-transport {both[0]} leaves out a transport that is given a port")
-    return Places(host, found, frozenset(without))
+    return ListenAddresses(host, found, frozenset(without))
 
 
-def _place(text: str) -> tuple[str, Place]:
+def _place(text: str) -> tuple[str, ListenAddress]:
     found = _PLACE.fullmatch(text)
     if found is None or int(found["port"]) > 65535:
         raise click.BadParameter(f"{text!r} must be NAME=PORT or NAME=HOST:PORT, such as tcp=0.0.0.0:5556")
-    return found["name"], Place((found["host"] or "").strip("[]"), int(found["port"]))
+    return found["name"], ListenAddress((found["host"] or "").strip("[]"), int(found["port"]))
 
 
 def _host(text: str) -> str:

@@ -19,7 +19,7 @@ from djinn_core.launch.addresses import is_loopback
 from djinn_core.launch.executor_config import NetworkConfig, StoreConfig
 from djinn_core.launch.http_hosts import allow_host
 from djinn_core.launch.private_files import private_directory
-from djinn_core.server.gateway.gateway import Serving, serve
+from djinn_core.server.gateway.gateway import GatewayHandle, serve
 from djinn_core.server.gateway.gateway_config import GatewayConfig
 
 
@@ -86,7 +86,7 @@ def _serve(config: GatewayConfig) -> None:
     serve(config.with_settings(settings), _announce, click.echo)
 
 
-def _announce(serving: Serving) -> None:
+def _announce(serving: GatewayHandle) -> None:
     for executor in serving.executors:
         click.echo(f"Executor for {executor.device.id} ({executor.device.name}), process {executor.process_id}")
     for url in serving.urls:
@@ -104,7 +104,7 @@ def _announce(serving: Serving) -> None:
         click.echo(f"There with DJINN_TOKEN as well, or a copy of {serving.connection_file} as DJINN_CONNECTION_FILE")
 
 
-def _for_other_machines(serving: Serving) -> str:
+def _for_other_machines(serving: GatewayHandle) -> str:
     """Shell command for another machine, without the token; empty where none can reach this server."""
     urls = [url for url in serving.dialled if not is_loopback(urlsplit(url).hostname or "")]
     if not urls:

@@ -25,7 +25,7 @@ _AT_ONCE: Final = 512  # buffers that one system call writes
 
 
 @attrs.frozen
-class Place:
+class RecordLocation:
     """Location of a record in its file: offset, kind, head length and total size."""
 
     start: int
@@ -94,7 +94,7 @@ class RecordReader:
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
 
-    def places(self, start: int, end: int) -> Iterator[Place]:
+    def places(self, start: int, end: int) -> Iterator[RecordLocation]:
         """Locations of the complete records between two positions, in order."""
         while start + _RECORD.size + _COUNT.size <= end:
             self._file.seek(start)
@@ -102,7 +102,7 @@ class RecordReader:
             size = _RECORD.size + _COUNT.size + 8 * buffers + head + body
             if start + size > end:
                 return
-            yield Place(start, kind, head, size)
+            yield RecordLocation(start, kind, head, size)
             start += size
 
     def head(self, start: int) -> bytes:

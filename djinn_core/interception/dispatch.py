@@ -34,7 +34,7 @@ from djinn_core.interception.shape_inference.inference_cache import inference_ca
 from djinn_core.interception.shape_inference.message_limits import check_given, check_made
 from djinn_core.interception.shape_inference.meta_fallback import settle
 from djinn_core.interception.shape_inference.meta_infer import (
-    Refused,
+    MetaKernelRefused,
     UnknownResult,
     forget_signatures,
     infer,
@@ -138,7 +138,7 @@ def _record_unknown(
     check_one_index(func, operands)
     if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
         return port.fallback.compute(func, args, kwargs)
-    refused: Refused | None = None
+    refused: MetaKernelRefused | None = None
     try:
         with collect_later:  # meta kernels import modules, in the middle of which nothing else may
             call = infer_by_element(func, args, kwargs, operands)
@@ -146,7 +146,7 @@ def _record_unknown(
                 call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
     except UnknownResult:
         pass  # what the executor raises then does not come from this
-    except Refused as signal:
+    except MetaKernelRefused as signal:
         refused = signal
     if call is None:
         for written in written_tensors(func, args, kwargs):

@@ -12,7 +12,7 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.recording.append import append
 from djinn_core.interception.recording.encode import encode_form
 from djinn_core.interception.recording.recorder import SyncRequest, current
-from djinn_core.interception.runtime_interface import Answer, DescribedValue
+from djinn_core.interception.runtime_interface import DescribedValue, SubmissionReply
 from djinn_core.interception.shape_inference.meta_infer import signature_of, written_operands, written_tensors
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.tensors.storage import Value
@@ -82,7 +82,7 @@ def described_on(index: int, described: DescribedValue) -> DescribedValue:
     return attrs.evolve(described, meta=moved)
 
 
-def _known_call(call: Call, answer: Answer) -> Call:
+def _known_call(call: Call, answer: SubmissionReply) -> Call:
     """The call with the results that the executor described, for ops whose results follow from metadata alone."""
     described = iter(answer.described)
     results = tuple(
@@ -127,7 +127,7 @@ def _follow(tensor: LazyTensor, described: DescribedValue) -> None:
         adopt(tensor, described.meta)
 
 
-def _results(call: Call, operands: list[LazyTensor], values: list[Value], answer: Answer) -> Any:
+def _results(call: Call, operands: list[LazyTensor], values: list[Value], answer: SubmissionReply) -> Any:
     made = iter(range(len(values)))
     results: list[Any] = []
     for same in call.inplace:
@@ -139,7 +139,7 @@ def _results(call: Call, operands: list[LazyTensor], values: list[Value], answer
     return tuple(results) if len(results) > 1 else (results[0] if results else None)
 
 
-def _result(value: Value, described: DescribedValue, answer: Answer, index: int) -> Any:
+def _result(value: Value, described: DescribedValue, answer: SubmissionReply, index: int) -> Any:
     if described.scalar == "NoneType":
         return None
     if described.scalar:

@@ -41,7 +41,7 @@ class Submission:
 
 
 @attrs.frozen
-class Answer:
+class SubmissionReply:
     """The reply: tensors on the CPU for `fetch`, metadata for `describe`.
 
     Attributes:
@@ -63,7 +63,7 @@ class Runtime(Protocol):
             KeyboardInterrupt: there was an interrupt, and nothing of it was sent.
         """
 
-    def wait(self, number: int) -> Answer:
+    def wait(self, number: int) -> SubmissionReply:
         """Wait for the values that submission `number` requested: one round trip.
 
         Raises:

@@ -13,7 +13,7 @@ Homes = Mapping[int, str]
 
 
 @attrs.define(eq=False)
-class Together:
+class Colocation:
     """Blocks of storages, each of which has one home, and the nodes that run there.
 
     A block is called by the number of one of its storages, its leader. A node that makes and writes nothing has no block:
@@ -70,9 +70,9 @@ class Together:
                     self.unite(bound[0], storage)
 
 
-def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> Together:
+def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> Colocation:
     """Colocation blocks of the nodes of a graph that run, where values in `replace` stand for others."""
-    found = Together()
+    found = Colocation()
     every, bound = graph.nodes, found.nodes
     for number in nodes:
         node = every[number]
@@ -83,7 +83,7 @@ def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> 
     return found
 
 
-def resident_blocks(blocks: Together, inputs: Sequence[int], resident: Homes) -> dict[int, str]:
+def resident_blocks(blocks: Colocation, inputs: Sequence[int], resident: Homes) -> dict[int, str]:
     """Device by block, for blocks with storages that already live somewhere; the first of them where they disagree."""
     homes: dict[int, str] = {}
     if RANDOM_STATE in resident:
@@ -110,7 +110,7 @@ def storage_sizes(graph: Graph, values: Iterable[int]) -> dict[int, int]:
     return sizes
 
 
-def homes_of_values(graph: Graph, nodes: Iterable[int], blocks: Together, homes: Homes) -> dict[int, str]:
+def homes_of_values(graph: Graph, nodes: Iterable[int], blocks: Colocation, homes: Homes) -> dict[int, str]:
     """Device by value, for the inputs of a graph and what those of its nodes make: that of the value's block."""
     every = graph.nodes
     block = blocks.block

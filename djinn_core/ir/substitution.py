@@ -89,14 +89,14 @@ class Rewritten(ShortRepr):
 
 
 @attrs.frozen
-class Places:
+class RecipeLocations:
     """Locations of the values of a recipe, in its order: device id of each, and of its copies."""
 
     homes: tuple[str, ...]
     copies: tuple[tuple[str, ...], ...]
 
 
-Derived = Callable[[Recipe], Places | None]
+Derived = Callable[[Recipe], RecipeLocations | None]
 
 
 def not_derived(recipe: Recipe) -> None:

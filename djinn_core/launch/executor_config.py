@@ -14,7 +14,7 @@ from djinn_core.delivery.snapshot_schedule import SNAPSHOT_SECONDS
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.command import EXECUTOR_MODULE
 from djinn_core.launch.flags import Flag
-from djinn_core.launch.listen_addresses import Places
+from djinn_core.launch.listen_addresses import ListenAddresses
 from djinn_core.plugins.registry import Selection
 
 
@@ -27,7 +27,7 @@ class NetworkConfig:
         tls: the certificate to show, and the authority of client certificates; None: no TLS.
     """
 
-    places: Places = attrs.field(factory=Places)
+    places: ListenAddresses = attrs.field(factory=ListenAddresses)
     tls: TlsOptions | None = None
 
 

@@ -19,7 +19,7 @@ _SOMEWHERE = "192.0.2.1"  # an address that is reserved for documents (RFC 5737)
 
 
 @attrs.frozen
-class Place:
+class ListenAddress:
     """An address and a port to listen at; an empty host is that of the server, port 0 any free one."""
 
     host: str = ""
@@ -27,7 +27,7 @@ class Place:
 
 
 @attrs.frozen
-class Places:
+class ListenAddresses:
     """Listen addresses by transport, as the operator configured them.
 
     Attributes:
@@ -37,7 +37,7 @@ class Places:
     """
 
     host: str = "127.0.0.1"
-    given: Mapping[str, Place] = attrs.field(factory=dict)
+    given: Mapping[str, ListenAddress] = attrs.field(factory=dict)
     without: frozenset[str] = frozenset()
 
     @property
@@ -46,13 +46,13 @@ class Places:
         others = tuple(place.host for name, place in self.given.items() if place.host and name not in self.without)
         return (self.host, *others)
 
-    def of(self, transport: Transport, others: Iterable[str] = ()) -> Place | None:
+    def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
         """Listen address of a transport; None where it does not listen. `others`: further names of the transport."""
         names = {transport.name, *transport.schemes, *others}
         if names & self.without:
             return None
-        given = next((place for name, place in self.given.items() if name in names), Place())
-        return Place(given.host or self.host, given.port)
+        given = next((place for name, place in self.given.items() if name in names), ListenAddress())
+        return ListenAddress(given.host or self.host, given.port)
 
     def check_ports(self, operations: int | None) -> None:
         """Find out that a port is taken before seconds are spent on starting executors.
@@ -91,14 +91,16 @@ class Listening:
     """A transport that listens, and its listen address."""
 
     transport: Transport
-    place: Place
+    place: ListenAddress
 
     def at(self, port: int) -> str:
         """URL of the listener at that port."""
         return f"{self.transport.schemes[0]}://{network_location(self.place.host, port)}"
 
 
-def in_places(transports: Iterable[Transport], tls: TlsOptions | None, places: Places) -> tuple[Listening, ...]:
+def in_places(
+    transports: Iterable[Transport], tls: TlsOptions | None, places: ListenAddresses
+) -> tuple[Listening, ...]:
     """The transports that reach other machines and were not left out, under TLS where there is a certificate."""
     found = []
     for plain in transports:
@@ -109,7 +111,9 @@ def in_places(transports: Iterable[Transport], tls: TlsOptions | None, places: P
     return tuple(found)
 
 
-def chosen_by(transports: Sequence[Transport], tls: TlsOptions | None, places: Places) -> tuple[Listening, ...]:
+def chosen_by(
+    transports: Sequence[Transport], tls: TlsOptions | None, places: ListenAddresses
+) -> tuple[Listening, ...]:
     """The transports of `in_places`, after checking the operator's configuration.
 
     Raises:
@@ -127,7 +131,7 @@ def chosen_by(transports: Sequence[Transport], tls: TlsOptions | None, places: P
     return found
 
 
-def _check_names(places: Places, transports: Sequence[Transport], tls: TlsOptions | None) -> None:
+def _check_names(places: ListenAddresses, transports: Sequence[Transport], tls: TlsOptions | None) -> None:
     names = {name for one in transports for name in (one.name, *one.schemes)}
     secured = [one.secured(tls) for one in transports if tls is not None and isinstance(one, SecurableTransport)]
     names |= {name for one in secured for name in (one.name, *one.schemes)}

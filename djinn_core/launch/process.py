@@ -15,7 +15,7 @@ from typing import Self
 from djinn_core.errors import StartupError
 from djinn_core.launch.command import executor_command, executor_environment
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
-from djinn_core.launch.listen_addresses import Places
+from djinn_core.launch.listen_addresses import ListenAddresses
 from djinn_core.launch.orders import (
     FULL_SECONDS,
     Answer,
@@ -93,7 +93,7 @@ class ExecutorProcess:
         Raises:
             StartupError: it did not start; the message says why.
         """
-        executor = cls(ExecutorConfig(device, NetworkConfig(Places(host)) if host else None, threads))
+        executor = cls(ExecutorConfig(device, NetworkConfig(ListenAddresses(host)) if host else None, threads))
         executor.wait_ready(timeout)
         return executor
 

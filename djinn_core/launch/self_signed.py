@@ -20,14 +20,14 @@ _NAME: Final = "djinn"
 
 
 @attrs.frozen
-class Identity:
+class CertificateFiles:
     """PEM files of a certificate and its key."""
 
     certificate: Path
     key: Path
 
 
-def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> Identity:
+def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> CertificateFiles:
     """The certificate in `directory`, made now where there is none or it is about to expire.
 
     Args:
@@ -37,7 +37,7 @@ def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> Identity:
     Raises:
         ConfigurationError: the files cannot be read or written, or the library that makes certificates is missing.
     """
-    found = Identity(directory / "certificate.pem", directory / "key.pem")
+    found = CertificateFiles(directory / "certificate.pem", directory / "key.pem")
     try:
         private_directory(directory, "certificate and key")
         if not _is_good(found):
@@ -49,7 +49,7 @@ def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> Identity:
     return found
 
 
-def _is_good(identity: Identity) -> bool:
+def _is_good(identity: CertificateFiles) -> bool:
     if not (identity.certificate.exists() and identity.key.exists()):
         return False
     try:

@@ -14,8 +14,8 @@ import attrs
 
 from djinn_core.errors import PluginError
 from djinn_core.plugins.command_listing import COMMAND_GROUP
-from djinn_core.plugins.discovery import CORE_DISTRIBUTION, Candidate, installed, named
-from djinn_core.plugins.intake import Failure, PluginLoader
+from djinn_core.plugins.discovery import CORE_DISTRIBUTION, PluginCandidate, installed, named
+from djinn_core.plugins.intake import PluginFailure, PluginLoader
 from djinn_core.plugins.kinds import COMMAND_KINDS
 from djinn_core.plugins.registry import Selection
 from djinn_core.plugins.report import PluginRow
@@ -37,7 +37,7 @@ class PluginCommands:
 
     commands: Mapping[str, Command] = attrs.field(factory=dict)
     owners: Mapping[str, PluginRow] = attrs.field(factory=dict)
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[PluginFailure, ...] = ()
     disabled: tuple[str, ...] = ()
 
 
@@ -53,7 +53,7 @@ def find_commands(
     """
     if entry_points is None:
         entry_points = importlib.metadata.entry_points(group=COMMAND_GROUP)
-    core = Candidate("djinn", CORE_DISTRIBUTION, "", lambda: None, builtin=True)
+    core = PluginCandidate("djinn", CORE_DISTRIBUTION, "", lambda: None, builtin=True)
     loader = PluginLoader(selection.disable, COMMAND_KINDS, selection.trace, selection.plugin_settings)
     loader.claims.update({("command", name): core for name in taken})
     for candidate in (*installed(entry_points), *_modules(selection)):
@@ -64,7 +64,7 @@ def find_commands(
     return PluginCommands(commands, owners, tuple(loader.failures), disabled)
 
 
-def _modules(selection: Selection) -> Iterable[Candidate]:
+def _modules(selection: Selection) -> Iterable[PluginCandidate]:
     """Modules that the setting `plugins` names and no distribution offers."""
     requests = selection.plugins or ()
     offered = installed() if requests else ()

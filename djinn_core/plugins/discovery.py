@@ -27,7 +27,7 @@ CORE_DISTRIBUTION: Final = "djinn"
 
 
 @attrs.frozen
-class Candidate:
+class PluginCandidate:
     """A plugin that may be loaded.
 
     Attributes:
@@ -53,31 +53,31 @@ class Candidate:
         return self.row("active").label
 
 
-def installed(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> tuple[Candidate, ...]:
+def installed(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> tuple[PluginCandidate, ...]:
     """The plugins that installed distributions offer (or that `entry_points` name), by name, then by distribution."""
     if entry_points is None:
         entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     found = [
-        Candidate(point.name, *_origin(point.dist), partial(importlib.metadata.EntryPoint.load, point))
+        PluginCandidate(point.name, *_origin(point.dist), partial(importlib.metadata.EntryPoint.load, point))
         for point in entry_points
     ]
     return tuple(sorted(found, key=lambda candidate: (candidate.name, candidate.distribution)))
 
 
-def integrating() -> Mapping[str, tuple[Candidate, ...]]:
+def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
     """The installed plugins with integrations, by the library at whose import each is loaded.
 
     This runs whenever `djinn` is imported: it looks for the group in the text of entry points, and parses few of them, since
     `importlib.metadata.entry_points` takes twice as long. Plugins in zip files are found with all others, at first use.
     """
-    found: dict[str, dict[str, Candidate]] = defaultdict(dict)
+    found: dict[str, dict[str, PluginCandidate]] = defaultdict(dict)
     for folder in _folders_naming(INTEGRATION_GROUP):
         distribution = importlib.metadata.Distribution.at(folder)
         plugins = {point.value: point.name for point in distribution.entry_points.select(group=ENTRY_POINT_GROUP)}
         for point in distribution.entry_points.select(group=INTEGRATION_GROUP):
             name = plugins.get(point.value, point.value)
             load = partial(importlib.metadata.EntryPoint.load, point)
-            found[point.name].setdefault(name, Candidate(name, *_origin(distribution), load))
+            found[point.name].setdefault(name, PluginCandidate(name, *_origin(distribution), load))
     return {library: tuple(plugins.values()) for library, plugins in found.items()}
 
 
@@ -95,15 +95,15 @@ def _folders_naming(group: str) -> Iterator[Path]:
                         yield Path(place, name)
 
 
-def built_in(builtins: Mapping[str, object]) -> tuple[Candidate, ...]:
+def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
     """The plugins that are part of Djinn, in the order in which they are given."""
     return tuple(
-        Candidate(name, CORE_DISTRIBUTION, _core_version(), partial(_given, plugin), builtin=True)
+        PluginCandidate(name, CORE_DISTRIBUTION, _core_version(), partial(_given, plugin), builtin=True)
         for name, plugin in builtins.items()
     )
 
 
-def named(request: object, available: Sequence[Candidate]) -> Candidate:
+def named(request: object, available: Sequence[PluginCandidate]) -> PluginCandidate:
     """The plugin that `request` means: an available plugin or a module by name, or a module or object itself.
 
     Raises:
@@ -122,10 +122,10 @@ def named(request: object, available: Sequence[Candidate]) -> Candidate:
     if not _importable(request):
         raise PluginError(f"there is no plugin {request!r}{choices(request, available)}")
     load = partial(_imported, request, choices(request, available))
-    return Candidate(request, *_origin_of_module(request), load)
+    return PluginCandidate(request, *_origin_of_module(request), load)
 
 
-def choices(request: str, available: Iterable[Candidate]) -> str:
+def choices(request: str, available: Iterable[PluginCandidate]) -> str:
     """The end of a sentence about an unknown name: what it may have meant, and what there is."""
     names = {builtin: sorted({c.name for c in available if c.builtin is builtin}) for builtin in (False, True)}
     close = difflib.get_close_matches(request, names[False] + names[True], n=3)
@@ -136,7 +136,7 @@ def choices(request: str, available: Iterable[Candidate]) -> str:
     )
 
 
-def _offered_by(candidate: Candidate) -> str:
+def _offered_by(candidate: PluginCandidate) -> str:
     return " ".join(part for part in (candidate.distribution, candidate.version) if part) or candidate.name
 
 
@@ -153,11 +153,13 @@ def _given(plugin: object) -> object:
     return plugin
 
 
-def _from_object(plugin: object) -> Candidate:
+def _from_object(plugin: object) -> PluginCandidate:
     if isinstance(plugin, ModuleType):
-        return Candidate(plugin.__name__, *_origin_of_module(plugin.__name__), partial(_given, plugin))
+        return PluginCandidate(plugin.__name__, *_origin_of_module(plugin.__name__), partial(_given, plugin))
     name = getattr(plugin, "name", None)
-    return Candidate(name if isinstance(name, str) and name else type(plugin).__name__, "", "", partial(_given, plugin))
+    return PluginCandidate(
+        name if isinstance(name, str) and name else type(plugin).__name__, "", "", partial(_given, plugin)
+    )
 
 
 def _importable(name: str) -> bool:

@@ -10,7 +10,7 @@ import attrs
 
 from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
-from djinn_core.plugins.discovery import Candidate
+from djinn_core.plugins.discovery import PluginCandidate
 from djinn_core.plugins.kinds import KINDS
 from djinn_core.plugins.loading import HookError, Loaded, load
 from djinn_core.plugins.report import PluginRow, log
@@ -18,7 +18,7 @@ from djinn_core.plugins.settings import Declared
 
 
 @attrs.frozen
-class Failure:
+class PluginFailure:
     """A plugin that cannot be used. `fatal` where the person asked for it by name, or where it is built in."""
 
     row: PluginRow
@@ -30,7 +30,7 @@ class Failure:
         log().warning("a plugin cannot be used", plugin=self.row.name, error=str(self.error))
 
 
-def warn_of_hooks(failures: Iterable[Failure]) -> None:
+def warn_of_hooks(failures: Iterable[PluginFailure]) -> None:
     """Warn of hooks that failed, and of nothing that a process which loads all plugins says, too."""
     for failure in failures:
         if isinstance(failure.error, HookError):
@@ -46,14 +46,14 @@ class PluginLoader:
     trace: bool
     given: Sequence[PluginSetting] = ()
     rows: list[PluginRow] = attrs.field(factory=list)
-    failures: list[Failure] = attrs.field(factory=list)
-    names: dict[str, Candidate] = attrs.field(factory=dict)
-    claims: dict[tuple[str, str], Candidate] = attrs.field(factory=dict)
+    failures: list[PluginFailure] = attrs.field(factory=list)
+    names: dict[str, PluginCandidate] = attrs.field(factory=dict)
+    claims: dict[tuple[str, str], PluginCandidate] = attrs.field(factory=dict)
     objects: dict[str, list[Any]] = attrs.field(factory=lambda: defaultdict(list))
     owners: dict[tuple[str, str], PluginRow] = attrs.field(factory=dict)
     settings: list[Declared] = attrs.field(factory=list)
 
-    def take(self, candidate: Candidate, requested: bool = False) -> None:
+    def take(self, candidate: PluginCandidate, requested: bool = False) -> None:
         """Load a plugin, unless it is disabled, and keep its objects."""
         if candidate.name in self.disable:
             self.rows.append(candidate.row("disabled"))
@@ -67,17 +67,17 @@ class PluginLoader:
             return
         self._keep(loaded)
 
-    def refuse(self, candidate: Candidate, error: PluginError, fatal: bool) -> None:
+    def refuse(self, candidate: PluginCandidate, error: PluginError, fatal: bool) -> None:
         """Note that a plugin cannot be used."""
         row = candidate.row("failed", error=str(error))
         self.rows.append(row)
-        self.failures.append(Failure(row, error, fatal))
+        self.failures.append(PluginFailure(row, error, fatal))
 
     def ordered(self) -> dict[str, tuple[Any, ...]]:
         """By field of the registry the objects that were taken in, in the order in which the core asks them."""
         return {kind.objects: tuple(self._ordered(kind.objects)) for kind in KINDS}
 
-    def _claim_name(self, candidate: Candidate) -> None:
+    def _claim_name(self, candidate: PluginCandidate) -> None:
         first = self.names.setdefault(candidate.name, candidate)
         if first is not candidate:
             raise PluginError(_clash("plugin", candidate.name, first, candidate))
@@ -128,7 +128,7 @@ def _pairs(loaded: Loaded) -> Iterator[tuple[str, Any]]:
             yield objects, item
 
 
-def _clash(what: str, name: str, first: Candidate, second: Candidate) -> str:
+def _clash(what: str, name: str, first: PluginCandidate, second: PluginCandidate) -> str:
     return (
         f"the {what} {name!r} is taken twice: {first.label} has it, {second.label} is refused. "
         "Uninstall or disable one of them, or rename what it offers"

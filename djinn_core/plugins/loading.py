@@ -18,7 +18,7 @@ from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs import API_VERSION, PROJECT
 from djinn_core.plugins.contract import complaint
-from djinn_core.plugins.discovery import Candidate
+from djinn_core.plugins.discovery import PluginCandidate
 from djinn_core.plugins.kinds import COMMAND_KINDS, KINDS, Kind
 from djinn_core.plugins.report import log
 from djinn_core.plugins.settings import Declared, read_settings
@@ -47,13 +47,15 @@ class HookError(PluginError):
 class Loaded:
     """A plugin that passed all checks: the kinds of hook that it implements, and the objects that it registers."""
 
-    candidate: Candidate
+    candidate: PluginCandidate
     kinds: tuple[str, ...]
     objects: Mapping[str, tuple[Any, ...]]
     settings: Declared = attrs.field(factory=Declared)
 
 
-def load(candidate: Candidate, kinds: Collection[str], trace: bool, given: Sequence[PluginSetting] = ()) -> Loaded:
+def load(
+    candidate: PluginCandidate, kinds: Collection[str], trace: bool, given: Sequence[PluginSetting] = ()
+) -> Loaded:
     """Load a plugin and call its hooks of the given kinds; with `trace` each call is logged. `given`: to its settings.
 
     A plugin has a manager of its own, so that none can see, wrap or break the hooks of another.
@@ -76,7 +78,7 @@ def load(candidate: Candidate, kinds: Collection[str], trace: bool, given: Seque
     return Loaded(candidate, tuple(kind.name for kind in implemented), objects, settings)
 
 
-def _import(candidate: Candidate) -> object:
+def _import(candidate: PluginCandidate) -> object:
     try:
         return candidate.load()
     except PluginError:
@@ -108,7 +110,9 @@ def _implementations(manager: pluggy.PluginManager, kind: Kind) -> Sequence[plug
     return caller.get_hookimpls() if caller is not None else ()
 
 
-def _manager(candidate: Candidate, plugin: object, specifications: ModuleType, trace: bool) -> pluggy.PluginManager:
+def _manager(
+    candidate: PluginCandidate, plugin: object, specifications: ModuleType, trace: bool
+) -> pluggy.PluginManager:
     if isinstance(plugin, type):
         raise PluginError(f"it is the class {plugin.__name__}; pass an instance")
     manager = pluggy.PluginManager(PROJECT)
@@ -169,7 +173,7 @@ def shown(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def _trace(manager: pluggy.PluginManager, candidate: Candidate) -> None:
+def _trace(manager: pluggy.PluginManager, candidate: PluginCandidate) -> None:
     started: list[float] = []
 
     def before(*_: object) -> None:

@@ -10,8 +10,8 @@ import attrs
 
 from djinn_core.config import PluginSetting, SettingRow, Settings
 from djinn_core.errors import PluginError
-from djinn_core.plugins.discovery import Candidate, built_in, choices, installed, named
-from djinn_core.plugins.intake import Failure, PluginLoader, warn_of_hooks
+from djinn_core.plugins.discovery import PluginCandidate, built_in, choices, installed, named
+from djinn_core.plugins.intake import PluginFailure, PluginLoader, warn_of_hooks
 from djinn_core.plugins.kinds import EVERY_KIND
 from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import strangers
@@ -109,7 +109,7 @@ class LoadReport:
     """The registry that can be had, and what stands in the way of more."""
 
     registry: Registry
-    failures: tuple[Failure, ...]
+    failures: tuple[PluginFailure, ...]
     strangers: Mapping[str, str] = attrs.field(
         factory=dict
     )  # given to no plugin's setting, and what was probably meant
@@ -192,7 +192,7 @@ def _survey(
     builtins: Mapping[str, object],
     entry_points: Iterable[importlib.metadata.EntryPoint] | None,
     kinds: Collection[str],
-) -> tuple[LoadReport, tuple[Candidate, ...]]:
+) -> tuple[LoadReport, tuple[PluginCandidate, ...]]:
     own, offered = built_in(builtins), installed(entry_points)
     intake = PluginLoader(selection.disable, kinds, selection.trace, selection.plugin_settings)
     for candidate in own:
@@ -211,14 +211,17 @@ def _survey(
 
 
 def _take_requested(
-    intake: PluginLoader, requests: tuple[object, ...], own: tuple[Candidate, ...], offered: tuple[Candidate, ...]
+    intake: PluginLoader,
+    requests: tuple[object, ...],
+    own: tuple[PluginCandidate, ...],
+    offered: tuple[PluginCandidate, ...],
 ) -> None:
-    chosen: list[Candidate] = []
+    chosen: list[PluginCandidate] = []
     for request in {request if isinstance(request, str) else id(request): request for request in requests}.values():
         try:
             chosen.append(named(request, (*own, *offered)))
         except PluginError as error:
-            intake.refuse(Candidate(str(request), "", "", lambda: None), error, fatal=True)
+            intake.refuse(PluginCandidate(str(request), "", "", lambda: None), error, fatal=True)
     rest = [candidate for candidate in offered if candidate not in chosen]
     for candidate in sorted((*chosen, *rest), key=lambda candidate: candidate.name):
         if candidate in rest:
@@ -227,7 +230,7 @@ def _take_requested(
             intake.take(candidate, requested=True)
 
 
-def _warn_of_unknown(disable: frozenset[str], available: tuple[Candidate, ...]) -> None:
+def _warn_of_unknown(disable: frozenset[str], available: tuple[PluginCandidate, ...]) -> None:
     names = {candidate.name for candidate in available}
     for unknown in sorted(disable - names):
         log().warning(

@@ -18,7 +18,7 @@ from djinn_core.errors import ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.integrations import Integration
 from djinn_core.interception.libraries.on_import import adapt_on_import, call_on_import
 from djinn_core.logs import get_logger
-from djinn_core.plugins.discovery import Candidate, integrating
+from djinn_core.plugins.discovery import PluginCandidate, integrating
 from djinn_core.plugins.loading import load, shown
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.context import ClientContext
@@ -55,7 +55,7 @@ def integrate_registered(context: ClientContext, registry: Registry) -> None:
         _integrate(context, one, row.name, row.label)
 
 
-def _integrate_candidates(context: ClientContext, candidates: Iterable[Candidate], library: ModuleType) -> None:
+def _integrate_candidates(context: ClientContext, candidates: Iterable[PluginCandidate], library: ModuleType) -> None:
     """Called in the middle of the import of `library`, which goes on whatever a plugin does."""
     del library
     settings = _settings(context)
@@ -66,7 +66,7 @@ def _integrate_candidates(context: ClientContext, candidates: Iterable[Candidate
             _log.warning("a plugin cannot be used", plugin=candidate.name, error=str(error))
 
 
-def _integrate_candidate(context: ClientContext, candidate: Candidate, settings: Settings) -> None:
+def _integrate_candidate(context: ClientContext, candidate: PluginCandidate, settings: Settings) -> None:
     if candidate.name not in settings.disable:
         loaded = load(candidate, {"integrations"}, settings.trace_plugins, settings.plugin_settings)
         for one in loaded.objects.get("integrations", ()):

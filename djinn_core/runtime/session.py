@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from djinn_core.interception.runtime_interface import Answer, Submission
+from djinn_core.interception.runtime_interface import Submission, SubmissionReply
 from djinn_core.interrupts import held
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.runtime.connecting.client_channel import ClientChannel
@@ -18,7 +18,7 @@ from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.sending.submissions import UNREAD, Submissions
-from djinn_core.runtime.sending.uploads import Uploads
+from djinn_core.runtime.sending.uploads import Uploader
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire.messages import StatsReply, StatsRequest
 
@@ -52,7 +52,7 @@ class Session:
         """
         self.link = ExecutorLink(channel, server, called)
         self.replies = Replies(self.link, reader or AnswerReader(Failures(), 0), stats, observers)
-        self.uploads = Uploads(self.link, self.replies, stats, observers, caches_weights, Compressing(compressions))
+        self.uploads = Uploader(self.link, self.replies, stats, observers, caches_weights, Compressing(compressions))
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers, unread)
         self._observers = observers
 
@@ -94,7 +94,7 @@ class Session:
 
     # --- in ----------------------------------------------------------------------------------------------------
 
-    def wait(self, number: int) -> Answer:
+    def wait(self, number: int) -> SubmissionReply:
         """As `Runtime.wait`.
 
         Raises:

@@ -22,7 +22,7 @@ _DRAIN_STEP_SECONDS = 0.02
 _log = get_logger("djinn.server")
 
 
-class Serving(Protocol):
+class ControlledExecutor(Protocol):
     """The executor as its parent's orders see it."""
 
     def sessions(self, number: int) -> Sessions:
@@ -89,7 +89,7 @@ class Control:
         except OSError as error:
             _log.info("the parent process does not listen any more", error=str(error))
 
-    def run(self, serving: Serving) -> None:
+    def run(self, serving: ControlledExecutor) -> None:
         """Follow orders until everything is drained or the parent is gone."""
         self._follow_lines(serving)  # what came together with the first order
         with selectors.DefaultSelector() as selector:
@@ -102,19 +102,19 @@ class Control:
                         return
                 serving.tick()
 
-    def _finished(self, serving: Serving) -> bool:
+    def _finished(self, serving: ControlledExecutor) -> bool:
         # The pipe alone is not enough: a forked child of the parent may hold its other end open.
         if os.getppid() != self._parent:
             _log.info("the parent process is gone")
             return True
         return self._deadline is not None and (serving.idle or time.monotonic() >= self._deadline)
 
-    def _follow(self, serving: Serving) -> bool:
+    def _follow(self, serving: ControlledExecutor) -> bool:
         more = self._orders.fill()
         self._follow_lines(serving)
         return more
 
-    def _follow_lines(self, serving: Serving) -> None:
+    def _follow_lines(self, serving: ControlledExecutor) -> None:
         while (line := self._orders.next_line()) is not None:
             order = read_order(line)
             if isinstance(order, Report):
@@ -128,12 +128,12 @@ class Control:
             elif isinstance(order, Drain):
                 self._drain(serving, order.seconds)
 
-    def _terminate(self, serving: Serving) -> bool:
+    def _terminate(self, serving: ControlledExecutor) -> bool:
         os.read(self._wake_receive, 64)
         self._drain(serving, DRAIN_SECONDS)
         return True
 
-    def _drain(self, serving: Serving, seconds: float) -> None:
+    def _drain(self, serving: ControlledExecutor, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
         serving.stop_accepting()

@@ -10,7 +10,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import complain, instance, receive_message, refuse, send_message
-from djinn_core.server.peers.exchange import Exchange
+from djinn_core.server.peers.exchange import PeerExchange
 from djinn_core.wire.peer_messages import ConnectPeer, PeerTicketRequest
 from djinn_core.wire.resume_messages import Resumed
 
@@ -18,7 +18,7 @@ _SECONDS = 60.0  # of silence
 _log = get_logger("djinn.server")
 
 
-def serve_aside(connection: Connection, exchange: Exchange) -> None:
+def serve_aside(connection: Connection, exchange: PeerExchange) -> None:
     """Answer what a client says beside its session, until it hangs up."""
     if not exchange.begun.wait(_SECONDS):  # it is just being made, with what an executor before it has left
         refuse(connection, "the session is not there yet", retry=True)

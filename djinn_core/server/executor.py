@@ -57,7 +57,7 @@ from djinn_core.server.recovery.journal import SessionIdentity, remove_stale
 from djinn_core.server.recovery.leased_connection import CrashLoop, Leases
 from djinn_core.server.rlimits import confine
 from djinn_core.server.session import ExecutorSession
-from djinn_core.server.session_registry import Entry, Session, SessionRegistry
+from djinn_core.server.session_registry import ServedSession, SessionEntry, SessionRegistry
 from djinn_core.server.shared_device import SharedDevice
 from djinn_core.server.tenancy import Tenancy
 from djinn_core.server.weights.disk import Disk
@@ -66,7 +66,7 @@ from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
-SessionFactory = Callable[[ExecutorContext, WeightStore | None, PeerListener], Session]
+SessionFactory = Callable[[ExecutorContext, WeightStore | None, PeerListener], ServedSession]
 _LAST_EVENTS_SECONDS = 1.5  # less than its parent waits for its end
 _log = logs.get_logger("djinn.server")
 
@@ -232,7 +232,7 @@ class Executor:
         began = time.monotonic()
         try:
             with (
-                self._roster.enter(Entry(name, client, session, owner.badge.token, talk)),
+                self._roster.enter(SessionEntry(name, client, session, owner.badge.token, talk)),
                 _log_session(talk, name, client),
             ):
                 send_message(connection, greeting)

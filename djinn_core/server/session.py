@@ -18,11 +18,11 @@ from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.device_stats import device_figures, reset_device_peak
 from djinn_core.server.memory.session import SessionMemory
-from djinn_core.server.peers.exchange import Exchange, PeerListener
+from djinn_core.server.peers.exchange import PeerExchange, PeerListener
 from djinn_core.server.peers.packed_values import Packed, pack_copies, pack_storages, unpack_item
 from djinn_core.server.peers.route import frames_of
 from djinn_core.server.recovery.executor_channel import ExecutorChannel
-from djinn_core.server.recovery.executor_channel import State as Found
+from djinn_core.server.recovery.executor_channel import StateParts as Found
 from djinn_core.server.recovery.snapshot_format import (
     KnownTemplate,
     Snapshot,
@@ -39,12 +39,12 @@ from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_core.server.running.cancellation import CancellationState
 from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.responses import FailureTexts, collect
-from djinn_core.server.running.run import Run, refuse_run, run_template
+from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import Poison, ValueTable
-from djinn_core.server.running.work import Work, unpack
+from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.weights.store import WeightStore
-from djinn_core.server.weights.uploads import Uploads
+from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
@@ -118,8 +118,8 @@ class ExecutorSession:
         self._randomness = SessionRandomness(device.runtime.device)
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
-        self._uploads = Uploads(device.runtime, self.values, store)
-        self.exchange = Exchange(peer_listener or PeerListener())
+        self._uploads = UploadAssembly(device.runtime, self.values, store)
+        self.exchange = PeerExchange(peer_listener or PeerListener())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._wanted = CancellationState(self._turn, self._usage)
         self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
@@ -346,7 +346,7 @@ class ExecutorSession:
         completed = Completed(submit.sequence, *found, timing, tuple(self.exchange.sightings.take()))
         connection.send(Frame(encode(completed), body))
 
-    def _begin(self, submit: Submit) -> Work:
+    def _begin(self, submit: Submit) -> RunRequest:
         """A submission is next, which is answered whatever it says.
 
         Raises:
@@ -371,7 +371,7 @@ class ExecutorSession:
         if refusal is not None:
             raise QuotaExceeded(refusal.reason)
 
-    def _tell(self, submit: Submit, timing: Timing, run: Run) -> None:
+    def _tell(self, submit: Submit, timing: Timing, run: RunOutcome) -> None:
         """Tell observers of a submission that was run."""
         self._context.events.note(
             "completed",
@@ -396,7 +396,7 @@ class ExecutorSession:
         elif isinstance(message, UnreadableTemplate):
             raise ProtocolError(message.reason)  # nothing has asked for it
 
-    def _known(self, submit: Submit, work: Work, connection: ExecutorChannel) -> BoundTemplate | None:
+    def _known(self, submit: Submit, work: RunRequest, connection: ExecutorChannel) -> BoundTemplate | None:
         """The template of a submission, compiled and bound for it; None where it runs nothing.
 
         Raises:
@@ -491,7 +491,7 @@ class ExecutorSession:
         self._usage.check_values()
         self._uploads.withdraw(withdraw.handle)
 
-    def _run_or_refuse(self, known: BoundTemplate | None, work: Work) -> Run:
+    def _run_or_refuse(self, known: BoundTemplate | None, work: RunRequest) -> RunOutcome:
         """As `_run`. An error of the executor's own costs this submission alone."""
         try:
             return self._run(known, work)
@@ -504,9 +504,9 @@ class ExecutorSession:
             failure = Failure(work.sequence, -1, "", type(error).__name__, text)
             return refuse_run(known.template, work, known.slots, self.values, failure)
 
-    def _run(self, known: BoundTemplate | None, work: Work) -> Run:
+    def _run(self, known: BoundTemplate | None, work: RunRequest) -> RunOutcome:
         if known is None:
-            return Run()
+            return RunOutcome()
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
         run = run_template if known.hot is None else known.hot.run
@@ -519,20 +519,20 @@ class ExecutorSession:
             work.rest = partial(self._rest, known, work)
         return run(known.template, work, known.slots, self.values)
 
-    def _rest(self, known: BoundTemplate, work: Work) -> bool:
+    def _rest(self, known: BoundTemplate, work: RunRequest) -> bool:
         """In the middle of a run: let others compute, if that is all; whether to go on."""
         goes_on = self._wanted.rested(work)
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
         return goes_on
 
-    def _synchronize(self, work: Work, run: Run) -> None:
+    def _synchronize(self, work: RunRequest, run: RunOutcome) -> None:
         try:
             self.device.runtime.synchronize()
         except RuntimeError as error:
             run.failures.append(Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error)))
 
-    def _refuse(self, work: Work, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
+    def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
         """Answer a submission that cannot run: all that it would have made or written is poison.
 
         What the template was bound to last is not what the client believes, so the client is asked for it next time.
@@ -580,7 +580,7 @@ class ExecutorSession:
         )
 
     def stop(self) -> None:
-        """As `Session.stop` of the roster."""
+        """As `ServedSession.stop`."""
         self._wanted.stop_all()
 
     def close(self) -> None:

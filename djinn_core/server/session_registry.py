@@ -18,7 +18,7 @@ from djinn_core.wire.messages import SessionStatus
 _log = get_logger("djinn.server")
 
 
-class Session(Protocol):
+class ServedSession(Protocol):
     """One client's work on an executor's device."""
 
     def serve(self, connection: ExecutorChannel) -> None:
@@ -35,7 +35,7 @@ class Session(Protocol):
 
 
 @attrs.frozen
-class Entry:
+class SessionEntry:
     """A session with its client (by the name that it gives itself) and its start, in seconds of the monotonic clock.
 
     `token` is the id of the token that admitted the client, `connection` its connection.
@@ -43,7 +43,7 @@ class Entry:
 
     id: str
     client: str
-    session: Session
+    session: ServedSession
     token: str = ""
     connection: SessionChannel | None = None
     since: float = attrs.field(factory=time.monotonic)
@@ -63,11 +63,11 @@ class SessionRegistry:
     """The live sessions of an executor, for any thread."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, SessionEntry] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def enter(self, entry: Entry) -> Iterator[None]:
+    def enter(self, entry: SessionEntry) -> Iterator[None]:
         """List a session while the context lasts."""
         with self._lock:
             self._entries[entry.id] = entry
@@ -81,23 +81,23 @@ class SessionRegistry:
         """Entries of all sessions in `djinn status`, oldest first."""
         return tuple(entry.status() for entry in self.entries())
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SessionEntry]:
         """All sessions, oldest first."""
         with self._lock:
             return list(self._entries.values())
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> SessionEntry | None:
         """The session of that name, with who has it."""
         with self._lock:
             return self._entries.get(name)
 
-    def session(self, name: str) -> Session | None:
+    def session(self, name: str) -> ServedSession | None:
         """The session of that name."""
         with self._lock:
             entry = self._entries.get(name)
         return entry.session if entry is not None else None
 
-    def of_tokens(self, tokens: Collection[str]) -> list[Entry]:
+    def of_tokens(self, tokens: Collection[str]) -> list[SessionEntry]:
         """Those who came with one of these tokens."""
         with self._lock:
             return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]

@@ -10,7 +10,7 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Step
 from djinn_core.showing.outline import Part, outline
-from djinn_core.showing.survey import Found, Survey
+from djinn_core.showing.survey import MatchSummary, Survey
 
 _DEAREST = 5
 
@@ -59,7 +59,7 @@ def _part(part: Part, survey: Survey) -> dict[str, Any]:
     }
 
 
-def _found(found: Found) -> dict[str, Any]:
+def _found(found: MatchSummary) -> dict[str, Any]:
     return {
         "pattern": found.pattern,
         "count": found.count,

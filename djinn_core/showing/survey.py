@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 @attrs.frozen
-class Found:
+class MatchSummary:
     """Matches of one pattern for equal reasons, in one part.
 
     Attributes:
@@ -57,7 +57,7 @@ class Facts:
     operations: Mapping[str, int]
     dearest: tuple[str, ...]
     held: Mapping[str, int]
-    patterns: tuple[Found, ...]
+    patterns: tuple[MatchSummary, ...]
 
     @property
     def phase(self) -> str:
@@ -175,7 +175,7 @@ def _smallest(part: Part, nodes: Sequence[int]) -> Part:
         part = inner
 
 
-def _found(matches: Sequence[PatternMatch]) -> Iterable[Found]:
+def _found(matches: Sequence[PatternMatch]) -> Iterable[MatchSummary]:
     alike: dict[tuple[str, str], list[PatternMatch]] = defaultdict(list)
     for match in matches:
         alike[match.pattern, _NUMBER.sub("#", match.reason)].append(match)
@@ -183,7 +183,7 @@ def _found(matches: Sequence[PatternMatch]) -> Iterable[Found]:
         shared = {
             name: fact for name, fact in same[0].details.items() if all(m.details.get(name) == fact for m in same)
         }
-        yield Found(pattern, len(same), min(m.confidence for m in same), same[0].reason, shared)
+        yield MatchSummary(pattern, len(same), min(m.confidence for m in same), same[0].reason, shared)
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:

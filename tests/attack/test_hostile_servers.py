@@ -17,7 +17,7 @@ from djinn_core.errors import ConfigurationError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
 from djinn_core.launch.tls_transports import with_tls
-from djinn_core.runtime.connecting.dialling import Gateway, direct_ways, reach_gateway
+from djinn_core.runtime.connecting.dialling import GatewayConnection, direct_ways, reach_gateway
 from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
@@ -37,7 +37,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import ConnectPeer
-from djinn_http.exchange import Endpoint, Exchange
+from djinn_http.exchange import Endpoint, HttpExchange
 
 CPU = DeviceInfo("cpu", "cpu")
 
@@ -46,7 +46,7 @@ def ways(transports, reached, *urls):
     listening = (reached.replace("gpu-box", "0.0.0.0"),)  # what a server says that it listens at
     welcome = Welcome("ticket", urls, "1", "2", CPU, gateway=listening)
     known = with_tls(transports, TlsOptions())
-    return [url for url, _ in direct_ways(Gateway(None, reached, False, welcome, ()), known)]
+    return [url for url, _ in direct_ways(GatewayConnection(None, reached, False, welcome, ()), known)]
 
 
 def test_a_server_sends_clients_nowhere_else(transports):
@@ -81,7 +81,7 @@ def test_an_executor_is_sent_to_no_other_socket(transports, tmp_path):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        met = exchange.Exchange(exchange.PeerListener(transports)).meet(
+        met = exchange.PeerExchange(exchange.PeerListener(transports)).meet(
             ConnectPeer(1, 2, "ticket", (f"unix://{path}",))
         )
         assert "no socket of an executor" in met.error
@@ -144,7 +144,7 @@ def test_an_answer_over_http_that_never_ends(transports, begin, more, says):
 
 
 def test_who_never_stops_talking_is_not_listened_to_for_ever():
-    class Chatty(Exchange):
+    class Chatty(HttpExchange):
         waiting = True
 
         def read_some(self, deadline):

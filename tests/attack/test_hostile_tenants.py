@@ -50,7 +50,7 @@ from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.weights.disk import Disk
-from djinn_core.server.weights.uploads import Uploads
+from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire.frames import encode_frame
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
@@ -308,7 +308,7 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
 def test_uploads_that_never_end_take_no_more_than_the_limit():
     runtime = LimitedRuntime(CpuRuntime(), 4 << 20, Disk())
     values = ValueTable()
-    uploads = Uploads(runtime, values, None)
+    uploads = UploadAssembly(runtime, values, None)
     for handle in range(1, 9):
         uploads.take(UploadPart(handle, "uint8", (1 << 20,), (1,), 1 << 20), [bytearray(9)])
     assert sorted(handle for handle in range(1, 9) if handle in values) == [5, 6, 7, 8], "poison, the session goes on"

@@ -31,7 +31,7 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
 from djinn_core.server.peers.packed_values import room_for
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights.uploads import Uploads
+from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
 from djinn_core.wire.frames import FrameDecoder, Limits
 from djinn_core.wire.messages import UploadPart
@@ -90,7 +90,7 @@ def claims() -> dict[str, int]:
         "frame": lambda: kept.append(FrameDecoder(Limits())) or kept[-1].feed(prefix),
         "large_frame": lambda: kept.append(FrameDecoder(Limits(body=2 * TERABYTE))) or kept[-1].feed(prefix),
         "upload": lambda: (
-            kept.append(Uploads(CpuRuntime(), ValueTable(), None)) or kept[-1].take(upload, [bytearray(9)])
+            kept.append(UploadAssembly(CpuRuntime(), ValueTable(), None)) or kept[-1].take(upload, [bytearray(9)])
         ),
         "compressed": lambda: expanded(compressed(bytes(9), 1), PLANES_ZSTD, 1, TERABYTE),
         "transfer": lambda: kept.append(room_for(item)),

@@ -43,7 +43,7 @@ from djinn_core.server.running.random_state import DeviceRandomness
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.weights.disk import Disk
-from djinn_core.server.weights.uploads import Uploads
+from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire import binding_delta, compression, messages
 from djinn_core.wire.frame_order import Inbox, Outbox, split
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
@@ -273,7 +273,7 @@ def _transfer_seeds(draw: random.Random) -> list[bytes]:
 
 
 def _uploads(data: bytes) -> None:
-    uploads = Uploads(RUNTIME, ValueTable(), None)
+    uploads = UploadAssembly(RUNTIME, ValueTable(), None)
     for given, body in typed(
         data, tuple[tuple[messages.UploadPart | messages.BlobOffer | messages.BlobQuery, bytes], ...]
     ):

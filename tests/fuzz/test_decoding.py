@@ -14,7 +14,7 @@ from targets import TARGETS
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights.uploads import Uploads
+from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
 from djinn_core.wire.frames import FrameDecoder, Limits
 from djinn_core.wire.messages import UploadPart
@@ -57,7 +57,7 @@ def claim_in_frame():
 
 def claim_in_upload():
     values = ValueTable()
-    uploads = Uploads(CpuRuntime(), values, None)
+    uploads = UploadAssembly(CpuRuntime(), values, None)
     uploads.take(UploadPart(5, "uint8", (TERABYTE,), (1,), TERABYTE), [bytearray(100)])
     return uploads, values
 

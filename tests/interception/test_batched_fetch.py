@@ -9,7 +9,7 @@ import torch
 
 import djinn
 from djinn_core.interception.tensors import batched_fetch
-from djinn_core.interception.tensors.batched_fetch import Together, by_handle, expecting
+from djinn_core.interception.tensors.batched_fetch import BatchedFetch, by_handle, expecting
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_conversion_on_the_way_moves_only_what_it_made(model):
 
 def test_what_is_written_meanwhile_is_new(embedded):
     first, second = (torch.zeros(3, device=embedded) for _ in range(2))
-    with expecting(Together(lambda: by_handle([first, second]))):
+    with expecting(BatchedFetch(lambda: by_handle([first, second]))):
         assert first.cpu().sum() == 0
         second.add_(1)
         assert second.cpu().sum() == 3
@@ -87,7 +87,7 @@ def test_what_is_written_meanwhile_is_new(embedded):
 def test_what_failed_fails_alone(embedded):
     good = torch.zeros(3, device=embedded)
     bad = good[torch.tensor([7])]
-    with expecting(Together(lambda: by_handle([good, bad]))):
+    with expecting(BatchedFetch(lambda: by_handle([good, bad]))):
         assert good.cpu().sum() == 0
         with pytest.raises(IndexError, match="index 7 is out of bounds"):
             bad.cpu()

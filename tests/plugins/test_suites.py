@@ -31,7 +31,7 @@ from djinn.testing.suite import missing
 from djinn_core.builtins import builtin_plugins
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.builtins.device import DeviceInterceptor
-from djinn_core.builtins.memory import NextUse
+from djinn_core.builtins.memory import NextUsePolicy
 from djinn_core.builtins.placement import SingleDevice
 from djinn_core.builtins.scheduling import Sequential
 from djinn_core.errors import InvalidStage
@@ -50,7 +50,7 @@ class TestCpu(testing.DeviceConformance):
 class TestNextUse(testing.MemoryPolicyConformance):
     @pytest.fixture
     def policy(self) -> Any:
-        return NextUse()
+        return NextUsePolicy()
 
 
 def test_the_built_in_plugins_come_through_the_same_door() -> None:

@@ -10,7 +10,7 @@ import torch
 from djinn.hooks import hookimpl
 from djinn_core.runtime import client
 from djinn_prefill import DivideSequences
-from djinn_prefill.choosing import Choice
+from djinn_prefill.choosing import ChunkChoice
 
 REMOTE = "remote_accelerator:0"
 LENGTH = 24
@@ -24,7 +24,7 @@ class Divided:
 
     @hookimpl
     def djinn_register_optimizations(self):
-        return [DivideSequences(lambda _, rows: Choice((*self.ends[:-1], rows.rows), "as given"))]
+        return [DivideSequences(lambda _, rows: ChunkChoice((*self.ends[:-1], rows.rows), "as given"))]
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.peers import inbox as inboxes
-from djinn_core.server.peers.exchange import Exchange, PeerListener
-from djinn_core.server.peers.inbox import Inbox, PeerConnection
+from djinn_core.server.peers.exchange import PeerExchange, PeerListener
+from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
 from djinn_core.server.peers.link_probe import Sightings
 from djinn_core.server.peers.route import WAITING_LIMIT, Route
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
@@ -71,7 +71,7 @@ class Ways:
         self.noted = []
         self.refuses = False
         self.connections = []
-        self.inbox = Inbox(patience=patience)
+        self.inbox = TransferInbox(patience=patience)
         self.route = Route(THERE, Sightings(), patience, self.noted.append)
 
     def dial(self):
@@ -150,7 +150,7 @@ def test_what_was_taken_is_there_for_the_next_process_and_the_rest_comes_again(w
     assert content(both.inbox.take(103, HERE, 120.0)) == [(3, bytes([3]) * 10)]
     with both.inbox.writing:  # the third is written, too
         past = die()
-    before, both.inbox = both.inbox, Inbox(patience=5.0)
+    before, both.inbox = both.inbox, TransferInbox(patience=5.0)
     both.inbox.begin(None, past.transfers, {})
     both.send(4)
     before.close()  # its connections end with it, and are dialled again
@@ -179,7 +179,7 @@ def test_a_sender_that_does_it_again_neither_packs_nor_sends_what_was_taken(ways
 
 def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
     writing, die = journal
-    here = Exchange(PeerListener(patience=5.0))
+    here = PeerExchange(PeerListener(patience=5.0))
     here.begin(writing.append, PastTransfers(), PoolCounts())
     here.number = HERE
     route = here._route(THERE)
@@ -191,7 +191,7 @@ def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
     counts, records = here.state()
     writing.compact(SnapshotHeader(3, 7, b""), [], [], records)
     past = die()
-    next_one = Exchange(PeerListener(patience=5.0))
+    next_one = PeerExchange(PeerListener(patience=5.0))
     next_one.begin(None, past.transfers, counts)
     assert next_one.number == HERE
     assert content(next_one.inbox.take(7, HERE, 0.0)) == content(packed(7))
@@ -225,7 +225,7 @@ def peer_listeners():
 
 
 def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_first(peer_listeners):
-    here, there = map(Exchange, peer_listeners)
+    here, there = map(PeerExchange, peer_listeners)
     invited = peer_listeners[1].invite(there.inbox, HERE)
     meet = ConnectPeer(THERE, HERE, invited.ticket, invited.urls)
     assert here.meet(meet).error == ""
@@ -251,7 +251,7 @@ def test_who_stays_away_is_given_up_and_who_never_came(ways, monkeypatch):
         assert time.monotonic() < deadline
     assert isinstance(reason, str)
     monkeypatch.setattr(inboxes, "COMING_SECONDS", 0.0)
-    assert Inbox().take(1, HERE, 0.1) == "it has not come"
+    assert TransferInbox().take(1, HERE, 0.1) == "it has not come"
 
 
 def test_what_was_given_up_leaves_no_gap(ways):
@@ -286,4 +286,4 @@ def test_what_nobody_takes_is_bounded(ways):
 
 def test_a_gap_is_no_transfer():
     with pytest.raises(ProtocolError, match="transfer 2 of executor 1 comes after 0"):
-        Inbox().unload(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)
+        TransferInbox().unload(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)

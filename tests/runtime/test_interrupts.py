@@ -151,7 +151,7 @@ def test_planning_is_interrupted_where_it_is(session, monkeypatch):
 
 def test_an_interrupted_upload_is_withdrawn(session, monkeypatch):
     monkeypatch.setattr(uploads, "CHUNK", 1 << 16)
-    sent, send_part = [], uploads.Uploads._send_part
+    sent, send_part = [], uploads.Uploader._send_part
 
     def interrupted_at_the_third(*arguments):
         sent.append(arguments)
@@ -161,7 +161,7 @@ def test_an_interrupted_upload_is_withdrawn(session, monkeypatch):
 
     kept, target = torch.arange(4.0).to(DEVICE), torch.empty(1 << 18, device=DEVICE)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(uploads.Uploads, "_send_part", interrupted_at_the_third)
+        patch.setattr(uploads.Uploader, "_send_part", interrupted_at_the_third)
         target.copy_(torch.ones(1 << 18))
     assert len(sent) == 3
     with pytest.raises(ProgramStopped, match="its upload was interrupted"):

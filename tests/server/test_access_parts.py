@@ -25,7 +25,7 @@ from djinn_core.server import usage_metrics
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, find_token, has_table
-from djinn_core.server.peers.exchange import Exchange, Inbox, PeerListener
+from djinn_core.server.peers.exchange import PeerExchange, PeerListener, TransferInbox
 from djinn_core.wire.messages import decode
 from djinn_core.wire.peer_messages import ConnectPeer
 
@@ -121,7 +121,7 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
     """Executors learn each other's certificate from the client; any other process that answers there is refused."""
     tls = self_signed_tls(tmp_path)
     there = PeerListener(registry.transports, attrs.evolve(tls, fingerprints=()))
-    inbox = Inbox()
+    inbox = TransferInbox()
 
     def accept(connection):
         guest = there.redeem(decode(connection.receive(SECONDS).head).ticket)
@@ -131,7 +131,7 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
 
     (secured,) = [way for way in under_tls(registry.transports, tls) if way.name == "tcps"]
     listener = secured.listen("tcps://127.0.0.1:0", Limits(), accept)
-    here = Exchange(PeerListener(registry.transports))
+    here = PeerExchange(PeerListener(registry.transports))
     try:
         invited = there.invite(inbox, 1)
         assert invited.fingerprint == tls.fingerprints[0]

@@ -22,7 +22,7 @@ from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.running import cancellation
 from djinn_core.server.running.cancellation import CancellationState
 from djinn_core.server.running.fair_share import FairShare
-from djinn_core.server.running.work import Work
+from djinn_core.server.running.work import RunRequest
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights.disk import Disk
@@ -262,7 +262,7 @@ def test_a_long_program_lets_others_have_a_turn(begin):
 def test_stops_do_not_pile_up():
     wanted = CancellationState(FairShare().share(), UsageMetrics())
     wanted.stop(range(10 * limits.STOPS))
-    work = Work(10 * limits.STOPS - 1, [], [], [], [], (), False)
+    work = RunRequest(10 * limits.STOPS - 1, [], [], [], [], (), False)
     wanted.begin(work)
     assert len(wanted._unwanted) == limits.STOPS
     assert work.halt

@@ -18,7 +18,7 @@ from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights import disk
 from djinn_core.server.weights.disk import STEP, Disk
 from djinn_core.server.weights.store import WeightStore
-from djinn_core.server.weights.uploads import Uploads
+from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import BlobOffer, UploadPart, encode
 
@@ -108,7 +108,7 @@ def test_an_upload_counts_once_whoever_has_it(tmp_path, held):
     held.make_way = store.make_way
     journal = grown(tmp_path / "session.journal", 0, held)
     journal.contents = BlobFiles(contents_folder(journal.path))
-    uploads = Uploads(CpuRuntime(), ValueTable(), store)
+    uploads = UploadAssembly(CpuRuntime(), ValueTable(), store)
     uploads.journal = journal
     data = bytearray(range(256)) * (2 * STEP // 256)
     offer = BlobOffer(7, "uint8", (len(data),), (1,), len(data), digest_of_content(data))

@@ -22,7 +22,7 @@ from djinn_core.launch.executor_config import (
     StoreConfig,
 )
 from djinn_core.launch.flags import Flag
-from djinn_core.launch.listen_addresses import Place, Places
+from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses
 from djinn_core.launch.orders import Start, read_order, to_line
 from djinn_core.plugins.registry import Selection
 from djinn_core.server.gateway.gateway_config import AccessConfig, GatewayConfig
@@ -30,7 +30,8 @@ from djinn_core.server.gateway.gateway_config import AccessConfig, GatewayConfig
 FULL = ExecutorConfig(
     device="cuda:1",
     network=NetworkConfig(
-        Places("::1", {"tcp": Place("10.0.0.1", 5)}, frozenset({"http"})), TlsOptions(Path("/cert"), Path("/key"))
+        ListenAddresses("::1", {"tcp": ListenAddress("10.0.0.1", 5)}, frozenset({"http"})),
+        TlsOptions(Path("/cert"), Path("/key")),
     ),
     threads=3,
     memory=MemoryConfig(1 << 40, "lru"),

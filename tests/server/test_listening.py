@@ -16,7 +16,7 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.cli import main
 from djinn_core.cli.listen_options import ListenChoice, listen_options
 from djinn_core.errors import ConfigurationError, PluginError, TransportError
-from djinn_core.launch.listen_addresses import Place, Places, advertised, chosen_by, own_address
+from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses, advertised, chosen_by, own_address
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.connect import open_connections
 
@@ -69,7 +69,11 @@ def taken():
 
 def test_each_transport_has_its_place():
     places = choice("--transport", "tcp=0.0.0.0:5556", "--transport", "http=5557", "--transport", "x=[::1]:5").places
-    assert places.given == {"tcp": Place("0.0.0.0", 5556), "http": Place("", 5557), "x": Place("::1", 5)}
+    assert places.given == {
+        "tcp": ListenAddress("0.0.0.0", 5556),
+        "http": ListenAddress("", 5557),
+        "x": ListenAddress("::1", 5),
+    }
     assert places.hosts == ("127.0.0.1", "0.0.0.0", "::1")
 
 
@@ -78,7 +82,7 @@ def test_the_older_options_mean_the_same():
         choice("--port", "5556", "--http-port", "0").places
         == choice("--transport", "tcp=5556", "--transport", "http=0").places
     )
-    assert choice("--host", "::1").places == Places("::1")
+    assert choice("--host", "::1").places == ListenAddresses("::1")
 
 
 @pytest.mark.parametrize(
@@ -108,12 +112,14 @@ def test_options_that_contradict_each_other(arguments, said):
 
 
 def test_what_is_left_out_does_not_listen(transports):
-    chosen = chosen_by(transports, None, Places(given={"tcp": Place("", 7)}, without=frozenset({"http"})))
+    chosen = chosen_by(
+        transports, None, ListenAddresses(given={"tcp": ListenAddress("", 7)}, without=frozenset({"http"}))
+    )
     assert [(one.transport.name, one.at(one.place.port)) for one in chosen] == [("tcp", "tcp://127.0.0.1:7")]
     with pytest.raises(PluginError, match="--without-transport leaves out http, tcp"):
-        chosen_by(transports, None, Places(without=frozenset({"http", "tcp"})))
+        chosen_by(transports, None, ListenAddresses(without=frozenset({"http", "tcp"})))
     with pytest.raises(ConfigurationError, match="no transport 'htp' to listen with: did you mean 'http'"):
-        chosen_by(transports, None, Places(without=frozenset({"htp"})))
+        chosen_by(transports, None, ListenAddresses(without=frozenset({"htp"})))
 
 
 def test_other_machines_are_told_addresses_that_they_can_dial():
@@ -144,17 +150,19 @@ def test_a_port_that_is_taken_is_noticed_before_anything_starts(taken, tmp_path)
 @pytest.mark.parametrize("name", ["http", "https", "tcps"])
 def test_ports_are_looked_at(taken, name):
     with pytest.raises(TransportError, match=f"for {name} at"):
-        Places(given={name: Place("", taken)}).check_ports(None)
+        ListenAddresses(given={name: ListenAddress("", taken)}).check_ports(None)
     with pytest.raises(TransportError, match="for operations at"):
-        Places().check_ports(taken)
-    Places(given={"other": Place("", taken)}).check_ports(None)  # another transport's use of a port is unknown
+        ListenAddresses().check_ports(taken)
+    ListenAddresses(given={"other": ListenAddress("", taken)}).check_ports(
+        None
+    )  # another transport's use of a port is unknown
 
 
 def test_a_port_that_is_given_twice_is_noticed():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ConfigurationError, match=f"port {port} is given twice, for tcp and for http"):
-        Places(given={"tcp": Place("", port), "http": Place("", port)}).check_ports(None)
+        ListenAddresses(given={"tcp": ListenAddress("", port), "http": ListenAddress("", port)}).check_ports(None)
 
 
 def test_a_server_on_the_network(python, plain_environment, tmp_path, registry):

@@ -20,7 +20,7 @@ from djinn_core.server.peers.packed_values import pack_copies, pack_storages, un
 from djinn_core.server.running.run import run_template
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.running.work import Work
+from djinn_core.server.running.work import RunRequest
 from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.peer_messages import Item, View
@@ -76,7 +76,7 @@ class Session:
 
     def run(self, program, inputs, name=b"p"):
         output = next(self.handles)
-        work = Work(1, [output], [], [], [], (), False, list(inputs))
+        work = RunRequest(1, [output], [], [], [], (), False, list(inputs))
         template = compile_template(program.template(), CPU, {})
         run = self.memory.run(name, template, work, [], run_template)
         assert not run.failures, run.failures

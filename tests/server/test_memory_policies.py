@@ -10,7 +10,7 @@ from servers import start_server
 import djinn
 from djinn.testing import executor_figures
 from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.builtins.memory import NextUse
+from djinn_core.builtins.memory import NextUsePolicy
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.ir.profile import DataResidency
@@ -57,7 +57,7 @@ class Policy:
 
 def first(*candidates):
     """The order in which the built-in policy evicts, as positions."""
-    return list(NextUse().order(EvictionContext(candidates, 1, 2, 3)))
+    return list(NextUsePolicy().order(EvictionContext(candidates, 1, 2, 3)))
 
 
 def test_the_built_in_policy_evicts_what_is_used_last_first():
@@ -84,8 +84,8 @@ def test_the_built_in_policy_evicts_by_kind_what_no_use_is_foreseen_of():
 def test_the_built_in_policy_recomputes_what_is_quicker_made_again():
     quick = EvictionCandidate(MIB, ACTIVATION, BUSY, restore_seconds=0.1, recompute_seconds=0.01)
     slow = EvictionCandidate(MIB, ACTIVATION, BUSY, restore_seconds=0.1, recompute_seconds=0.2)
-    assert NextUse().recompute(quick)
-    assert not NextUse().recompute(slow)
+    assert NextUsePolicy().recompute(quick)
+    assert not NextUsePolicy().recompute(slow)
 
 
 def raising(_):

@@ -40,7 +40,7 @@ from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRa
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
-from djinn_core.server.gateway.context import Counts
+from djinn_core.server.gateway.context import GatewayCounters
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.usage_metrics import UsageMetrics
@@ -483,7 +483,7 @@ def test_observers_that_are_slow_or_fail_delay_nothing(monkeypatch, caplog):
 
 
 def test_counts_follow_events():
-    counts = Counts()
+    counts = GatewayCounters()
     for name, fields in [
         ("connected", {}),
         ("refused", {"why": "token"}),
@@ -546,4 +546,4 @@ class TestAudit(ServerObserverConformance):
 class TestCounts(ServerObserverConformance):
     @pytest.fixture
     def observer(self):
-        return Counts()
+        return GatewayCounters()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from djinn_core.interception.device.properties import DeviceProperties
     from djinn_core.interception.device.streams import RemoteStream
     from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-    from djinn_core.interception.tensors.pending_copies import Copy
+    from djinn_core.interception.tensors.pending_copies import PendingCopy
     from djinn_core.interception.tensors.prefetch_context import ExpectedFetches
     from djinn_core.interception.tensors.remote_storage import RemoteStorage
     from djinn_core.interception.tensors.storage import Value
@@ -99,7 +99,7 @@ class DeviceState:
         self.properties: dict[tuple[str, int], DeviceProperties] = {}
         self.casts: dict[tuple[int, Any], tuple[torch.Tensor, torch.Tensor]] = {}
         self.freed: deque[Value] = deque()
-        self.pending_copies: deque[Copy] = deque()
+        self.pending_copies: deque[PendingCopy] = deque()
         self.pinned: dict[int, StorageReference] = {}
         self.storages: WeakValueDictionary[int, RemoteStorage] = WeakValueDictionary()
         self.next_address = _FIRST_ADDRESS

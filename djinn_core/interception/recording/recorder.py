@@ -23,7 +23,7 @@ from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
 from djinn_core.interception.recording.program_prediction import OPENING, Courses, ProgramPredictor
 from djinn_core.interception.recording.split_submission import in_parts
-from djinn_core.interception.runtime_interface import Answer, Runtime, Submission, port
+from djinn_core.interception.runtime_interface import Runtime, Submission, SubmissionReply, port
 from djinn_core.interception.shape_inference.message_limits import check_dimensions
 from djinn_core.interception.tensors.storage import Storage, Value, take_freed
 from djinn_core.interrupts import held
@@ -204,7 +204,7 @@ class Recorder:
         self.limit = most if ahead is None else min(ahead, most)
 
     @without_modes
-    def ask(self, ask: SyncRequest) -> Answer:
+    def ask(self, ask: SyncRequest) -> SubmissionReply:
         """Send what was recorded so far and wait for what `ask` names."""
         if len(ask.fetch) > limits.BUFFERS:  # that many come with one answer
             first = self.ask(attrs.evolve(ask, fetch=ask.fetch[: limits.BUFFERS]))

@@ -16,7 +16,7 @@ from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.dtype_support import note_taken
-from djinn_core.interception.shape_inference.meta_infer import Refused, written_tensors
+from djinn_core.interception.shape_inference.meta_infer import MetaKernelRefused, written_tensors
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.program import Slot
 from djinn_core.logs import get_logger
@@ -38,7 +38,7 @@ _PLAIN = frozenset({RuntimeError, NotImplementedError, IndexError, ValueError, T
 
 
 def settle(
-    refused: Refused,
+    refused: MetaKernelRefused,
     func: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -45,7 +45,7 @@ class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, 
     """Only the executor can say what the op returns."""
 
 
-class Refused(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+class MetaKernelRefused(Exception):  # noqa: N818 - a signal between two functions, never seen by users
     """The meta kernel refuses the arguments with `error`, or takes what kernels may refuse (None)."""
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -146,11 +146,11 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     except NotImplementedError as error:
         raise UnknownResult from error
     except RuntimeError as error:
-        raise (UnknownResult if _NEEDS_DATA in str(error) else Refused(error)) from error
+        raise (UnknownResult if _NEEDS_DATA in str(error) else MetaKernelRefused(error)) from error
     except Exception as error:
-        raise Refused(error) from error
+        raise MetaKernelRefused(error) from error
     if doubtful:
-        raise Refused
+        raise MetaKernelRefused
     call = _build(func, args, kwargs, device, world, before, out)
     if only_kernels_know(func, call) or (may_be_of_other_dtypes(func, before) and call.signature.dtypes is None):
         raise UnknownResult

@@ -85,11 +85,11 @@ class _Arrival:
             self._landed, self.kept = True, None
 
     def done(self) -> bool:
-        """As `Copy.done`."""
+        """As `PendingCopy.done`."""
         return self._landed or self._tensor() is None or self._pending.done()
 
     def land(self, strict: bool) -> None:
-        """As `Copy.land`. A tensor of its own raises when it is used."""
+        """As `PendingCopy.land`. A tensor of its own raises when it is used."""
         try:
             self.wait()
         except DjinnError:

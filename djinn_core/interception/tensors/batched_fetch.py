@@ -44,7 +44,7 @@ class _Coming:
             return None
 
 
-class Together:
+class BatchedFetch:
     """Expects the values of `upcoming`, by key; that is called once, at the first fetch."""
 
     def __init__(self, upcoming: Callable[[], dict[int, Value]], here: Callable[[], list[torch.Tensor]] = list) -> None:
@@ -91,7 +91,7 @@ class Together:
                 self._coming[number] = _Coming(pending, index, storage, (storage.written, storage.written_at))
 
 
-class SavedStorages(Together):
+class SavedStorages(BatchedFetch):
     """Expects the bytes of the storages that were looked at: what is pickled is written afterwards."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
 
 
 @contextmanager
-def expecting(together: Together) -> Iterator[None]:
+def expecting(together: BatchedFetch) -> Iterator[None]:
     """In the block this thread's fetches are expected; where others are already, those stay."""
     thread = device_state.thread
     outer = thread.expected
@@ -133,7 +133,7 @@ def expecting(together: Together) -> Iterator[None]:
 
 def fetched_together(tensors: Iterable[Any]) -> AbstractContextManager[None]:
     """A block in which those of `tensors` that are remote come in one round trip, when the first of them is read."""
-    return expecting(Together(lambda: by_handle(tensors)))
+    return expecting(BatchedFetch(lambda: by_handle(tensors)))
 
 
 def tensors_of(module: torch.nn.Module) -> dict[int, Value]:

@@ -27,7 +27,7 @@ class _Call:
     use: Use
 
     def done(self) -> bool:
-        """As `Copy.done`."""
+        """As `PendingCopy.done`."""
         return self.pending.done()
 
     def land(self, strict: bool) -> None:

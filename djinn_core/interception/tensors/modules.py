@@ -15,7 +15,7 @@ import torch
 
 from djinn_core import torch_objects
 from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.tensors.batched_fetch import Together, expecting, tensors_here, tensors_of
+from djinn_core.interception.tensors.batched_fetch import BatchedFetch, expecting, tensors_here, tensors_of
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.subclasses import class_of_user, remote_class
 from djinn_core.torch_private import ModuleApply
@@ -39,7 +39,7 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
         thread = device_state.thread
         outer, thread.converts_module = thread.converts_module, True
         try:
-            with expecting(Together(lambda: tensors_of(module), lambda: tensors_here(module))):
+            with expecting(BatchedFetch(lambda: tensors_of(module), lambda: tensors_here(module))):
                 return _apply_swapping(apply, module, fn, *args, **kwargs)
         except BaseException as error:
             shorten_through(error)

@@ -11,7 +11,7 @@ from djinn_core.interception.device.device_state import device_state
 lock = threading.RLock()
 
 
-class Copy(Protocol):
+class PendingCopy(Protocol):
     """A copy on its way."""
 
     def done(self) -> bool:

@@ -33,7 +33,7 @@ from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, s
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.redialling import lasting
 from djinn_core.runtime.connecting.servers import Servers, find_servers, standby_servers
-from djinn_core.runtime.standby.servers import Candidate, with_standby
+from djinn_core.runtime.standby.servers import StandbyServer, with_standby
 from djinn_core.wire.messages import Attached, Welcome
 
 FIRST_PAUSE_SECONDS: Final = 0.1  # where a server has no room
@@ -146,7 +146,7 @@ def _stood_by(
     )
 
 
-def _candidate(settings: Settings, registry: Registry, servers: Servers, first: Attached) -> Candidate:
+def _candidate(settings: Settings, registry: Registry, servers: Servers, first: Attached) -> StandbyServer:
     reachable = _reachable(registry, servers)
 
     def dial() -> tuple[ClientChannel, Attached]:
@@ -155,7 +155,7 @@ def _candidate(settings: Settings, registry: Registry, servers: Servers, first: 
         begun.channel.hasten(settings.standby_seconds)
         return begun.channel, begun.dialled.attached
 
-    return Candidate(servers.urls[0], first, dial)
+    return StandbyServer(servers.urls[0], first, dial)
 
 
 def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> tuple[Opened, ...]:

@@ -63,7 +63,7 @@ M = TypeVar("M", bound=Message)
 
 
 @attrs.frozen
-class Gateway:
+class GatewayConnection:
     """A gateway that let this client in."""
 
     connection: Connection
@@ -89,7 +89,7 @@ class Dialled:
 
 def reach_gateway(
     urls: Sequence[str], token: str, device: str, transports: Iterable[Transport], timeout: float
-) -> Gateway:
+) -> GatewayConnection:
     """Connect to the first of `urls` that answers, fastest transport first, and show the token.
 
     Raises:
@@ -114,12 +114,12 @@ def reach_gateway(
             errors.append((url, error))
             continue
         fallbacks = tuple(given_up(*pair) for pair in (*_passed_over(urls, url, known), *errors))
-        return Gateway(connection, url, transport.capabilities.relayed, welcome, fallbacks)
+        return GatewayConnection(connection, url, transport.capabilities.relayed, welcome, fallbacks)
     reason = unreachable([error for _, error in errors])
     raise reason from next((error for _, error in errors if error is not reason), None)
 
 
-def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: float) -> Dialled:
+def reach_executor(gateway: GatewayConnection, transports: Iterable[Transport], timeout: float) -> Dialled:
     """Dial the executor that `gateway` named, or have the gateway pass frames on where that does not work.
 
     Raises:
@@ -271,7 +271,7 @@ def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> li
     return sorted(urls, key=lambda url: slowness(url, transports))
 
 
-def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
+def direct_ways(gateway: GatewayConnection, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
     """The executor's addresses that this client can try, fastest first.
 
     None behind a transport that is relayed; nor behind a tunnel or a proxy, where they may lead to a stranger.
@@ -308,7 +308,7 @@ def _believed(urls: Iterable[str], reached: SplitResult, transports: tuple[Trans
             yield at_host(url, host) if host else url
 
 
-def _came_through_another(gateway: Gateway) -> bool:
+def _came_through_another(gateway: GatewayConnection) -> bool:
     reached = parse_url(gateway.url)
     listening = [parse_url(url) for url in gateway.welcome.gateway]
     return (reached.scheme, reached.port) not in {(url.scheme, url.port) for url in listening}

@@ -10,7 +10,14 @@ from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import called, transport_for
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
-from djinn_core.runtime.connecting.dialling import DIRECT_SECONDS, Dialled, Gateway, ask, direct_ways, reach_gateway
+from djinn_core.runtime.connecting.dialling import (
+    DIRECT_SECONDS,
+    Dialled,
+    GatewayConnection,
+    ask,
+    direct_ways,
+    reach_gateway,
+)
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
@@ -88,7 +95,7 @@ class Redialling:
                 gateway.connection.close()
         return found
 
-    def _ask_by(self, gateway: Gateway, timeout: float, question: Message) -> Reached:
+    def _ask_by(self, gateway: GatewayConnection, timeout: float, question: Message) -> Reached:
         """At the executor that the gateway names, or over the gateway's own connection."""
         for url, _ in direct_ways(gateway, self.transports) if self.direct else ():
             try:

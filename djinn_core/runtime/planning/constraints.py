@@ -36,15 +36,15 @@ def preferred_scheduler(offered: Sequence[ScheduleMaker]) -> str:
 
 
 @attrs.frozen
-class Occupied:
+class MemoryInUse:
     """Bytes on a device that this client put there: `held` are all of them, `beside` those that a program does not use."""
 
     held: int = 0
     beside: int = 0
 
 
-NOTHING = Occupied()
-NOT_OCCUPIED: Mapping[str, Occupied] = {}
+NOTHING = MemoryInUse()
+NOT_OCCUPIED: Mapping[str, MemoryInUse] = {}
 
 
 def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
@@ -65,7 +65,7 @@ def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
 
 
 def within(
-    topology: NetworkTopology, limits: Mapping[str, int], occupied: Mapping[str, Occupied]
+    topology: NetworkTopology, limits: Mapping[str, int], occupied: Mapping[str, MemoryInUse]
 ) -> tuple[NetworkTopology, dict[str, int]]:
     """The devices with the memory that a program can have there, and what is left of the limits for it."""
     devices = tuple(_within(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
@@ -73,7 +73,7 @@ def within(
     return (topology if devices == topology.devices else attrs.evolve(topology, devices=devices)), left
 
 
-def _within(device: DeviceCapabilities, limit: int, there: Occupied) -> DeviceCapabilities:
+def _within(device: DeviceCapabilities, limit: int, there: MemoryInUse) -> DeviceCapabilities:
     memory = min(device.memory, limit) if device.memory and limit else device.memory or limit
     known = [bytes_ for bytes_ in (device.memory_free, limit or None) if bytes_ is not None]
     free = min(known, default=None)

@@ -22,7 +22,7 @@ from djinn_core.pipeline import Fewer, Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime.planning.calibrations import calibration_of
-from djinn_core.runtime.planning.constraints import NOT_OCCUPIED, Occupied, limits_of, policy_for, within
+from djinn_core.runtime.planning.constraints import NOT_OCCUPIED, MemoryInUse, limits_of, policy_for, within
 from djinn_core.stages.annotate import NOTHING_KNOWN
 from djinn_core.wire.messages import DeviceInfo
 
@@ -115,7 +115,7 @@ def plan_for_pool(
     copies: Mapping[int, tuple[str, ...]],
     stream: Stream = ALONE,
     derived: Derived = not_derived,
-    occupied: Mapping[str, Occupied] = NOT_OCCUPIED,
+    occupied: Mapping[str, MemoryInUse] = NOT_OCCUPIED,
     known: Mapping[int, DataResidency] = NOTHING_KNOWN,
 ) -> PipelineResult:
     """Plan a program for several devices, with its inputs where they are.

@@ -15,7 +15,7 @@ import attrs
 from djinn_core.ir.program import Program, Slot
 from djinn_core.lru import LruCache
 from djinn_core.runtime.planning.size_range import FACTOR, SizeRange, size_range, size_slots
-from djinn_core.runtime.planning.structure import Structure, structure_of, taking
+from djinn_core.runtime.planning.structure import ProgramStructure, structure_of, taking
 from djinn_core.stages.fingerprint import classes_of
 from djinn_core.wire.templates import TemplateCache
 
@@ -48,7 +48,7 @@ class _Range(Generic[P]):
 class _Planned(Generic[P]):
     """Programs of one structure, by sizes, the last ones used first."""
 
-    structure: Structure
+    structure: ProgramStructure
     ranges: list[_Range[P]] = attrs.field(factory=list)
 
 

@@ -22,7 +22,7 @@ Take = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 @attrs.frozen
-class Structure:
+class ProgramStructure:
     """Structural key of a program: programs of the same calls with equal structures share a plan; comparing runs in C.
 
     Attributes:
@@ -66,7 +66,7 @@ class Structure:
         return _numbered(storages_of(outside)) == self.storages
 
 
-def structure_of(program: Program) -> tuple[Structure, tuple[int, ...]]:
+def structure_of(program: Program) -> tuple[ProgramStructure, tuple[int, ...]]:
     """The structure of a program, and its values by first appearance."""
     operands = program.operands
     first: dict[int, int] = {}
@@ -76,7 +76,7 @@ def structure_of(program: Program) -> tuple[Structure, tuple[int, ...]]:
     outside = [p for p in first.values() if p not in made]
     storages = _numbered(storages_of([operands[p] for p in outside]))
     alive = [number for number, value in enumerate(first) if value not in program.dead]
-    found = Structure(
+    found = ProgramStructure(
         length=len(operands),
         first=taking([*first.values()]),
         again=taking(again),

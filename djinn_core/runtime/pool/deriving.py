@@ -12,7 +12,7 @@ from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule
-from djinn_core.ir.substitution import Places, Recipe, Rewritten
+from djinn_core.ir.substitution import Recipe, RecipeLocations, Rewritten
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.derived_values import DerivedValues
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
@@ -34,14 +34,14 @@ class PooledDerivedValues:
         self._run = run
         self.values = DerivedValues(lambda _: 0)
 
-    def places(self, recipe: Recipe) -> Places | None:
+    def places(self, recipe: Recipe) -> RecipeLocations | None:
         """Locations of a recipe's values; None where they were not made."""
         made = self.values.made((recipe.identity, recipe.sources))
         if made is None:
             return None
         homes = tuple(self._devices[self._residency.homes[storage_of(v)]] for v in made)
         held = [self._residency.copies(v) or () for v in made]
-        return Places(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in held))
+        return RecipeLocations(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in held))
 
     def make_missing(self, rewritten: Rewritten, placed: Mapping[int, str]) -> bool:
         """Make what was not made yet, where a plan placed it; whether anything was missing."""

@@ -15,7 +15,7 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.planning.constraints import Occupied
+from djinn_core.runtime.planning.constraints import MemoryInUse
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.residency_history import RECENT, Recent, ResidencyHistory
 from djinn_core.runtime.planning.size_range import FACTOR
@@ -42,7 +42,7 @@ class Whereabouts:
     copies: Mapping[int, tuple[str, ...]]
     stream: Stream = ALONE
     derived: Derived = attrs.field(default=not_derived, eq=False)
-    occupied: Mapping[str, Occupied] = attrs.field(factory=dict)
+    occupied: Mapping[str, MemoryInUse] = attrs.field(factory=dict)
     known: Mapping[int, DataResidency] = attrs.field(factory=dict)
 
 
@@ -158,10 +158,10 @@ class PoolPlanner:
         rooms = [(room, held[e] + plan.leaves.get(e, 0)) for e, room in enumerate(self.memory) if plan.leaves.get(e)]
         return not any(room is not None and wanted > room for room, wanted in rooms)
 
-    def _occupied(self, graph: ProgramGraph) -> dict[str, Occupied]:
+    def _occupied(self, graph: ProgramGraph) -> dict[str, MemoryInUse]:
         """By device what is there, and what of it the program does not use."""
         held, used = self._residency.held, self._residency.held_of({storage_of(v) for v in graph.inputs})
-        return {name: Occupied(held[e], held[e] - used[e]) for e, name in enumerate(self._devices)}
+        return {name: MemoryInUse(held[e], held[e] - used[e]) for e, name in enumerate(self._devices)}
 
     def _stream(self, graph: ProgramGraph, alike: ProgramFamily, turn: int | None) -> Stream:
         if turn is None:

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost
-from djinn_core.interception.runtime_interface import Answer, DescribedValue, Submission
+from djinn_core.interception.runtime_interface import DescribedValue, Submission, SubmissionReply
 from djinn_core.interrupts import held
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
@@ -85,7 +85,7 @@ class _Asked:
     def waiting(self) -> tuple[_Question, ...]:
         return self.questions[self.heard :]
 
-    def hear(self, question: _Question, answer: Answer | DjinnError) -> None:
+    def hear(self, question: _Question, answer: SubmissionReply | DjinnError) -> None:
         """The answer to the next question."""
         if isinstance(answer, DjinnError):
             self.errors.append(answer)
@@ -95,12 +95,12 @@ class _Asked:
             self.seconds = max(self.seconds, answer.server_seconds)
         self.heard += 1
 
-    def answer(self) -> Answer:
+    def answer(self) -> SubmissionReply:
         """Results of the submission, from all executors."""
         if self.errors:
             raise _joined(self.errors)
         tensors = tuple([self.tensors[i] for i in range(self.fetched)])
-        return Answer(tensors, tuple([self.values[i] for i in range(self.described)]), self.seconds)
+        return SubmissionReply(tensors, tuple([self.values[i] for i in range(self.described)]), self.seconds)
 
 
 class PoolSession:
@@ -326,7 +326,7 @@ class PoolSession:
 
     # --- in ----------------------------------------------------------------------------------------------------
 
-    def wait(self, number: int) -> Answer:
+    def wait(self, number: int) -> SubmissionReply:
         """As `Runtime.wait`.
 
         Raises:
@@ -336,7 +336,7 @@ class PoolSession:
         with held:
             return self._wait(number)
 
-    def _wait(self, number: int) -> Answer:
+    def _wait(self, number: int) -> SubmissionReply:
         asked = self._asked[number]
         try:
             while asked.waiting:
@@ -351,7 +351,7 @@ class PoolSession:
         del self._asked[number]
         return asked.answer()
 
-    def _answer_to(self, question: _Question) -> Answer | DjinnError:
+    def _answer_to(self, question: _Question) -> SubmissionReply | DjinnError:
         try:
             return self.members[question.executor].wait(question.number)
         except DjinnError as error:

@@ -15,7 +15,7 @@ from djinn_core.hookspecs.transports import Buffer
 from djinn_core.interception.runtime_interface import DescribedValue
 from djinn_core.ir.values import tensor_meta
 from djinn_core.runtime.receiving.failures import Failures
-from djinn_core.runtime.sending.pending import Pending
+from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Completed, Described
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
@@ -30,7 +30,7 @@ class AnswerReader:
     failures: Failures
     number: int
 
-    def failed(self, completed: Completed, pending: Pending, *, excused: bool) -> None:
+    def failed(self, completed: Completed, pending: PendingSubmission, *, excused: bool) -> None:
         """Remember what failed; where it is `excused`, only those who look at what depends on it hear of it."""
         nodes = pending.prepared.nodes if pending.prepared is not None else ()
         run = (self.number, completed.sequence)

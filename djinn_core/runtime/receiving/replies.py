@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from djinn_core.errors import ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interception.recording.gc_pause import collect_later
-from djinn_core.interception.runtime_interface import Answer
+from djinn_core.interception.runtime_interface import SubmissionReply
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.runtime.deadlines import cancelled, due, exceeded
 from djinn_core.runtime.executor_link import ExecutorLink
@@ -19,7 +19,7 @@ from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.deferred_responses import DeferredResponses, RoundTrips
 from djinn_core.runtime.sending.binding import settle_claims
 from djinn_core.runtime.sending.cancellation import Cancellation
-from djinn_core.runtime.sending.pending import Pending, seconds_of
+from djinn_core.runtime.sending.pending import PendingSubmission, seconds_of
 from djinn_core.runtime.stats import Stats
 from djinn_core.stack_room import require_stack_room
 from djinn_core.wire.message_base import Message
@@ -64,7 +64,7 @@ class Replies:
     """
 
     def __init__(self, link: ExecutorLink, reader: AnswerReader, stats: Stats, observers: Observers) -> None:
-        self.pending: OrderedDict[int, Pending] = OrderedDict()
+        self.pending: OrderedDict[int, PendingSubmission] = OrderedDict()
         self.cancellation = Cancellation(link, self.pending)
         self.while_waiting: Callable[[], None] = _nothing
         self.when_links_seen: Callable[[Sequence[LinkMeasurement]], None] = _ignored
@@ -93,7 +93,7 @@ class Replies:
 
     # --- submissions ---------------------------------------------------------------------------------------------
 
-    def expect(self, number: int, pending: Pending) -> None:
+    def expect(self, number: int, pending: PendingSubmission) -> None:
         """Submission `number` is being sent."""
         if not self.pending:
             self._round_trips.sent_alone(number)
@@ -116,7 +116,7 @@ class Replies:
             self.await_answer(number)
         return position
 
-    def wait(self, number: int) -> Answer:
+    def wait(self, number: int) -> SubmissionReply:
         """As `Runtime.wait`."""
         require_stack_room()
         late, there = number in self._deferred, number not in self.pending
@@ -136,7 +136,7 @@ class Replies:
         unseen = reader.failures.take_unseen() if synchronize else reader.failures.take_check((reader.number, number))
         if unseen is not None:
             raise unseen
-        return Answer(tensors, described, spent)
+        return SubmissionReply(tensors, described, spent)
 
     def defer(self, number: int, nbytes: int) -> None:
         """As `Runtime.defer`."""

@@ -10,7 +10,7 @@ from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_core.runtime.executor_link import ExecutorLink
-from djinn_core.runtime.sending.pending import Pending
+from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import encode
@@ -28,7 +28,7 @@ class Cancellation:
         cancelled: submissions for which no thread may wait any more.
     """
 
-    def __init__(self, link: ExecutorLink, pending: Mapping[int, Pending]) -> None:
+    def __init__(self, link: ExecutorLink, pending: Mapping[int, PendingSubmission]) -> None:
         """`pending`: the submissions that were not answered yet, by number."""
         self._link = link
         self._pending = pending

@@ -14,7 +14,7 @@ from djinn_core.wire.messages import Completed, Timing
 
 
 @attrs.frozen
-class Pending:
+class PendingSubmission:
     """A submission under way, and what is needed to handle its response."""
 
     program: Program

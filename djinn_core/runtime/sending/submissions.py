@@ -20,7 +20,7 @@ from djinn_core.runtime.planning.derived_values import DerivedValues
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.sending.binding import Bound, bind, open_claims
-from djinn_core.runtime.sending.pending import Pending
+from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire import limits
@@ -231,7 +231,7 @@ class Submissions:
         position = self._replies.make_room(len(frame.head))
         self.last_number = number
         self._replies.expect(
-            number, Pending(program, prepared, bound, claimed, answered, submission.synchronize, position)
+            number, PendingSubmission(program, prepared, bound, claimed, answered, submission.synchronize, position)
         )
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0

@@ -67,7 +67,7 @@ class _Expected:
     digest: bytes
 
 
-class Uploads:
+class Uploader:
     """Sends tensors to the executor, and holds the offers that it has not answered."""
 
     def __init__(

@@ -17,7 +17,7 @@ _log = get_logger("djinn.session")
 
 
 @attrs.frozen
-class Candidate:
+class StandbyServer:
     """A server that may take a session over which began with an executor that said `first`."""
 
     name: str
@@ -53,7 +53,7 @@ def _unlike(first: Attached, now: Attached) -> str:
 
 
 def with_standby(
-    connection: ClientChannel, server: str, others: Sequence[Candidate], settings: Settings
+    connection: ClientChannel, server: str, others: Sequence[StandbyServer], settings: Settings
 ) -> ClientChannel:
     """Wrap a session's connection for failover to other servers; unchanged, with a log line, where no file can be written."""
     try:

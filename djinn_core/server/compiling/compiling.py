@@ -16,7 +16,15 @@ from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
 from djinn_core.server.compiling.artefact import Artefact
 from djinn_core.server.compiling.graph import region_graph
-from djinn_core.server.compiling.hot_template import Adopted, Checking, HotTemplate, Job, Thresholds, Timing, Waiting
+from djinn_core.server.compiling.hot_template import (
+    Adopted,
+    Checking,
+    HotTemplate,
+    Job,
+    Thresholds,
+    TimingPhase,
+    Waiting,
+)
 from djinn_core.server.running.template_compiler import CompiledTemplate
 
 TEMPLATES: Final = 1024  # that are counted
@@ -72,7 +80,7 @@ class Compiling:
             phases = [hot.phase for hot in self._templates.values()]
         return {
             "compiled_templates": sum(isinstance(phase, Adopted) for phase in phases),
-            "compiling_templates": sum(isinstance(phase, Waiting | Checking | Timing) for phase in phases),
+            "compiling_templates": sum(isinstance(phase, Waiting | Checking | TimingPhase) for phase in phases),
         }
 
     def _ask(self, job: Job) -> None:

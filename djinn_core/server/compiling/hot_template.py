@@ -18,10 +18,10 @@ from djinn_core.server.compiling.artefact import Artefact, inputs_getter, slots_
 from djinn_core.server.compiling.checking import difference
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.sizes import Law, Observed, find_law, observe
-from djinn_core.server.running.run import Run, Shortcut, ShortcutError, run_template
+from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, run_template
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.running.work import Work
+from djinn_core.server.running.work import RunRequest
 
 _log = get_logger("djinn.server")
 
@@ -86,13 +86,13 @@ class HotTemplate:
     def __attrs_post_init__(self) -> None:
         self.phase = Cold(self)
 
-    def run(self, template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable) -> Run:
+    def run(self, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
         """As `run_template`."""
         phase = self.phase
         shortcut = phase.shortcut()
         began = time.perf_counter()
         run = run_template(template, work, slots, values, shortcut)
-        if isinstance(phase, Timing):
+        if isinstance(phase, TimingPhase):
             self.synchronize()
         self.slots = slots
         phase.ran(time.perf_counter() - began)
@@ -293,10 +293,10 @@ class Checking(_Made):
         elif self.lost():
             self.hot.again("runs were others than before when it had been compiled")
         elif len(self._seen) >= self.hot.thresholds.checks:
-            self.hot.phase = Timing(self.hot, self.job, self.artefact)
+            self.hot.phase = TimingPhase(self.hot, self.job, self.artefact)
 
 
-class Timing(_Made):
+class TimingPhase(_Made):
     """Phase that alternates between the compiled region and the instructions, and times both."""
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:

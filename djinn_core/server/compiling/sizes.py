@@ -57,9 +57,9 @@ class Law:
     slots: dict[int, Linear] = attrs.field(factory=dict)
     smallest: int = 0
 
-    def guard(self) -> Guard:
+    def guard(self) -> SizeGuard:
         """A guard that checks this law."""
-        return Guard(self)
+        return SizeGuard(self)
 
 
 def find_law(observed: Sequence[Observed]) -> Law | None:
@@ -116,7 +116,7 @@ def _smallest(sizes: Sequence[Linear]) -> int:
     return max([SMALLEST, *[-(-(SMALLEST - line.plus) // line.times) for line in sizes if line.times > 0]])
 
 
-class Guard:
+class SizeGuard:
     """Checks whether a run follows a law, at little cost."""
 
     def __init__(self, law: Law) -> None:

@@ -17,7 +17,7 @@ from djinn_core.server.gateway.tenants import Tenants
 
 
 @attrs.define
-class Counts:
+class GatewayCounters:
     """A server observer that counts for `/metrics`: refusals by kind, admissions by tenant, since the gateway started."""
 
     name: str = "counts"
@@ -61,7 +61,7 @@ class GatewayContext:
     gatekeeper: Authentication
     tenants: Tenants
     events: ServerEvents
-    counts: Counts = attrs.field(factory=Counts)
+    counts: GatewayCounters = attrs.field(factory=GatewayCounters)
     strangers: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
     keys: set[str] = attrs.field(factory=set)
     listeners: list[Listener] = attrs.field(factory=list)

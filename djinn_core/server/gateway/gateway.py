@@ -30,7 +30,7 @@ from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
-from djinn_core.server.gateway.context import Counts, GatewayContext
+from djinn_core.server.gateway.context import GatewayContext, GatewayCounters
 from djinn_core.server.gateway.device_discovery import offered
 from djinn_core.server.gateway.gateway_config import GatewayConfig
 from djinn_core.server.gateway.metrics import exporter
@@ -50,7 +50,7 @@ _log = get_logger("djinn.server")
 
 
 @attrs.frozen
-class Serving:
+class GatewayHandle:
     """A gateway that is ready: its addresses, its devices, and the connection file for clients.
 
     `dialled`: the same addresses as other machines connect to them. `authenticators`: those of plugins.
@@ -74,7 +74,7 @@ class Gateway:
         self._token = token
         self._gatekeeper = gatekeeper
         self._audit = audit
-        self._counts = Counts()
+        self._counts = GatewayCounters()
         self._events = ServerEvents.of("gateway", self._counts, audit)
         self._context: GatewayContext | None = None
         self._operations: OperationsListener | None = None
@@ -82,7 +82,7 @@ class Gateway:
         self._file: tuple[Path, ConnectionFile] | None = None
         self._accounts: tuple[str, int] | None = None  # a directory, and what holds it
 
-    def start(self, tell: Callable[[str], None]) -> Serving:
+    def start(self, tell: Callable[[str], None]) -> GatewayHandle:
         """Start the executors, listen, and write the connection file. `tell` hears what takes long.
 
         Raises:
@@ -117,7 +117,7 @@ class Gateway:
         self._events.note("started", urls=urls, process=os.getpid())
         operations = self._operations.url if self._operations is not None else ""
         said = (self._token.origin, self.fingerprint, operations, self._config.access.authenticators)
-        return Serving(urls, dialled, ready, path, *said)
+        return GatewayHandle(urls, dialled, ready, path, *said)
 
     @property
     def fingerprint(self) -> str:
@@ -185,7 +185,7 @@ class Gateway:
 
 
 def serve(
-    config: GatewayConfig, announce: Callable[[Serving], None], tell: Callable[[str], None] = lambda _: None
+    config: GatewayConfig, announce: Callable[[GatewayHandle], None], tell: Callable[[str], None] = lambda _: None
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let sessions end; `announce` is called when clients can connect.
 

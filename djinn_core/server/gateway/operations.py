@@ -18,7 +18,7 @@ from djinn_core.server.gateway.context import GatewayContext
 
 
 @attrs.frozen
-class Answer:
+class HttpResponse:
     """An HTTP response of a route."""
 
     status: HTTPStatus
@@ -37,35 +37,35 @@ class Operations:
     context: GatewayContext
     export: Callable[[str], tuple[bytes, str]]
 
-    def answer(self, path: str, shown: Credentials, accept: str) -> Answer:
+    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse:
         """The response to `GET path` from a client with these credentials."""
         who = self.context.gatekeeper.identify(shown)
         if isinstance(who, Denial):
             self.context.events.note("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
-            return Answer(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
+            return HttpResponse(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
         route = ROUTES.get(path)
         if route is None:
-            return Answer(HTTPStatus.NOT_FOUND, f"there are {', '.join(ROUTES)}\n".encode())
+            return HttpResponse(HTTPStatus.NOT_FOUND, f"there are {', '.join(ROUTES)}\n".encode())
         return route(self, who, accept)
 
-    def livez(self, who: Identity, accept: str) -> Answer:
+    def livez(self, who: Identity, accept: str) -> HttpResponse:
         """Liveness: a process that does not answer should be restarted."""
         del who, accept
-        return Answer(HTTPStatus.OK, b"ok\n")
+        return HttpResponse(HTTPStatus.OK, b"ok\n")
 
-    def readyz(self, who: Identity, accept: str) -> Answer:
+    def readyz(self, who: Identity, accept: str) -> HttpResponse:
         """Readiness: while it fails, clients should be sent elsewhere."""
         del who, accept
         reason = self._why_not_ready()
-        return Answer(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, f"{reason or 'ok'}\n".encode())
+        return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, f"{reason or 'ok'}\n".encode())
 
-    def metrics(self, who: Identity, accept: str) -> Answer:
+    def metrics(self, who: Identity, accept: str) -> HttpResponse:
         """Counters and gauges for Prometheus; of all tenants, so not for each of them."""
         if not who.sees_all:
-            return Answer(
+            return HttpResponse(
                 HTTPStatus.FORBIDDEN, b"metrics are for the operator: ask for a token that may watch the server\n"
             )
-        return Answer(HTTPStatus.OK, *self.export(accept))
+        return HttpResponse(HTTPStatus.OK, *self.export(accept))
 
     def _why_not_ready(self) -> str:
         """The reason why a client that connects now is not served; empty: it is."""
@@ -76,7 +76,7 @@ class Operations:
         return "" if self.context.tenants.ready else "an executor is being started"
 
 
-Route = Callable[[Operations, Identity, str], Answer]
+Route = Callable[[Operations, Identity, str], HttpResponse]
 ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
     {"/livez": Operations.livez, "/readyz": Operations.readyz, "/metrics": Operations.metrics}
 )

@@ -23,7 +23,7 @@ from djinn_core.launch.addresses import network_location
 from djinn_core.launch.http_hosts import is_called, own_names
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.admission import REFUSAL_SECONDS
-from djinn_core.server.gateway.operations import Answer, Operations
+from djinn_core.server.gateway.operations import HttpResponse, Operations
 
 REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included
 _MOST: Final = 64  # connections at a time
@@ -140,14 +140,16 @@ class OperationsListener:
         response.force_close()
         return response
 
-    async def _answer(self, request: web.BaseRequest) -> Answer:
+    async def _answer(self, request: web.BaseRequest) -> HttpResponse:
         hosts = request.headers.getall("Host", [])
         if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
-            return Answer(HTTPStatus.FORBIDDEN, b"this server does not talk to web pages\n")
+            return HttpResponse(HTTPStatus.FORBIDDEN, b"this server does not talk to web pages\n")
         if len(hosts) != 1 or not is_called(hosts[0], self._names):
-            return Answer(HTTPStatus.MISDIRECTED_REQUEST, b"the Host header is missing, or names another server\n")
+            return HttpResponse(
+                HTTPStatus.MISDIRECTED_REQUEST, b"the Host header is missing, or names another server\n"
+            )
         if request.method != "GET":
-            return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
+            return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
         token = _bearer(request.headers.get("Authorization", ""))
         shown = Credentials(token, _certificate(request), str(request.remote))
         # In a thread: files are read, and metrics of many executors take a while.

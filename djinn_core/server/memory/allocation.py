@@ -17,7 +17,7 @@ SMALLEST = 64 << 10  # bytes; what is smaller stays where it is
 
 
 @attrs.define(eq=False)
-class Copy:
+class SpilledCopy:
     """Bytes of a storage that lie in the spill space.
 
     Attributes:

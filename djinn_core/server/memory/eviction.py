@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from djinn_core.builtins.memory import NextUse
+from djinn_core.builtins.memory import NextUsePolicy
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.ir.profile import ExecutionPhase
@@ -18,7 +18,7 @@ from djinn_core.server.memory.budgets import ACTIVATION, RESIDENCIES, Budgets
 if TYPE_CHECKING:
     from djinn_core.server.memory.session import SessionMemory
 
-_BUILT_IN: Final = NextUse()
+_BUILT_IN: Final = NextUsePolicy()
 _PHASES: Final = {phase.value: phase for phase in ExecutionPhase}
 _log = get_logger("djinn.server")
 

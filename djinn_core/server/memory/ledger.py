@@ -13,7 +13,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.logs import get_logger
-from djinn_core.server.memory.allocation import Allocation, Copy, has_memory
+from djinn_core.server.memory.allocation import Allocation, SpilledCopy, has_memory
 from djinn_core.server.memory.budgets import RESIDENCIES, Budgets
 from djinn_core.server.memory.eviction import Decider, Hints, kind_of_holding
 from djinn_core.server.memory.process import process_memory
@@ -55,7 +55,7 @@ class Pressure:
 
 
 @attrs.define
-class Counts:
+class EvictionCounters:
     """Counters of evictions and the like: number and bytes."""
 
     evictions: int = 0
@@ -79,14 +79,14 @@ class Ledger:
         self.steps = 0  # that programs have run here
         self.lock = threading.RLock()
         self.sessions: list[SessionMemory] = []
-        self.counts = Counts()
+        self.counts = EvictionCounters()
         self.budgets = Budgets()
         self.peak = 0
         self.reserve = limit // RESERVE
         self.process = process_memory(device.type)
         self.pressure = Pressure()
         self.loading: threading.Thread | None = None  # loads libraries, whose memory is no session's
-        self._copies: dict[int, Copy] = {}
+        self._copies: dict[int, SpilledCopy] = {}
         self._away = 0  # bytes of storages whose memory was taken
 
     # --- what is held -------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Ledger:
         copy = self._copies.get(holding.key)
         if copy is None:
             slot = self.space.write(holding.storage)
-            copy = self._copies[holding.key] = Copy(StorageWeakRef(holding.storage), slot, resident=True)
+            copy = self._copies[holding.key] = SpilledCopy(StorageWeakRef(holding.storage), slot, resident=True)
             self.counts.spilled += slot.size
         self.drop(holding)
         copy.resident = False

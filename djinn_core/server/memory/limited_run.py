@@ -15,7 +15,7 @@ from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, bytes_of_step
 from djinn_core.server.memory.rematerialization import Rematerialization
-from djinn_core.server.running.run import Halted, Run, Stopped, fulfil
+from djinn_core.server.running.run import Halted, RunOutcome, Stopped, fulfil
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 from djinn_core.wire.messages import Claim
 
@@ -25,7 +25,7 @@ _ALLOCATOR = "can't allocate memory"  # what PyTorch's allocator for CPUs says, 
 
 
 class CarefulRun:
-    """One run of a template, as `Guard`."""
+    """One run of a template, as `MemoryGuard`."""
 
     def __init__(
         self, ledger: Ledger, template: CompiledTemplate, outlook: MemoryEstimate, hints: Hints, session: SessionHints
@@ -51,9 +51,14 @@ class CarefulRun:
         self._ledger.end_run(self._peak)
 
     def advance(
-        self, steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
+        self,
+        steps: Sequence[CompiledStep],
+        start: int,
+        env: Environment,
+        claims: Mapping[int, list[Claim]],
+        run: RunOutcome,
     ) -> int:
-        """As `Guard.advance`."""
+        """As `MemoryGuard.advance`."""
         self._begin(env)
         for index in range(start, len(steps)):
             if run.halt:

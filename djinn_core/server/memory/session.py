@@ -13,16 +13,16 @@ from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.limited_run import CarefulRun
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, look_ahead
 from djinn_core.server.memory.next_use import LastUses, NextUsePredictor
-from djinn_core.server.running.run import Run, environment_of, run_template
+from djinn_core.server.running.run import RunOutcome, environment_of, run_template
 from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.running.work import Work
+from djinn_core.server.running.work import RunRequest
 from djinn_core.wire.messages import ValueHints
 
 IDLE_SECONDS = 10.0  # after which a session's values make room before those of others
 OUTLOOKS_LIMIT = 512
 LETTERS_LIMIT = 16 << 20  # of what clients say about their values
-Plain = Callable[[CompiledTemplate, Work, Sequence[Any], ValueTable], Run]
+Plain = Callable[[CompiledTemplate, RunRequest, Sequence[Any], ValueTable], RunOutcome]
 
 
 class SessionMemory:
@@ -58,7 +58,7 @@ class SessionMemory:
         found = [self._kinds.get(handle, ACTIVATION) for handle in handles]
         return max(found, key=KINDS.index, default=ACTIVATION)
 
-    def _note_kinds(self, digest: bytes, work: Work) -> None:
+    def _note_kinds(self, digest: bytes, work: RunRequest) -> None:
         meaning = self._meanings.get(digest)
         if meaning is None:
             return
@@ -82,7 +82,9 @@ class SessionMemory:
                 self._ledger.sessions.remove(self)
             self._ledger.resident()
 
-    def run(self, digest: bytes, template: CompiledTemplate, work: Work, slots: Sequence[Any], plain: Plain) -> Run:
+    def run(
+        self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
+    ) -> RunOutcome:
         """Run a template within the limit; `plain` is how it runs where that is no question."""
         ledger = self._ledger
         with ledger.lock:
@@ -108,7 +110,7 @@ class SessionMemory:
             self._used = time.monotonic()
             return run
 
-    def _observe(self, work: Work, outlook: MemoryEstimate) -> None:
+    def _observe(self, work: RunRequest, outlook: MemoryEstimate) -> None:
         """Report the memory that a run of this phase has used to the budgets."""
         used = self._usage.end(self.phase, self._with_kinds(work.outputs), outlook.peak)
         self._ledger.budgets.observe(self.phase, used)
@@ -123,7 +125,9 @@ class SessionMemory:
             if has_memory(value) and self._ledger.away(value):
                 self.values.count(handle, self._ledger.look({}, value).nbytes)
 
-    def _outlook(self, digest: bytes, template: CompiledTemplate, work: Work, slots: Sequence[Any]) -> MemoryEstimate:
+    def _outlook(
+        self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any]
+    ) -> MemoryEstimate:
         known = self._outlooks.get(digest)
         if known is None or not known.fits(self._input_bytes(work), slots):
             env = environment_of(template, work, slots, self.values)
@@ -131,11 +135,11 @@ class SessionMemory:
         self._outlooks.store(digest, known)
         return known
 
-    def _input_bytes(self, work: Work) -> int:
+    def _input_bytes(self, work: RunRequest) -> int:
         """Bytes of the memory that the inputs look into."""
         return sum(holding.nbytes for holding in self._inputs(work).values())
 
-    def _inputs(self, work: Work) -> Holdings:
+    def _inputs(self, work: RunRequest) -> Holdings:
         found: Holdings = {}
         for number, handle in enumerate(work.inputs):
             if handle in self.values and has_memory(value := self.values[handle]):

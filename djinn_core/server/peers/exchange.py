@@ -24,7 +24,7 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOption
 from djinn_core.launch.addresses import has_transport, is_own_socket, transport_for
 from djinn_core.launch.tls_transports import with_tls
 from djinn_core.logs import get_logger
-from djinn_core.server.peers.inbox import Inbox, PeerConnection
+from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
 from djinn_core.server.peers.link_probe import Sightings, measure
 from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.peers.route import Route
@@ -56,7 +56,7 @@ class PeerListener:
         self._open: dict[bytes, tuple[PeerConnection, float]] = {}
         self._known: dict[bytes, PeerConnection] = {}
 
-    def invite(self, inbox: Inbox, source: int) -> PeerTicket:
+    def invite(self, inbox: TransferInbox, source: int) -> PeerTicket:
         """A ticket for executor `source`, good once and for a minute."""
         ticket, now = secrets.token_urlsafe(32), time.monotonic()
         secret = secrets.token_urlsafe(32) if self.patience else ""
@@ -93,7 +93,7 @@ class PeerListener:
                 self._known[_key(guest.secret)] = guest
             return guest
 
-    def forget(self, inbox: Inbox) -> None:
+    def forget(self, inbox: TransferInbox) -> None:
         """Admit no further peers to a session."""
         with self._lock:
             self._open = {key: entry for key, entry in self._open.items() if entry[0].inbox is not inbox}
@@ -105,12 +105,12 @@ def _key(ticket: str) -> bytes:
     return hashlib.sha256(ticket.encode()).digest()
 
 
-class Exchange:
+class PeerExchange:
     """A session's connections to other executors: its inbox and its routes."""
 
     def __init__(self, peer_listener: PeerListener) -> None:
         self.sightings = Sightings()
-        self.inbox = Inbox(self.sightings, peer_listener.patience)
+        self.inbox = TransferInbox(self.sightings, peer_listener.patience)
         self.number = 0
         self._peer_listener = peer_listener
         self._routes: dict[int, Route] = {}

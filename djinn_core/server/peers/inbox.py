@@ -22,7 +22,7 @@ _SAID_TRANSFERS: Final = 16  # taken without a word, before the sender is told
 _SAID_BYTES: Final = 1 << 20
 
 
-class Inbox:
+class TransferInbox:
     """Transfers that other executors have delivered to a session."""
 
     def __init__(self, sightings: Sightings | None = None, patience: float = 0.0) -> None:
@@ -150,7 +150,7 @@ class PeerConnection:
     `secret`: its credential for reconnecting.
     """
 
-    inbox: Inbox
+    inbox: TransferInbox
     source: int
     secret: str = attrs.field(default="", repr=False)
 

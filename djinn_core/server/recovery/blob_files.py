@@ -30,7 +30,7 @@ from djinn_core.wire.upload_messages import UploadPart
 _log = get_logger("djinn.server")
 
 
-class Part(msgspec.Struct, frozen=True):
+class BlobFrame(msgspec.Struct, frozen=True):
     """A frame of an upload whose body is in a file: its head, and the location of its body."""
 
     head: bytes
@@ -78,7 +78,7 @@ class BlobFiles:
         self._growing[handle] = _Growing(digest, size, written)
         return True
 
-    def take(self, frame: Frame) -> tuple[Frame, Part] | None:
+    def take(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
         """Write a chunk to its blob file. Returns the decompressed frame and the journal's reference to it.
 
         None where the frame is something else.
@@ -100,7 +100,7 @@ class BlobFiles:
         if not self._write(growing, upload.start, data):
             return None
         head = encode(msgspec.structs.replace(upload, compression="", length=0)) if upload.compression else frame.head
-        return Frame(head, [data]), Part(head, growing.digest, upload.start, len(data))
+        return Frame(head, [data]), BlobFrame(head, growing.digest, upload.start, len(data))
 
     def _write(self, growing: _Growing, start: int, data: memoryview) -> bool:
         """Write a part of a blob; False where it was not written. A file that the store has as well is never written to."""
@@ -201,7 +201,7 @@ def remove_contents(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def read_part(folder: Path, part: Part) -> Frame:
+def read_part(folder: Path, part: BlobFrame) -> Frame:
     """The frame that a reference in a journal stands for.
 
     Raises:

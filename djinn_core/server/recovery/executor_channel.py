@@ -13,7 +13,7 @@ from djinn_core.server.recovery.transfer_log import Record
 from djinn_core.wire.frames import Buffer
 
 # A session between two frames: encoded, its memory, and records of transfers that wait or are under way.
-State = tuple[bytes, Sequence[Buffer], Sequence[Record]]
+StateParts = tuple[bytes, Sequence[Buffer], Sequence[Record]]
 
 
 class ExecutorChannel(SessionChannel, Protocol):
@@ -48,7 +48,7 @@ class ExecutorChannel(SessionChannel, Protocol):
             SessionLost: the result differs on replay.
         """
 
-    def snapshot_if_due(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
+    def snapshot_if_due(self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]) -> None:
         """Called between two frames. If it is due, compact the journal to a snapshot of `state()`; `still` is a lock held meanwhile."""
 
     def resend(self) -> None:
@@ -77,7 +77,7 @@ class PlainExecutorChannel(PlainChannel):
         """As `ExecutorChannel.decide`: nothing was decided before."""
         return decision(None)
 
-    def snapshot_if_due(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
+    def snapshot_if_due(self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]) -> None:
         """As `ExecutorChannel.snapshot_if_due`: there is no journal."""
 
     def resend(self) -> None:

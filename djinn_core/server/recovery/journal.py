@@ -24,7 +24,14 @@ from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.files import lock
 from djinn_core.launch.tickets import NO_TENANT, Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.recovery.blob_files import BlobFiles, Part, contents_folder, mapped, read_part, remove_contents
+from djinn_core.server.recovery.blob_files import (
+    BlobFiles,
+    BlobFrame,
+    contents_folder,
+    mapped,
+    read_part,
+    remove_contents,
+)
 from djinn_core.server.recovery.transfer_log import KINDS, PastTransfers
 from djinn_core.server.recovery.transfer_log import Record as Shipped
 from djinn_core.server.weights.disk import STEP, Disk
@@ -365,7 +372,7 @@ class JournalReader:
         if kind != _PART:
             return frame
         try:
-            return read_part(self._contents, msgspec.msgpack.decode(frame.head, type=Part))
+            return read_part(self._contents, msgspec.msgpack.decode(frame.head, type=BlobFrame))
         except msgspec.MsgspecError as error:
             raise SessionLost(f"a journal refers to bytes elsewhere in a way that cannot be read: {error}") from error
 

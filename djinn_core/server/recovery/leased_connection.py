@@ -21,7 +21,7 @@ from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import instance, refuse, send_message
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
-from djinn_core.server.recovery.executor_channel import State
+from djinn_core.server.recovery.executor_channel import StateParts
 from djinn_core.server.recovery.journal import (
     Journal,
     JournalReader,
@@ -88,7 +88,7 @@ class LeasedConnection(ReliableConnection):
         """As `ExecutorChannel.recovery_state`."""
         return self._journal, self._past
 
-    def snapshot_if_due(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
+    def snapshot_if_due(self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]) -> None:
         """Called between two frames: if a snapshot is due (`SnapshotSchedule`), replace the journal by a snapshot of `state()`.
 
         `still`: a lock held meanwhile, so that no other thread journals what the state has. The pause between two snapshots is at

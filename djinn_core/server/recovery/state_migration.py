@@ -7,7 +7,7 @@ from collections.abc import Callable
 from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.server.peers.packed_values import check_item
-from djinn_core.server.recovery.executor_channel import State as Found
+from djinn_core.server.recovery.executor_channel import StateParts as Found
 from djinn_core.server.recovery.snapshot_format import Snapshot, decode_snapshot
 from djinn_core.wire.frames import flatten
 from djinn_core.wire.messages import decode, encode

@@ -9,7 +9,7 @@ import attrs
 from djinn_core.errors import ProtocolError
 from djinn_core.server.compiling.hot_template import HotTemplate
 from djinn_core.server.running.template_compiler import CompiledTemplate
-from djinn_core.server.running.work import Work
+from djinn_core.server.running.work import RunRequest
 from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
 from djinn_core.wire.messages import InitialBindings, Submit
 
@@ -34,7 +34,7 @@ def begin(known: BoundTemplate, first: InitialBindings) -> None:
     known.inputs[:] = unpack_handles(first.inputs)
 
 
-def bind(known: BoundTemplate, submit: Submit, work: Work) -> None:
+def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
     """Bring slots and inputs up to date, and check that the submission fits its template.
 
     Raises:

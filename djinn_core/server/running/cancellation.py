@@ -21,8 +21,8 @@ from djinn_core.logs import get_logger
 from djinn_core.server.recovery.executor_channel import ExecutorChannel
 from djinn_core.server.recovery.journal import Journal, JournalReader
 from djinn_core.server.running.fair_share import Share
-from djinn_core.server.running.run import Run
-from djinn_core.server.running.work import Work
+from djinn_core.server.running.run import RunOutcome
+from djinn_core.server.running.work import RunRequest
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions
@@ -43,7 +43,7 @@ class CancellationState:
         self.turn = turn
         self._lock = threading.Lock()
         self._unwanted: set[int] = set()
-        self._running: Work | None = None
+        self._running: RunRequest | None = None
         self._since = 0.0
         self._nothing = False
         self._journal: Journal | None = None
@@ -53,7 +53,7 @@ class CancellationState:
         """Set the journal for cancellations, and that of an earlier process, whose cancellations are repeated at the same ops."""
         self._journal, self._past = journal, past
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: RunRequest) -> None:
         """Begin a submission."""
         if self._past is not None:
             work.stop_at = self._past.cuts.get(work.sequence)
@@ -62,7 +62,7 @@ class CancellationState:
             if self._nothing or (self._unwanted and work.sequence in self._unwanted):
                 work.halt.append(True)
 
-    def end(self, work: Work, run: Run) -> None:
+    def end(self, work: RunRequest, run: RunOutcome) -> None:
         """End a submission, which has run or was cancelled."""
         with self._lock:
             self._running = None
@@ -98,7 +98,7 @@ class CancellationState:
             if work is not None and work.rest is not None and not work.halt and self.turn.turns.waiting:
                 work.halt.append(False)
 
-    def rested(self, work: Work) -> bool:
+    def rested(self, work: RunRequest) -> bool:
         """Yield the device to waiting sessions; False if the submission was cancelled."""
         with self._lock:
             if any(work.halt):

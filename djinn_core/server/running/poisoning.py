@@ -13,7 +13,7 @@ from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.values import storage_of
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.running.values import Poison, ValueTable
-from djinn_core.server.running.work import Work
+from djinn_core.server.running.work import RunRequest
 from djinn_core.wire.message_base import Failure
 
 STOPPED: Final = (
@@ -88,7 +88,7 @@ def put_poison(
     template: CompiledTemplate,
     at: int,
     poison: Poison,
-    work: Work,
+    work: RunRequest,
     env: Environment,
     values: ValueTable,
     sharing: Sharing,
@@ -106,7 +106,7 @@ def put_poison(
 
 
 def poison_rest(
-    template: CompiledTemplate, first: int, work: Work, env: Environment, values: ValueTable
+    template: CompiledTemplate, first: int, work: RunRequest, env: Environment, values: ValueTable
 ) -> list[Failure]:
     """As `poison_all` for a program that was stopped before `first`. What to tell the client."""
     if first >= len(template.steps):
@@ -117,7 +117,7 @@ def poison_rest(
 
 
 def poison_all(
-    template: CompiledTemplate, first: int, failure: Failure, work: Work, env: Environment, values: ValueTable
+    template: CompiledTemplate, first: int, failure: Failure, work: RunRequest, env: Environment, values: ValueTable
 ) -> None:
     """Poison what the steps from `first` on would have made or written: they did not run.
 
@@ -150,7 +150,7 @@ def _poison_memory(
     written: int,
     address: int,
     poison: Poison,
-    work: Work,
+    work: RunRequest,
     env: Environment,
     values: ValueTable,
     sharing: Sharing,

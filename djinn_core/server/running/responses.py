@@ -10,7 +10,7 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
-from djinn_core.server.running.work import Work
+from djinn_core.server.running.work import RunRequest
 from djinn_core.wire import limits
 from djinn_core.wire.limits import BUFFERS, DIMENSIONS
 from djinn_core.wire.message_base import Failure
@@ -19,7 +19,7 @@ from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
 
 def collect(
-    work: Work, values: ValueTable, runtime: DeviceRuntime, limit: int
+    work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int
 ) -> tuple[list[TensorHeader | Failure], list[memoryview], list[Described | Failure]]:
     """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing."""
     results: list[TensorHeader | Failure] = []
@@ -52,14 +52,16 @@ class FailureTexts:
         return msgspec.structs.replace(failure, message=failure.message[: limits.FAILURE_BEGINNING])
 
 
-def _value(handle: int, work: Work, values: ValueTable) -> Any:
+def _value(handle: int, work: RunRequest, values: ValueTable) -> Any:
     if handle not in values:
         return no_such_value(work.sequence, handle)
     value = values[handle]
     return value.failure if isinstance(value, Poison) else value
 
 
-def _fetch(value: Any, work: Work, runtime: DeviceRuntime, room: int) -> Failure | tuple[TensorHeader, memoryview]:
+def _fetch(
+    value: Any, work: RunRequest, runtime: DeviceRuntime, room: int
+) -> Failure | tuple[TensorHeader, memoryview]:
     if isinstance(value, Failure):
         return value
     if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
@@ -79,7 +81,7 @@ def _fetch(value: Any, work: Work, runtime: DeviceRuntime, room: int) -> Failure
         return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
 
 
-def _describe(value: Any, work: Work) -> Described | Failure:
+def _describe(value: Any, work: RunRequest) -> Described | Failure:
     if isinstance(value, Failure):
         return value
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
@@ -96,6 +98,6 @@ def _describe(value: Any, work: Work) -> Described | Failure:
     return Described(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
 
 
-def _too_many_dimensions(tensor: torch.Tensor, work: Work) -> Failure:
+def _too_many_dimensions(tensor: torch.Tensor, work: RunRequest) -> Failure:
     reason = f"the result has {tensor.dim()} dimensions; remote tensors have at most {DIMENSIONS}"
     return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)

@@ -13,7 +13,7 @@ from djinn_core.ir.values import meta_of
 from djinn_core.server.running.poisoning import NO_HANDLE, Sharing, poison_all, poison_rest, put_poison
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
-from djinn_core.server.running.work import Work
+from djinn_core.server.running.work import RunRequest
 from djinn_core.wire import limits
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Claim, LayoutMismatch
@@ -30,12 +30,12 @@ _OVERWRITES = frozenset({
 
 
 @attrs.define
-class Run:
+class RunOutcome:
     """Record of a submission's run: its failures, and the op at which it was cancelled."""
 
     failures: list[Failure] = attrs.field(factory=list)
     layout_mismatches: list[LayoutMismatch] = attrs.field(factory=list)
-    halt: Sequence[bool] = ()  # as in `Work`
+    halt: Sequence[bool] = ()  # as in `RunRequest`
     stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
     sharing: Sharing | None = None  # since the first failure
 
@@ -59,11 +59,16 @@ class Shortcut(Protocol):
         """
 
 
-class Guard(Protocol):
+class MemoryGuard(Protocol):
     """Runs steps one by one and makes room in memory for each."""
 
     def advance(
-        self, steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
+        self,
+        steps: Sequence[CompiledStep],
+        start: int,
+        env: Environment,
+        claims: Mapping[int, list[Claim]],
+        run: RunOutcome,
     ) -> int:
         """Run steps from `start` to the end; one past the last.
 
@@ -79,18 +84,18 @@ class ShortcutError(DjinnError):
 
 def run_template(
     template: CompiledTemplate,
-    work: Work,
+    work: RunRequest,
     slots: Sequence[Any],
     values: ValueTable,
     shortcut: Shortcut | None = None,
-    guard: Guard | None = None,
-) -> Run:
+    guard: MemoryGuard | None = None,
+) -> RunOutcome:
     """Run a template and put what it makes into `values`.
 
     An op that raises poisons what it would have made or written, and what depends on it; everything else runs. Once the
     submission is cancelled, no further op runs, and what those would have made or written is poison.
     """
-    run = Run(halt=work.halt)
+    run = RunOutcome(halt=work.halt)
     env = environment_of(template, work, slots, values)
     first_input = len(template.constants) + template.slots
     for place in template.consumed:
@@ -138,18 +143,20 @@ def run_template(
 
 
 def refuse_run(
-    template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable, failure: Failure
-) -> Run:
+    template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable, failure: Failure
+) -> RunOutcome:
     """In place of a run: what it would have made or written is poison for that reason."""
     env = environment_of(template, work, slots, values)
     poison_all(template, 0, failure, work, env, values)
     for handle, place in zip(work.outputs, template.outputs, strict=True):
         value = env[place]
         values[handle] = value if isinstance(value, Poison) else Poison(failure)
-    return Run([failure])
+    return RunOutcome([failure])
 
 
-def environment_of(template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable) -> Environment:
+def environment_of(
+    template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable
+) -> Environment:
     """The environment of a run of a template, with poison for values that are not there."""
     return template.environment(slots, [_bound(values, handle, work.sequence) for handle in work.inputs])
 
@@ -172,7 +179,7 @@ class Halted(Exception):  # noqa: N818 - a signal between two functions
 
 
 def _advance(
-    steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
+    steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: RunOutcome
 ) -> int:
     """Run steps from `start` to the end. The bookkeeping costs nothing per step unless there are claims."""
     step, halt = start, run.halt
@@ -270,7 +277,7 @@ def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
     return found
 
 
-def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: Run) -> None:
+def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: RunOutcome) -> None:
     """Make results look as the client predicted: kernels and meta kernels sometimes choose different strides.
 
     Raises:
@@ -302,11 +309,11 @@ def _bound(values: ValueTable, handle: int, sequence: int) -> Any:
 def _poison(
     template: CompiledTemplate,
     stop: Stopped,
-    work: Work,
+    work: RunRequest,
     env: Environment,
     values: ValueTable,
     sharing: Sharing,
-    run: Run,
+    run: RunOutcome,
 ) -> None:
     step = template.steps[stop.step]
     inherited = next((env[p] for p in step.reads if isinstance(env[p], Poison)), None)

@@ -24,7 +24,7 @@ from djinn_core.wire.messages import Template
 
 
 @attrs.frozen
-class Counts:
+class CallArity:
     """Number of operands, results and the like of a call of a form."""
 
     operands: int
@@ -34,7 +34,7 @@ class Counts:
     arguments: int
 
 
-def counts_of(form: Form) -> Counts:
+def counts_of(form: Form) -> CallArity:
     """In one pass over the form.
 
     Raises:
@@ -51,7 +51,7 @@ def counts_of(form: Form) -> Counts:
         if len(arguments) > kinds[Operand]:
             slots += sum([slots_taken(argument) for argument in arguments if type(argument) is not Operand])
             _check_texts(form, arguments)
-    return Counts(operands, slots, constants, form.new_count, total)
+    return CallArity(operands, slots, constants, form.new_count, total)
 
 
 def _check_texts(form: Form, arguments: Sequence[Argument]) -> None:
@@ -72,7 +72,7 @@ def _lists(arguments: Sequence[Argument], op: str) -> Iterator[Sequence[Argument
         waiting += [(item.items, depth + 1) for item in reversed(within)]
 
 
-def check_template(template: Template) -> list[Counts]:
+def check_template(template: Template) -> list[CallArity]:
     """The counts of its forms.
 
     Raises:
@@ -101,7 +101,7 @@ def check_template(template: Template) -> list[Counts]:
     return counts
 
 
-def _check_order(template: Template, counts: Sequence[Counts]) -> None:
+def _check_order(template: Template, counts: Sequence[CallArity]) -> None:
     """Values are made once, and before they are used."""
     known = set(template.inputs)
     if len(known) != len(template.inputs) or not set(template.consumed) <= known:

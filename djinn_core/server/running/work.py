@@ -12,7 +12,7 @@ from djinn_core.wire.messages import Claim, Submit
 
 
 @attrs.define
-class Work:
+class RunRequest:
     """The request of a submission, as in `Submit`; `inputs` are those of its template, once that is known.
 
     Attributes:
@@ -38,7 +38,7 @@ class Work:
     unreadable: str = ""
 
 
-def unpack(submit: Submit) -> Work:
+def unpack(submit: Submit) -> RunRequest:
     """The work of a submission. Lists of handles that cannot be read are empty, and `unreadable` says why."""
     reasons: list[str] = []
 
@@ -50,6 +50,6 @@ def unpack(submit: Submit) -> Work:
             return []
 
     outputs, fetch, describe, free = map(unpacked, (submit.outputs, submit.fetch, submit.describe, submit.free))
-    work = Work(submit.sequence, outputs, fetch, describe, free, submit.claims, submit.synchronize)
+    work = RunRequest(submit.sequence, outputs, fetch, describe, free, submit.claims, submit.synchronize)
     work.unreadable = "; ".join(reasons)
     return work

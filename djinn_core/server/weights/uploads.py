@@ -31,7 +31,7 @@ class _Partial:
     received: int
 
 
-class Uploads:
+class UploadAssembly:
     """Collects the parts of each upload; a complete one becomes a value.
 
     Attributes:

@@ -30,7 +30,7 @@ class Recognised:
 
 
 @attrs.frozen
-class Run:
+class MeasuredRun:
     """One run: how long it took, in seconds, and what `djinn.stats()` counted meanwhile."""
 
     seconds: float
@@ -51,11 +51,11 @@ class Measured:
     name: str
     title: str
     verdict: Verdict
-    local_first: Run
-    local: Run
-    upload: Run
-    remote_first: Run
-    remote: Run
+    local_first: MeasuredRun
+    local: MeasuredRun
+    upload: MeasuredRun
+    remote_first: MeasuredRun
+    remote: MeasuredRun
     recognised: Recognised
     highlights: tuple[str, ...]
 
@@ -90,17 +90,17 @@ def measure(task: Task, announce: Announce) -> Measured:
     )
 
 
-def _run(task: Task, device: str, advance: Advance) -> tuple[Any, Run]:
+def _run(task: Task, device: str, advance: Advance) -> tuple[Any, MeasuredRun]:
     return _observed(lambda: task.run(device, advance))
 
 
-def _observed(work: Callable[[], Any]) -> tuple[Any, Run]:
+def _observed(work: Callable[[], Any]) -> tuple[Any, MeasuredRun]:
     import djinn
 
     djinn.reset_stats()
     start = time.perf_counter()
     result = work()
-    return result, Run(time.perf_counter() - start, dict(djinn.stats()))
+    return result, MeasuredRun(time.perf_counter() - start, dict(djinn.stats()))
 
 
 def _upload(task: Task) -> None:

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from djinn_demo.measure import Measured, Run
+from djinn_demo.measure import Measured, MeasuredRun
 
 WIDTH = 80
 _UNITS = ("B", "kB", "MB", "GB")
@@ -96,11 +96,11 @@ def _equal(measured: Measured) -> Text:
     )
 
 
-def _seconds(run: Run) -> str:
+def _seconds(run: MeasuredRun) -> str:
     return f"{run.seconds:.2f} s"
 
 
-def _plans(run: Run) -> str:
+def _plans(run: MeasuredRun) -> str:
     return f"{run.counters['plans_made']} made, {run.counters['plans_reused']} reused"
 
 

@@ -18,7 +18,7 @@ from djinn.testing import CommandConformance, PluginConformance
 from djinn_demo import show, table
 from djinn_demo.command import PARTS, demo
 from djinn_demo.library import passages
-from djinn_demo.measure import Measured, Recognised, Run, measure, summarise
+from djinn_demo.measure import Measured, MeasuredRun, Recognised, measure, summarise
 from djinn_demo.server import running_server
 from djinn_demo.task import Verdict
 from djinn_demo.training import DigitTraining, Trained
@@ -49,7 +49,7 @@ SETTING = table.Setting("cpu", 1)
 
 
 def measured(name="a task", verdict=EQUAL, patterns=None):
-    run = Run(2.0, COUNTERS)
+    run = MeasuredRun(2.0, COUNTERS)
     return Measured(
         name, "all-MiniLM-L6-v2", verdict, run, attrs.evolve(run, seconds=1.0), attrs.evolve(run, seconds=0.5), run, run,
         Recognised(("llm",), ("llm_decode", "llm_prefill"), patterns or {"attention": 12}), ("a highlight",),

@@ -23,10 +23,10 @@ class CudaGraphs:
         """None where sizes differ from run to run, or where the device has no graphs."""
         if context.device.type != "cuda" or context.grows:
             return None
-        return RecordedRuns(context.graph_module, Recorder(context.device), context.writes)
+        return RecordedRuns(context.graph_module, GraphRecorder(context.device), context.writes)
 
 
-class Recorder:
+class GraphRecorder:
     """Records graphs in a private pool of memory, on a stream of its own, as capturing demands."""
 
     def __init__(self, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class RecordedRuns:
     and the recording is made again when one of them has moved. Results are copied out: the next launch overwrites them.
     """
 
-    def __init__(self, graph: Graph, recorder: Recorder, writes: Sequence[int] = ()) -> None:
+    def __init__(self, graph: Graph, recorder: GraphRecorder, writes: Sequence[int] = ()) -> None:
         self._graph, self._recorder, self._writes = graph, recorder, writes
         self._warm = 0
         self._addresses: list[int] = []

@@ -128,7 +128,7 @@ def memory_fraction(*_: Any) -> float:
     return 1.0
 
 
-class CudaRuntime:
+class CudartModule:
     """`torch.cuda.cudart()`: profiling of a process that has no GPU can be started and stopped; the rest is refused."""
 
     class cudaError:  # noqa: N801 - NVIDIA's name
@@ -144,7 +144,7 @@ class CudaRuntime:
         raise UnsupportedOperation(f"torch.cuda.cudart().{name}: {WHY['driver']}")
 
 
-_runtime = CudaRuntime()
+_runtime = CudartModule()
 
 OWN: dict[str, Any] = {
     "caching_allocator_enable": nothing,

@@ -13,7 +13,7 @@ from djinn_late_stop.pace import MOST
 _SLACK: Final = 16  # further states that a window keeps, so that it is not cut at every step
 
 
-class Layer(Protocol):
+class CacheLayer(Protocol):
     """One layer of a cache, as far as surplus steps concern it."""
 
     def step(self) -> None:
@@ -100,20 +100,20 @@ class _Empty:
         pass
 
 
-def _growing(layer: Any) -> Layer:
+def _growing(layer: Any) -> CacheLayer:
     return _Growing(layer, layer.get_seq_length() - 1)
 
 
-def _window(layer: Any) -> Layer:
+def _window(layer: Any) -> CacheLayer:
     layer.activate_past_recording()
     return _Window(layer, layer.get_seq_length() - 1)
 
 
-def _fixed(layer: Any) -> Layer:
+def _fixed(layer: Any) -> CacheLayer:
     return _Fixed(layer, layer.cumulative_length - 1) if layer.is_initialized else _Empty()
 
 
-_LAYERS: Final[dict[str, Callable[[Any], Layer]]] = {
+_LAYERS: Final[dict[str, Callable[[Any], CacheLayer]]] = {
     "DynamicLayer": _growing,
     "DynamicIndexedLayer": _growing,
     "DynamicSlidingWindowLayer": _window,
@@ -133,7 +133,7 @@ def can_be_cut(cache: Any) -> bool:
     )
 
 
-class Cut:
+class TruncatableCache:
     """A cache whose next steps are counted. Made after its first step, which counts as well."""
 
     def __init__(self, cache: Any) -> None:

@@ -10,8 +10,8 @@ import attrs
 import torch
 
 from djinn.recording import LazyTensor, Pending, fetch_later, keep_random_state, restore_random_state
-from djinn_late_stop.caches import Cut
-from djinn_late_stop.pace import Pace
+from djinn_late_stop.caches import TruncatableCache
+from djinn_late_stop.pace import StepTimes
 
 
 @attrs.frozen
@@ -35,8 +35,8 @@ class LateStopCheck:
         prompt: torch.Tensor,
         max_length: int | None,
         streamer: Any,
-        cache: Cut | None,
-        pace: Pace,
+        cache: TruncatableCache | None,
+        pace: StepTimes,
         may_go_on: Callable[[int], bool],
     ) -> None:
         """`may_go_on`: whether a sequence of this length may be continued before its check was answered."""

@@ -13,7 +13,7 @@ _RECENT: Final = 8  # steps whose durations count
 _JITTER_SECONDS: Final = 0.001
 
 
-class Pace:
+class StepTimes:
     """Measures what a step takes on either side.
 
     An answer takes a round trip. The slower one, the program that issues steps or the executor that runs them, decides how

@@ -20,10 +20,10 @@ import attrs
 
 from djinn.libraries import get_logger
 from djinn.recording import LazyTensor, round_trip_seconds
-from djinn_late_stop.caches import Cut
+from djinn_late_stop.caches import TruncatableCache
 from djinn_late_stop.check import LateStopCheck
 from djinn_late_stop.conditions import longest_late, why_not, why_not_with
-from djinn_late_stop.pace import Pace
+from djinn_late_stop.pace import StepTimes
 
 _log = get_logger("djinn.late_stop")
 _EXPECTED: Final = {
@@ -192,8 +192,8 @@ def _make_check(
     def may_go_on(length: int) -> bool:
         return length < longest and not (draws and _sampling.calls > 1)
 
-    kept = Cut(cache) if cache is not None and cache_is_returned else None
-    return LateStopCheck(input_ids, max_length, streamer, kept, Pace(round_trip_seconds()), may_go_on)
+    kept = TruncatableCache(cache) if cache is not None and cache_is_returned else None
+    return LateStopCheck(input_ids, max_length, streamer, kept, StepTimes(round_trip_seconds()), may_go_on)
 
 
 def _covered(optimize: Any) -> Any:

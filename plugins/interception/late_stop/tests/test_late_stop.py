@@ -11,7 +11,7 @@ import djinn
 from djinn.recording import Pending
 from djinn_late_stop.check import LateStopCheck
 from djinn_late_stop.interceptor import LateStopInterceptor
-from djinn_late_stop.pace import Pace
+from djinn_late_stop.pace import StepTimes
 
 REMOTE = "remote_accelerator:0"
 TOKENS = 14
@@ -115,7 +115,7 @@ def late(monkeypatch):
     """Makes every answer so many steps late, in the place of a link that does."""
 
     def be_late(steps):
-        monkeypatch.setattr(Pace, "lateness", lambda self: steps)
+        monkeypatch.setattr(StepTimes, "lateness", lambda self: steps)
         monkeypatch.setattr(Pending, "done", lambda self: False)
 
     return be_late

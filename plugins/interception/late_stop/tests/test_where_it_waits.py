@@ -14,7 +14,7 @@ import djinn
 from djinn.testing import InterceptorConformance
 from djinn_late_stop import seam
 from djinn_late_stop.interceptor import LateStopInterceptor
-from djinn_late_stop.pace import MOST, Pace
+from djinn_late_stop.pace import MOST, StepTimes
 
 REMOTE = "remote_accelerator:0"
 TOKENS = 6
@@ -177,7 +177,7 @@ def test_local_models_are_left_alone(local, made):
 
 
 def test_two_threads_that_draw_wait(remote, made, monkeypatch):
-    monkeypatch.setattr(Pace, "lateness", lambda self: 5)
+    monkeypatch.setattr(StepTimes, "lateness", lambda self: 5)
     generate(remote, do_sample=True)
     (check,) = made
     assert check._may_go_on(4)
@@ -227,7 +227,7 @@ def test_another_layout_is_left_alone():
 def test_as_late_as_the_link_asks_for(round_trip, issuing, running, steps, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    pace = Pace(round_trip)
+    pace = StepTimes(round_trip)
     assert pace.lateness() == 2
     for step in range(5):
         pace.goes_on()

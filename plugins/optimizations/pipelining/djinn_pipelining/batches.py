@@ -17,7 +17,7 @@ _FIRST_ONLY = frozenset({"native_batch_norm", "_native_batch_norm_legit_no_train
 
 
 @attrs.frozen(eq=False)
-class Region:
+class BatchRegion:
     """Nodes that work on each input of a batch by itself.
 
     Attributes:
@@ -64,7 +64,7 @@ class Region:
         return part
 
 
-def region_of(context: OptimizationContext) -> Region | None:
+def region_of(context: OptimizationContext) -> BatchRegion | None:
     """The nodes that can be done for parts of the batch; None where there is no batch, or nothing comes of it."""
     graph, residency = context.graph, context.profile.residency
     weight = DataResidency.PERSISTENT_WEIGHT
@@ -89,7 +89,7 @@ class _Search:
         self.shared: dict[int, Node] = {}
         self.made: set[int] = set()
 
-    def run(self) -> Region | None:
+    def run(self) -> BatchRegion | None:
         for node_id in self.context.plan.nodes:
             self._take(self.graph.nodes[node_id])
         self._leave_views()
@@ -101,7 +101,7 @@ class _Search:
         if not outputs or not self._is_legal(inputs, outputs, own):
             return None
         shared = tuple(self.shared[n] for n in sorted(self.shared))
-        return Region(self.size, tuple(self.nodes[n] for n in sorted(self.nodes)), shared, inputs, outputs)
+        return BatchRegion(self.size, tuple(self.nodes[n] for n in sorted(self.nodes)), shared, inputs, outputs)
 
     def _take(self, node: Node) -> None:
         if self.batch.isdisjoint(node.inputs):

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from djinn.hooks import DataResidency, OptimizationContext, OptimizationResult, Rewrite
-from djinn_pipelining.batches import Region, region_of
+from djinn_pipelining.batches import BatchRegion, region_of
 from djinn_pipelining.state import what_is_carried
 
 PAYS: Final = 0.7  # of the time without, at most: a policy that leaves the parts in one place makes it slower
@@ -57,7 +57,7 @@ def _why_not(context: OptimizationContext) -> str:
     return what_is_carried(context)
 
 
-def _predicted(context: OptimizationContext, region: Region, parts: int) -> tuple[float, float]:
+def _predicted(context: OptimizationContext, region: BatchRegion, parts: int) -> tuple[float, float]:
     """Seconds of these nodes on the quickest device, and in so many parts with what travels."""
     ids = [node.id for node, _ in region.nodes]
     whole = min(math.fsum(row[n].seconds for n in ids) for row in context.costs.by_device.values())

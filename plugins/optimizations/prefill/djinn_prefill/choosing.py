@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from djinn.hooks import DataResidency, OptimizationContext, storage_of
-from djinn_prefill.rows import Refused, Rows
+from djinn_prefill.rows import NotDivisible, Rows
 
 PAYS: Final = 0.9  # of the time on one device: predictions are not exact
 PART: Final = 4e-4  # seconds for each time that something is sent and awaited
@@ -20,7 +20,7 @@ FULL: Final = 0.9  # of a device's free memory that weights may fill
 
 
 @attrs.frozen
-class Choice:
+class ChunkChoice:
     """Ends of the chunks, and the reason."""
 
     ends: tuple[int, ...]
@@ -46,7 +46,7 @@ class _Times:
         return self.between(0.0, 1.0) + self.whole
 
 
-def choose(context: OptimizationContext, rows: Rows) -> Choice:
+def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
     """The number of chunks that is through first.
 
     Raises:
@@ -59,16 +59,16 @@ def choose(context: OptimizationContext, rows: Rows) -> Choice:
         if (found := _divided(context, rows, times, count))
     ]
     if not offered:
-        raise Refused(f"{rows.rows} rows are too few to divide, or weights too large to copy")
+        raise NotDivisible(f"{rows.rows} rows are too few to divide, or weights too large to copy")
     seconds, ends = min(offered)
     alone = times.alone
     planning = PLANNING * len(context.graph.nodes) * len(ends) / RUNS
     if seconds + planning > PAYS * alone:
-        raise Refused(
+        raise NotDivisible(
             f"divided, {rows.rows} rows would take {seconds * 1e3:.3g} ms; on one device {alone * 1e3:.3g} ms"
         )
     sizes = " and ".join(str(end - start) for start, end in zip((0, *ends), ends, strict=False))
-    return Choice(
+    return ChunkChoice(
         ends, f"{rows.rows} rows in chunks of {sizes}: {seconds * 1e3:.3g} ms, on one device {alone * 1e3:.3g} ms"
     )
 

@@ -10,7 +10,7 @@ import torch
 
 from djinn.hooks import Node
 from djinn.recording import call_again, group
-from djinn_prefill.rows import Attention, Rows, first_row
+from djinn_prefill.rows import CausalAttention, Rows, first_row
 from djinn_prefill.rules import aligned_dim
 
 
@@ -111,7 +111,7 @@ class Computing:
             at = aligned_dim(graph.meta(value).shape, len(graph.meta(node.outputs[0]).shape), dim, self.rows.rows)
         return tensor if at is None else self._narrow(tensor, at, chunk)
 
-    def _attend(self, node: Node, attention: Attention) -> None:
+    def _attend(self, node: Node, attention: CausalAttention) -> None:
         """Rows of a chunk look at those of all chunks up to it."""
         results: list[torch.Tensor] = []
         names = [self.part(attention.query, c) for c in self._numbers]

@@ -17,12 +17,12 @@ from djinn.hooks import (
     arguments,
     storage_of,
 )
-from djinn_prefill.choosing import Choice, choose
+from djinn_prefill.choosing import ChunkChoice, choose
 from djinn_prefill.computing import Chunks, Computing
-from djinn_prefill.rows import Refused, Rows, first_row, rows_of
+from djinn_prefill.rows import NotDivisible, Rows, first_row, rows_of
 
 NAME: Final = "prefill"
-Chooser = Callable[[OptimizationContext, Rows], Choice]
+Chooser = Callable[[OptimizationContext, Rows], ChunkChoice]
 
 
 class DivideSequences:
@@ -52,20 +52,20 @@ class DivideSequences:
             rows = rows_of(context)
             choice = self._choose(context, rows)
             substitution = _substitution(context, rows, choice)
-        except Refused as refused:
+        except NotDivisible as refused:
             return OptimizationResult(self.name, applied=False, reason=str(refused))
         return OptimizationResult(
             self.name, applied=True, reason=choice.reason, rewrite=Rewrite(substitutions=(substitution,))
         )
 
 
-def _substitution(context: OptimizationContext, rows: Rows, choice: Choice) -> Substitution:
+def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice) -> Substitution:
     graph, chunks = context.graph, Chunks(choice.ends)
     cut = frozenset(n for n in rows.whole if _is_cut_from(context, rows, chunks, graph.nodes[n]))
     run = _with_what_they_need(rows, cut)
     gone = _not_wanted_elsewhere(context, run, _from_rows(rows, run))
     if gone & context.plan.substituted or not gone <= frozenset(context.plan.nodes):
-        raise Refused("other optimizations have changed it")
+        raise NotDivisible("other optimizations have changed it")
     outputs = tuple(v for n in sorted(gone) for v in graph.nodes[n].outputs if _is_wanted(context, v, gone))
     _check_memory(context, outputs)
     made = frozenset(v for node in run for v in node.outputs)
@@ -94,9 +94,9 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
     several = Counter(map(storage_of, outputs))
     for value in outputs:
         if storage_of(value) in before:
-            raise Refused("what it makes looks into what was there before")
+            raise NotDivisible("what it makes looks into what was there before")
         if several[storage_of(value)] > 1 and value in context.kept:
-            raise Refused("several tensors that are kept look into the same memory")
+            raise NotDivisible("several tensors that are kept look into the same memory")
 
 
 def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
@@ -110,7 +110,7 @@ def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
     run = [graph.nodes[n] for n in sorted(needed)]
     for node in run:
         if node.writes or node.random:
-            raise Refused(f"{node.op} writes or draws random numbers meanwhile")
+            raise NotDivisible(f"{node.op} writes or draws random numbers meanwhile")
     return run
 
 

@@ -14,12 +14,12 @@ from djinn_prefill.rules import Case, Split, split_of
 _ATTENTION: Final = "scaled_dot_product_attention"
 
 
-class Refused(Exception):  # noqa: N818 - a reason, not a failure
+class NotDivisible(Exception):  # noqa: N818 - a reason, not a failure
     """Reason why a program is left as it is, in words."""
 
 
 @attrs.frozen
-class Attention:
+class CausalAttention:
     """A node in which each row looks at itself and those before it."""
 
     query: int
@@ -43,7 +43,7 @@ class Rows:
     rows: int
     dims: dict[int, int] = attrs.field(factory=dict)
     splits: dict[int, Split] = attrs.field(factory=dict)
-    attention: dict[int, Attention] = attrs.field(factory=dict)
+    attention: dict[int, CausalAttention] = attrs.field(factory=dict)
     whole: list[int] = attrs.field(factory=list)
 
     def take(self, node: Node) -> None:
@@ -65,10 +65,10 @@ class Rows:
         query, key, value = node.inputs[:3]
         where = {self.dims.get(v, -1) - len(self.graph.meta(v).shape) for v in (query, key, value)}
         if where != {-2}:
-            raise Refused(f"attention{inside(node)} looks at rows from before this program")
+            raise NotDivisible(f"attention{inside(node)} looks at rows from before this program")
         if given.get("attn_mask") is not None or not given.get("is_causal") or given.get("dropout_p"):
-            raise Refused(f"attention{inside(node)} is not plainly causal: it has a mask of its own, or dropout")
-        self.attention[node.id] = Attention(query, key, value)
+            raise NotDivisible(f"attention{inside(node)} is not plainly causal: it has a mask of its own, or dropout")
+        self.attention[node.id] = CausalAttention(query, key, value)
         self.dims[node.outputs[0]] = len(self.graph.meta(node.outputs[0]).shape) - 2
 
     @cached_property
@@ -87,7 +87,7 @@ def rows_of(context: OptimizationContext) -> Rows:
     nodes = [graph.nodes[n] for n in context.plan.nodes]
     first = next((n for n in nodes if n.operation == _ATTENTION and arguments(n).get("is_causal")), None)
     if first is None:
-        raise Refused("no causal attention over a prompt")
+        raise NotDivisible("no causal attention over a prompt")
     found = Rows(graph, graph.meta(first.inputs[0]).shape[-2])
     for node in nodes:
         if node.operation == "embedding" and not any(v in found.dims for v in node.inputs):
@@ -96,7 +96,7 @@ def rows_of(context: OptimizationContext) -> Rows:
                 found.dims[indices] = len(graph.meta(indices).shape) - 1
         found.take(node)
     if first.id not in found.attention:
-        raise Refused(f"the rows of attention{inside(first)} do not come from embeddings")
+        raise NotDivisible(f"the rows of attention{inside(first)} do not come from embeddings")
     _check(context, found)
     return found
 
@@ -107,12 +107,12 @@ def _check(context: OptimizationContext, found: Rows) -> None:
     looked_at = {storage_of(v) for n in found.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
     for node in graph.nodes[found.nodes[0] :]:
         if any(storage_of(v) in looked_at for v in node.writes):
-            raise Refused(f"{node.op}{inside(node)} writes into what would be divided")
+            raise NotDivisible(f"{node.op}{inside(node)} writes into what would be divided")
     for node in [graph.nodes[n] for n in found.nodes]:
         if _has_effects(node):
-            raise Refused(f"{node.op}{inside(node)} writes or draws random numbers")
+            raise NotDivisible(f"{node.op}{inside(node)} writes or draws random numbers")
         if any(v in context.plan.replace for v in (*node.inputs, *node.outputs)):
-            raise Refused("other optimizations have changed it")
+            raise NotDivisible("other optimizations have changed it")
 
 
 def _has_effects(node: Node) -> bool:

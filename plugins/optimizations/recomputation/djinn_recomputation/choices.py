@@ -18,7 +18,7 @@ SPARE = 0.1  # of a device's memory, which copies of weights may not take
 
 
 @attrs.frozen(eq=False)
-class Choice:
+class ReplicaChoice:
     """A set of replicas, and what the program takes with them.
 
     Attributes:
@@ -37,7 +37,7 @@ class Choice:
     nbytes: int = 0
 
 
-def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[Choice]:
+def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
     """Options, the one without replicas first."""
     made, seen = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
     for weight in WEIGHTS:
@@ -82,7 +82,9 @@ def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -
             yield PlacementDecision(node, cone.device, reason)
 
 
-def _simulated(context: OptimizationContext, placement: Placement, replicas: tuple[PlacementDecision, ...]) -> Choice:
+def _simulated(
+    context: OptimizationContext, placement: Placement, replicas: tuple[PlacementDecision, ...]
+) -> ReplicaChoice:
     """The program in its order, as it is from its second run on: uploads, which are the same whatever is chosen, are through."""
     graph, program = context.graph, context.graph.program  # type: ignore[attr-defined]
     plan = attrs.evolve(context.plan, replicas=replicas)
@@ -100,7 +102,7 @@ def _simulated(context: OptimizationContext, placement: Placement, replicas: tup
     scheduling = SchedulingContext(*known, there, (), copies)
     steps = write_steps(scheduling, plan.nodes)
     line = simulate(scheduling, ExecutionSchedule(program, (), steps, plan.replace))
-    return Choice(replicas, line.seconds + takes / RUNS, line.interval)
+    return ReplicaChoice(replicas, line.seconds + takes / RUNS, line.interval)
 
 
 def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence[PlacementDecision]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
 from djinn.scheduling import duration, size
-from djinn_recomputation.choices import Choice, choices
+from djinn_recomputation.choices import ReplicaChoice, choices
 from djinn_recomputation.cone import cones
 
 PAYS = 0.97  # of the time without, which a program with replicas has to be predicted to take at most
@@ -14,10 +14,10 @@ WORTH = 0.2  # seconds that a second of computing again has to save: devices hav
 MATTERS = 0.02  # of the program's time, which sending has to take for anything to be thought through
 _MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
 
-Judge = Callable[[Sequence[Choice], bool], Choice]
+Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
 
 
-def quickest(found: Sequence[Choice], streaming: bool) -> Choice:
+def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
     """The choice with which programs are done soonest; without replicas, where others do not pay."""
     takes = [choice.interval if streaming else choice.seconds for choice in found]
     best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
@@ -81,7 +81,7 @@ def _least(context: OptimizationContext) -> float:
     )
 
 
-def _sent(thought: Sequence[Choice], sending: float) -> str:
+def _sent(thought: Sequence[ReplicaChoice], sending: float) -> str:
     """Reason why everything is sent."""
     if len(thought) == 1:
         return f"sent in {duration(sending)}: nothing cheaper can be computed where it is used"

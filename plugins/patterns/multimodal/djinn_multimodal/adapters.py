@@ -9,7 +9,7 @@ from djinn.hooks import Graph, Modality, arguments
 from djinn.patterns import layer_at
 
 Adapter = Literal["resampler", "pooling", "projection"]
-_STEPS = 12  # ops that may stand between a projection and the meeting
+_STEPS = 12  # ops that may stand between a projection and the fusion
 _RATIOS = frozenset({"div", "div_", "mul", "mul_"})
 _SCORES = frozenset({"baddbmm", "bmm", "einsum", "matmul"})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from djinn.hooks import Graph, Node
+from djinn_recommender.feature_interaction import FeatureInteraction, told
 from djinn_recommender.features import Features
-from djinn_recommender.meeting import Meeting, told
 
 ATTENTION = frozenset({
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention",
@@ -16,7 +16,7 @@ _SOFTMAX = frozenset({"_safe_softmax", "_softmax", "softmax"})
 _SCALED = 4  # ops between the product and the softmax
 
 
-def attending(graph: Graph, found: Features, product: Node, left: int, right: int) -> Meeting | None:
+def attending(graph: Graph, found: Features, product: Node, left: int, right: int) -> FeatureInteraction | None:
     """The product of an attention over features that lie one below the other, each of an id of its own."""
     if not found.are_below(found.of(left) & found.of(right)):
         return None
@@ -30,7 +30,7 @@ def attending(graph: Graph, found: Features, product: Node, left: int, right: in
     return None
 
 
-def attended(graph: Graph, found: Features) -> Iterator[Meeting]:
+def attended(graph: Graph, found: Features) -> Iterator[FeatureInteraction]:
     """Attentions in one op over features that lie one below the other."""
     for operation in sorted(ATTENTION):
         for place in graph.by_op.get(operation, ()):

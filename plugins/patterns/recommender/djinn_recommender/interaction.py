@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from djinn.hooks import Graph, Node, PatternMatch
 from djinn.patterns import Gradients
 from djinn_recommender.attending import ATTENTION
+from djinn_recommender.feature_interaction import FeatureInteraction
 from djinn_recommender.features import LOOK_UPS, features
-from djinn_recommender.meeting import Meeting
-from djinn_recommender.meetings import PLACES, meetings
+from djinn_recommender.interactions import PLACES, interactions
 
 _WHAT = {
     "dot": "the products of all pairs of features",
@@ -37,18 +37,18 @@ class Interaction:
         found = features(graph, candidates)
         if found.leads:
             gradients = graph.flow.shared(Gradients)
-            for meeting in meetings(graph, found):
-                if meeting.at not in gradients:
-                    yield _match(graph, meeting)
+            for interaction in interactions(graph, found):
+                if interaction.at not in gradients:
+                    yield _match(graph, interaction)
 
 
-def _match(graph: Graph, meeting: Meeting) -> PatternMatch:
+def _match(graph: Graph, interaction: FeatureInteraction) -> PatternMatch:
     return PatternMatch(
         pattern=Interaction.name,
-        nodes=meeting.nodes,
-        confidence=_LESS_SURE.get(meeting.kind, 0.97),
-        reason=f"node {meeting.at} ({graph.nodes[meeting.at].op}) takes {_WHAT[meeting.kind]}",
+        nodes=interaction.nodes,
+        confidence=_LESS_SURE.get(interaction.kind, 0.97),
+        reason=f"node {interaction.at} ({graph.nodes[interaction.at].op}) takes {_WHAT[interaction.kind]}",
         # Until here tables may lie anywhere; what they give has to come together.
-        hints={"gather": tuple(dict.fromkeys(graph.flow.value(s) for s in meeting.features))},
-        details={"kind": meeting.kind, "tables": meeting.tables},
+        hints={"gather": tuple(dict.fromkeys(graph.flow.value(s) for s in interaction.features))},
+        details={"kind": interaction.kind, "tables": interaction.tables},
     )

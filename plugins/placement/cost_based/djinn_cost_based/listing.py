@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from djinn_cost_based.hardware import Hardware
-from djinn_cost_based.units import Unit, Work
+from djinn_cost_based.units import ProgramUnits, Unit
 
 # A weight that comes to a device stays there, so its way counts as shared by this many runs of the program.
 RUNS: Final = 8
@@ -51,7 +51,7 @@ class Listed:
 Choose = Callable[[int, Unit, "Listing"], Sequence[str]]
 
 
-def ranked(work: Work, hardware: Hardware) -> list[int]:
+def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
     """Units by how long the program still takes from their start, longest first: an order in which they may run."""
     units = work.units
     followers: list[list[int]] = [[] for _ in units]
@@ -78,7 +78,7 @@ class Listing:
 
     def __init__(
         self,
-        work: Work,
+        work: ProgramUnits,
         hardware: Hardware,
         homes: Mapping[int, str],
         copies: Mapping[int, Sequence[str]],

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from djinn.hooks import DeviceCapabilities, Graph, PlacementContext, storage_of
-from djinn_cost_based.units import Work
+from djinn_cost_based.units import ProgramUnits
 
 # Of a device's memory, this share is left to what grows later (caches) and to what ops need while they run.
 SPARE = 0.1
 
 
 def room(
-    devices: Sequence[DeviceCapabilities], work: Work, copies: Mapping[int, Sequence[str]], transient: int
+    devices: Sequence[DeviceCapabilities], work: ProgramUnits, copies: Mapping[int, Sequence[str]], transient: int
 ) -> dict[str, float]:
     """Bytes by device for inputs that are not there yet; devices of which nothing is known are not listed."""
     there: Counter[str] = Counter()

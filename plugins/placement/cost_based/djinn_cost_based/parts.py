@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from djinn.hooks import DeviceCapabilities
-from djinn_cost_based.units import Work
+from djinn_cost_based.units import ProgramUnits
 
 
-def cuts(work: Work, devices: Sequence[DeviceCapabilities], room: Mapping[str, float]) -> Iterator[dict[int, str]]:
+def cuts(
+    work: ProgramUnits, devices: Sequence[DeviceCapabilities], room: Mapping[str, float]
+) -> Iterator[dict[int, str]]:
     """Device by unit, for growing numbers of devices; neighbours in the topology hold neighbouring stretches.
 
     What lives somewhere stays there. Devices hold shares in proportion to their room.
@@ -27,7 +29,7 @@ def cuts(work: Work, devices: Sequence[DeviceCapabilities], room: Mapping[str, f
         yield _shared_out(work, fresh, chosen, [room.get(d, float(total)) for d in chosen])
 
 
-def stages(work: Work, devices: Sequence[str]) -> dict[int, str]:
+def stages(work: ProgramUnits, devices: Sequence[str]) -> dict[int, str]:
     """Device by unit, in stretches that take about the same time, whatever lives where."""
     seconds = [min(unit.seconds, default=0.0) for unit in work.units]
     total, at, where = sum(seconds) or 1.0, 0.0, {}
@@ -38,7 +40,9 @@ def stages(work: Work, devices: Sequence[str]) -> dict[int, str]:
     return where
 
 
-def _shared_out(work: Work, fresh: Sequence[int], chosen: Sequence[str], rooms: Sequence[float]) -> dict[int, str]:
+def _shared_out(
+    work: ProgramUnits, fresh: Sequence[int], chosen: Sequence[str], rooms: Sequence[float]
+) -> dict[int, str]:
     total, capacity = sum(fresh), sum(rooms)
     ends, end = [], 0.0
     for one in rooms:
@@ -54,7 +58,7 @@ def _shared_out(work: Work, fresh: Sequence[int], chosen: Sequence[str], rooms: 
     return where
 
 
-def _fresh_bytes(work: Work) -> list[int]:
+def _fresh_bytes(work: ProgramUnits) -> list[int]:
     """Bytes by unit of inputs that are nowhere yet and that no unit before reads, and of results that stay."""
     seen = set(work.homes)
     found = []

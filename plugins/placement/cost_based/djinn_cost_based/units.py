@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from djinn.hooks import DataResidency, ExecutionPhase, Node, PlacementContext, storage_of
-from djinn.scheduling import Together, storage_sizes
+from djinn.scheduling import Colocation, storage_sizes
 from djinn_cost_based.hardware import Hardware
 
 # Light units go where the first that needs them is, whatever room there is: they take no more of a device than this share.
@@ -54,7 +54,7 @@ class Unit:
 
 
 @attrs.define(eq=False)
-class Work:
+class ProgramUnits:
     """A program in units.
 
     Attributes:
@@ -66,13 +66,15 @@ class Work:
 
     units: list[Unit]
     loose: list[int]
-    blocks: Together
+    blocks: Colocation
     sizes: Mapping[int, int]
     homes: Mapping[int, str]
     weights: set[int]
 
 
-def work_of(context: PlacementContext, blocks: Together, hardware: Hardware, heavy: float, pieces: int = 0) -> Work:
+def work_of(
+    context: PlacementContext, blocks: Colocation, hardware: Hardware, heavy: float, pieces: int = 0
+) -> ProgramUnits:
     """The running part of a program in units.
 
     Args:
@@ -88,7 +90,7 @@ def work_of(context: PlacementContext, blocks: Together, hardware: Hardware, hea
     written = {storage_of(v) for n in context.plan.nodes for v in graph.nodes[n].writes}
     residency, weight = context.profile.residency, DataResidency.PERSISTENT_WEIGHT
     weights = {storage_of(v) for v in graph.inputs if residency.get(v) is weight and storage_of(v) not in written}
-    work = Work([], [], blocks, sizes, homes, weights)
+    work = ProgramUnits([], [], blocks, sizes, homes, weights)
     _Gathering(context, hardware, work, heavy, pieces).run()
     return work
 
@@ -96,7 +98,9 @@ def work_of(context: PlacementContext, blocks: Together, hardware: Hardware, hea
 class _Gathering:
     """One walk over the nodes in program order."""
 
-    def __init__(self, context: PlacementContext, hardware: Hardware, work: Work, heavy: float, pieces: int) -> None:
+    def __init__(
+        self, context: PlacementContext, hardware: Hardware, work: ProgramUnits, heavy: float, pieces: int
+    ) -> None:
         self.graph, self.replace = context.graph, context.plan.replace
         self.nodes: Sequence[Node] = [context.graph.nodes[n] for n in context.plan.nodes]
         self.tokens = {n for n, phase in enumerate(context.profile.phases) if phase in _TOKENS}

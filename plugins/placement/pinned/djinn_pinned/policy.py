@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 
 from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision
-from djinn.scheduling import Together, homes_of_values, resident_blocks, together
+from djinn.scheduling import Colocation, homes_of_values, resident_blocks, together
 
 
 class Pinned:
@@ -54,7 +54,7 @@ class Pinned:
 
 
 def _settle(
-    context: PlacementContext, pins: _Pins, blocks: Together, homes: dict[int, str], reasons: dict[int, str]
+    context: PlacementContext, pins: _Pins, blocks: Colocation, homes: dict[int, str], reasons: dict[int, str]
 ) -> None:
     """Blocks, and inputs of nodes, of pinned modules; what lives somewhere already stays."""
     replace = context.plan.replace

@@ -13,9 +13,9 @@ from aiohttp import web
 from djinn.transports import Frame, Limits, ProtocolError, TransportError, encode_frame
 from djinn_http import dialect
 from djinn_http.counting import CountingTransport
-from djinn_http.inbox import Inbox
-from djinn_http.outbox import Outbox, Parcel
-from djinn_http.pace import Pace
+from djinn_http.inbox import FrameInbox
+from djinn_http.outbox import FrameOutbox, Parcel
+from djinn_http.pace import RequestTimeLimit
 
 # An answer up to this size goes out in one piece, with its headers; larger ones are written bit by bit from where they
 # lie, because asyncio copies what the socket does not take at once.
@@ -49,8 +49,8 @@ class Channel:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._first_limits = limits
-        self._inbox = Inbox(limits, loop)
-        self._outbox = Outbox(loop)
+        self._inbox = FrameInbox(limits, loop)
+        self._outbox = FrameOutbox(loop)
         self._closed = False
         # What follows belongs to the event loop.
         self._next_send = 0
@@ -149,7 +149,7 @@ class Channel:
         if not self._closed and self.idle_seconds() > patience:
             self.end(f"the other end has not been heard of for {patience:.0f} s")
 
-    async def take_in(self, request: web.BaseRequest, sequence: int, pace: Pace) -> web.StreamResponse:
+    async def take_in(self, request: web.BaseRequest, sequence: int, pace: RequestTimeLimit) -> web.StreamResponse:
         """A `send`: its body goes on where that of the one before it stopped."""
         if not self._next_send <= sequence < self._next_send + _AHEAD:
             return web.Response(status=409, text=f"send {sequence} came where {self._next_send} was due")
@@ -191,7 +191,7 @@ class Channel:
         self.end("the other end closed the connection")
         return web.Response(status=204)
 
-    async def _read_body(self, request: web.BaseRequest, pace: Pace) -> web.StreamResponse:
+    async def _read_body(self, request: web.BaseRequest, pace: RequestTimeLimit) -> web.StreamResponse:
         try:
             while not self._closed:
                 with pace.waiting():

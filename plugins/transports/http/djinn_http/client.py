@@ -19,7 +19,7 @@ from djinn.transports import (
     held,
 )
 from djinn_http import dialect
-from djinn_http.exchange import Endpoint, Exchange
+from djinn_http.exchange import Endpoint, HttpExchange
 from djinn_http.pulse import keep_alive
 
 _OK: Final = 200
@@ -46,8 +46,8 @@ class HttpConnection(StreamConnection):
             TransportError: no server answers, or not a Djinn server.
         """
         super().__init__(limits, peer)
-        self._sends = [Exchange(endpoint, FrameDecoder(limits), timeout) for _ in range(dialect.PARALLEL_SENDS)]
-        self._receive = Exchange(endpoint, self._decoder, timeout)
+        self._sends = [HttpExchange(endpoint, FrameDecoder(limits), timeout) for _ in range(dialect.PARALLEL_SENDS)]
+        self._receive = HttpExchange(endpoint, self._decoder, timeout)
         self._sent_pieces = 0
         self._answered = 0
         self._failures = 0
@@ -124,7 +124,7 @@ class HttpConnection(StreamConnection):
         self._sent_pieces += 1
         return True
 
-    def _settle(self, exchange: Exchange) -> bool:
+    def _settle(self, exchange: HttpExchange) -> bool:
         """Wait for the answer to the last request on `exchange`, which must be a good one; whether it came."""
         while not exchange.read(time.monotonic() + LOOK_SECONDS):
             if held.pending:
@@ -250,7 +250,7 @@ def pieces(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
         yield piece
 
 
-def _describe(exchange: Exchange) -> str:
+def _describe(exchange: HttpExchange) -> str:
     response = exchange.response
     if response is None:
         return "there was no answer"
@@ -259,7 +259,7 @@ def _describe(exchange: Exchange) -> str:
     return f"the answer was HTTP {response.status}" + (f": {said}" if said and not said.startswith("<") else "")
 
 
-def _last_words(exchange: Exchange) -> str:
+def _last_words(exchange: HttpExchange) -> str:
     """Response of the server before it closed the connection during a request."""
     try:
         return _describe(exchange) if exchange.read(time.monotonic() + _LEAVE_SECONDS) else ""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from djinn_http.pace import Pace
+from djinn_http.pace import RequestTimeLimit
 
 # What `get_extra_info` of a transport, or of one under TLS on top of it, gives the `CountingTransport` by.
 COUNTING: Final = "djinn.counting"
@@ -20,7 +20,7 @@ class CountingTransport:
         pace: how long the other end was waited for.
     """
 
-    def __init__(self, transport: asyncio.Transport, pace: Pace) -> None:
+    def __init__(self, transport: asyncio.Transport, pace: RequestTimeLimit) -> None:
         self.sent = 0
         self.received = 0
         self.pace = pace
@@ -64,7 +64,7 @@ class Counting(asyncio.BaseProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As `asyncio.Protocol`."""
-        self._transport = CountingTransport(transport, Pace())  # type: ignore[arg-type]
+        self._transport = CountingTransport(transport, RequestTimeLimit())  # type: ignore[arg-type]
         self._entered(self._transport)
         self._inner.connection_made(self._transport)
 

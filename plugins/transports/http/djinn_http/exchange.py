@@ -44,7 +44,7 @@ class Endpoint:
         return f"{'http' if self.tls is None else 'https'}://{self.authority}"
 
 
-class Exchange:
+class HttpExchange:
     """One connection to `endpoint`, opened when it is needed and again where it cannot be used any more.
 
     Attributes:

@@ -16,7 +16,7 @@ _FULL_BYTES: Final = 8 << 20
 _FULL_FRAMES: Final = 4096
 
 
-class Inbox:
+class FrameInbox:
     """Decodes a stream of bytes in the event loop and hands its frames to another thread."""
 
     def __init__(self, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:

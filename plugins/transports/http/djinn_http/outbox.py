@@ -28,7 +28,7 @@ class Parcel:
     written: bool = False
 
 
-class Outbox:
+class FrameOutbox:
     """Takes encoded frames from any thread and hands them, several at once, to the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

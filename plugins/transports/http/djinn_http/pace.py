@@ -23,7 +23,7 @@ class Trusting(Protocol):
         """True if the client is authenticated."""
 
 
-class Pace:
+class RequestTimeLimit:
     """The time that one connection was waited for, for the request that it is at, or for its next one.
 
     Attributes:

@@ -37,7 +37,7 @@ from djinn_http.counting import (
     CountingProtocol,
     CountingTransport,
 )
-from djinn_http.pace import Pace
+from djinn_http.pace import RequestTimeLimit
 
 # Twice as much may wait in memory for each request. What came in a larger buffer would have left the processor's caches, and
 # the allocator would have given its pages back, by the time that it is read.
@@ -326,7 +326,9 @@ def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | No
     return None
 
 
-async def _answer(request: web.BaseRequest, action: str, channel: Channel, pace: Pace) -> web.StreamResponse:
+async def _answer(
+    request: web.BaseRequest, action: str, channel: Channel, pace: RequestTimeLimit
+) -> web.StreamResponse:
     if action == dialect.OPEN:
         return web.Response(status=201, headers={dialect.CHANNEL: channel.id})
     sequence = request.headers.get(dialect.SEQUENCE, "")

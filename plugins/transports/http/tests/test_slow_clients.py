@@ -66,7 +66,7 @@ def test_who_sends_a_byte_at_a_time_is_hung_up_on(listening, data):
 
 
 def test_a_request_gains_time_by_sending_on():
-    waited = pace.Pace()
+    waited = pace.RequestTimeLimit()
     waited._since -= pace.STRANGER_SECONDS + 1
     assert waited.too_slow
     waited.came(5000)

@@ -33,7 +33,7 @@ _STEPS = 16  # ops between the scores of written-out attention and its softmax, 
 
 
 @attrs.frozen
-class Meeting:
+class ModalityFusion:
     """An op that takes in data of several kinds, none of whose operands has met another kind before.
 
     Attributes:
@@ -51,15 +51,15 @@ class Meeting:
         return tuple(dict.fromkeys(kind.value for _, kind in self.kinds))
 
 
-def meetings(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iterator[Meeting]:
-    """The meetings among `candidates`; those of masks and positions alone are none."""
+def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iterator[ModalityFusion]:
+    """The fusions among `candidates`; those of masks and positions alone are none."""
     reads = graph.flow.sources
     for node in candidates:
         if not kinds.meet(reads[node.id]) or not _computes(graph, node):
             continue
         sources = [s for s in graph.flow.operands(node) if kinds.of(s)]
         met = tuple((s, kind) for s in dict.fromkeys(sources) for kind in kinds.of(s))
-        yield Meeting(node, _way(graph, node), met)
+        yield ModalityFusion(node, _way(graph, node), met)
 
 
 def _computes(graph: Graph, node: Node) -> bool:
@@ -84,7 +84,7 @@ def _weighs(graph: Graph, product: Node) -> bool:
     )
 
 
-def mirrored(found: Iterable[Meeting]) -> bool:
+def mirrored(found: Iterable[ModalityFusion]) -> bool:
     """True if each of two kinds attends to the other: co-attention."""
     ways = {m.names[:2] for m in found if m.how == "cross_attention"}
     return any(way[::-1] in ways for way in ways)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from djinn.hooks import Graph, Node, arguments
 from djinn.patterns import NORMALISATION, layer_at
 from djinn_recommender.attending import attended, attending
+from djinn_recommender.feature_interaction import FeatureInteraction, told
 from djinn_recommender.features import LOOK_UPS, PRODUCTS, Features
-from djinn_recommender.meeting import Meeting, told
 from djinn_recommender.parts import PUT_TOGETHER, layers_behind, picked
 
 _TIMES = frozenset({"mul", "mul_"})
@@ -26,9 +26,9 @@ _SCORES = PRODUCTS | _TIMES
 PLACES = _FORMS | PRODUCTS | _TIMES | _LESS | _COMBINED
 
 
-def meetings(graph: Graph, found: Features) -> Iterable[Meeting]:
+def interactions(graph: Graph, found: Features) -> Iterable[FeatureInteraction]:
     """All of them, in order; products that are put together or added up are one."""
-    alone = [m for node in sorted(found.leads) if (m := _meeting(graph, found, graph.nodes[node])) is not None]
+    alone = [m for node in sorted(found.leads) if (m := _interaction(graph, found, graph.nodes[node])) is not None]
     alone += attended(graph, found)
     if len(found.look_ups) > 1:
         rows = (graph.nodes[u] for n in found.look_ups for u in graph.flow.users(n.id) if u not in found.leads)
@@ -36,7 +36,7 @@ def meetings(graph: Graph, found: Features) -> Iterable[Meeting]:
     return _together(graph, alone)
 
 
-def _meeting(graph: Graph, found: Features, node: Node) -> Meeting | None:
+def _interaction(graph: Graph, found: Features, node: Node) -> FeatureInteraction | None:
     operation, count = node.operation, len(node.inputs)
     if count < 2 or operation not in PLACES:
         return None
@@ -56,7 +56,7 @@ def _meeting(graph: Graph, found: Features, node: Node) -> Meeting | None:
     return _multiplied(graph, found, node, left, right)
 
 
-def _product(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
+def _product(graph: Graph, found: Features, node: Node, left: int, right: int) -> FeatureInteraction | None:
     """Of all features with each other, or of what two groups of features lead to."""
     if left == right:
         shape = graph.meta(node.outputs[0]).shape
@@ -71,7 +71,7 @@ def _product(graph: Graph, found: Features, node: Node, left: int, right: int) -
     return told("towers", found, (), node.id, left, right)
 
 
-def _compressed(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
+def _compressed(graph: Graph, found: Features, node: Node, left: int, right: int) -> FeatureInteraction | None:
     """The products of all features with mixtures of them: of what lies one below the other with one layer over it."""
     if len(graph.meta(node.outputs[0]).shape) != _BATCHED:
         return None
@@ -91,7 +91,7 @@ def _is_joint(graph: Graph, found: Features, source: int) -> bool:
     return several or found.are_below(found.of(source))
 
 
-def _factorised(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
+def _factorised(graph: Graph, found: Features, node: Node, left: int, right: int) -> FeatureInteraction | None:
     """The square of a sum, less the sum of squares, or the other way round."""
     for one, other in ((left, right), (right, left)):
         (square, after), (squares, total) = _before_sums(graph, one), _before_sums(graph, other)
@@ -119,7 +119,7 @@ def _before_sums(graph: Graph, source: int) -> tuple[int, list[int]]:
     return source, passed
 
 
-def _apart(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
+def _apart(graph: Graph, found: Features, node: Node, left: int, right: int) -> FeatureInteraction | None:
     """The difference of two features, whose length is taken."""
     moved = [
         u for u in graph.flow.users(node.id) if graph.nodes[u].operation in _PLUS and len(graph.nodes[u].inputs) == 1
@@ -146,7 +146,7 @@ def _is_square(graph: Graph, node: Node) -> bool:
     return node.operation == "square" or (node.operation == "pow" and arguments(node).get("exponent") == 2)
 
 
-def _multiplied(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
+def _multiplied(graph: Graph, found: Features, node: Node, left: int, right: int) -> FeatureInteraction | None:
     """Of two features, of picked pairs of features, of two networks over the same, or a cross."""
     if not found.of(left) & found.of(right):
         return told("product", found, _sums_after(graph, node)[:1], node.id, left, right)
@@ -168,7 +168,7 @@ def _multiplied(graph: Graph, found: Features, node: Node, left: int, right: int
     return None
 
 
-def _masked(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
+def _masked(graph: Graph, found: Features, node: Node, left: int, right: int) -> FeatureInteraction | None:
     """Several features side by side times a layer over them, as wide: a mask that is no gate between nothing and all."""
     sizes = {graph.meta(v).numel for v in (*node.inputs, node.outputs[0])} if node.outputs else set()
     for base, layered in ((left, right), (right, left)):
@@ -202,7 +202,7 @@ def _is_over_last(graph: Graph, reduction: Node) -> bool:
     return rank - 1 in reduced and 0 not in reduced
 
 
-def _beside(graph: Graph, found: Features, node: Node) -> Meeting | None:
+def _beside(graph: Graph, found: Features, node: Node) -> FeatureInteraction | None:
     """The inner product of a row that is looked up and of what anything makes of other look-ups: a score."""
     left, right = graph.flow.operands(node)[-2:]
     for row, state in ((left, right), (right, left)):
@@ -216,7 +216,7 @@ def _beside(graph: Graph, found: Features, node: Node) -> Meeting | None:
     return None
 
 
-def _crossed(graph: Graph, found: Features, product: int, base: int, layered: int) -> Meeting | None:
+def _crossed(graph: Graph, found: Features, product: int, base: int, layered: int) -> FeatureInteraction | None:
     """x0 * layer(x) + x, with or without a bias in between."""
     if not _is_joint(graph, found, base):
         return None
@@ -236,7 +236,7 @@ def _crossed(graph: Graph, found: Features, product: int, base: int, layered: in
     return None
 
 
-def _combined(graph: Graph, found: Features, node: Node) -> Meeting | None:
+def _combined(graph: Graph, found: Features, node: Node) -> FeatureInteraction | None:
     """A cross as one op: `addcmul(x, x0, layer(x))`."""
     added, left, right = graph.flow.operands(node)
     for base, layered in ((left, right), (right, left)):
@@ -246,23 +246,23 @@ def _combined(graph: Graph, found: Features, node: Node) -> Meeting | None:
     return None
 
 
-def _together(graph: Graph, alone: Iterable[Meeting]) -> Iterator[Meeting]:
+def _together(graph: Graph, alone: Iterable[FeatureInteraction]) -> Iterator[FeatureInteraction]:
     """With those products as one that are put side by side or added up."""
-    groups: dict[int, Meeting] = {}
-    for meeting in alone:
-        place = _goes_to(graph, meeting) if meeting.kind in {"pairs", "product"} else None
+    groups: dict[int, FeatureInteraction] = {}
+    for interaction in alone:
+        place = _goes_to(graph, interaction) if interaction.kind in {"pairs", "product"} else None
         if place is None:
-            yield meeting
+            yield interaction
         elif place in groups:
-            groups[place] = _both(groups[place], meeting)
+            groups[place] = _both(groups[place], interaction)
         else:
-            groups[place] = meeting
+            groups[place] = interaction
     yield from groups.values()
 
 
-def _goes_to(graph: Graph, meeting: Meeting) -> int | None:
+def _goes_to(graph: Graph, interaction: FeatureInteraction) -> int | None:
     """The op that puts what a product gives beside other such, or the last that adds others to it."""
-    place, node = None, meeting.nodes[-1]
+    place, node = None, interaction.nodes[-1]
     for _ in range(_MOST_PAIRS):
         users = [graph.nodes[u] for u in graph.flow.users(node)]
         join = next((u.id for u in users if u.operation in _JOINS), None)
@@ -275,7 +275,7 @@ def _goes_to(graph: Graph, meeting: Meeting) -> int | None:
     return place
 
 
-def _both(one: Meeting, other: Meeting) -> Meeting:
+def _both(one: FeatureInteraction, other: FeatureInteraction) -> FeatureInteraction:
     nodes = tuple(sorted({*one.nodes, *other.nodes}))
     sources = tuple(dict.fromkeys((*one.features, *other.features)))
-    return Meeting(one.kind, one.at, nodes, sources, max(one.tables, other.tables))
+    return FeatureInteraction(one.kind, one.at, nodes, sources, max(one.tables, other.tables))

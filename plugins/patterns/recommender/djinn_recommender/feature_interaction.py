@@ -10,7 +10,7 @@ from djinn_recommender.features import Features
 
 
 @attrs.frozen
-class Meeting:
+class FeatureInteraction:
     """A place where features meet.
 
     Attributes:
@@ -26,9 +26,9 @@ class Meeting:
     tables: int
 
 
-def told(kind: str, found: Features, nodes: Iterable[int], at: int, *sources: int) -> Meeting:
-    """The meeting of `sources` in the op `at`, with what else belongs to it."""
+def told(kind: str, found: Features, nodes: Iterable[int], at: int, *sources: int) -> FeatureInteraction:
+    """The interaction of `sources` in the op `at`, with what else belongs to it."""
     leads = 0
     for source in sources:
         leads |= found.of(source)
-    return Meeting(kind, at, tuple(sorted({*nodes, at})), tuple(dict.fromkeys(sources)), leads.bit_count())
+    return FeatureInteraction(kind, at, tuple(sorted({*nodes, at})), tuple(dict.fromkeys(sources)), leads.bit_count())
