@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Modules that tests of several folders use.
 sys.path.insert(0, str(Path(__file__).parent / "tests" / "shared"))
+
+
+def pytest_collection_finish() -> None:
+    """Collections leave alone what importing and collecting have made, which stays: each would look at all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

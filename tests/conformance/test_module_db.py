@@ -7,11 +7,11 @@ from module_database import check_module, check_optimizer, modules, optimizers
 
 def test_every_module_is_right(embedded_for_all):
     verdicts = [
-        check_module(module, samples=1) for module in list(modules())[::2]
+        check_module(module, samples=1) for module in list(modules())[::4]
     ]  # `make conformance` takes all, with every sample
     assert {v.name: v.reason for v in verdicts if v.outcome != "passed"} == {}
     # The comparison itself is alive: so many entries with a sample that the CPU takes.
-    assert sum(v.refused < v.samples for v in verdicts) > 50
+    assert sum(v.refused < v.samples for v in verdicts) > 25
 
 
 def test_every_optimizer_is_right(embedded_for_all):

@@ -10,21 +10,22 @@ from djinn_core.errors import UnsupportedOperation
 
 # Which entries each way takes: every n-th. The others are left to `make conformance`, which takes all, with more samples.
 PARTS = {
-    "op_db forward": 2,
-    "op_db gradient": 3,
-    "op_db in-place": 3,
-    "op_db out=": 8,
-    "op_db errors": 4,
-    "op_db dtypes": 24,
-    "op_db conj and neg": 12,
+    "op_db forward": 5,
+    "op_db gradient": 6,
+    "op_db in-place": 4,
+    "op_db out=": 16,
+    "op_db errors": 16,
+    "op_db dtypes": 64,
+    "op_db conj and neg": 24,
 }
 
 
 @pytest.mark.parametrize("way", PARTS)
 def test_entries_are_right_except_those_left_out(embedded_for_all, way):
-    verdicts = [check(op, way, samples=1) for op in list(entries())[:: PARTS[way]]]
+    first = list(PARTS).index(way)  # so that the ways take different entries
+    verdicts = [check(op, way, samples=1) for op in list(entries())[first :: PARTS[way]]]
     assert {v.name: v.reason for v in verdicts if v.outcome == "failed"} == {}
-    assert sum(v.samples for v in verdicts) > 100, "hardly anything is compared"
+    assert sum(v.samples for v in verdicts) > 10, "hardly anything is compared"
 
 
 def test_what_is_left_out_is_refused_with_a_clear_error(embedded_for_all):

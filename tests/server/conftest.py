@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servers import SECONDS, Server, fresh_python, start_server, wait_for
+from servers import SECONDS, Server, start_server, wait_for
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
@@ -68,8 +68,8 @@ def executor():
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory, plain_environment):
-    server = start_server(fresh_python, tmp_path_factory.mktemp("server"), env=plain_environment)
+def server(python, tmp_path_factory, plain_environment):
+    server = start_server(python.start, tmp_path_factory.mktemp("server"), env=plain_environment)
     yield server
     assert server.stop() == 0, server.log.read_text()
 

@@ -36,8 +36,6 @@ from djinn_core.wire.messages import (
 
 SECONDS = 300.0
 
-pytestmark = pytest.mark.usefixtures("fresh_executors")
-
 
 def expect_end(connection):
     with pytest.raises((TransportError, ProtocolError)):
@@ -140,6 +138,7 @@ def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, a
     wait_for(lambda: session not in {s.session for s in executor.status().sessions}, "the end of the session")
 
 
+@pytest.mark.usefixtures("fresh_executors")
 def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch, wait_for):
     monkeypatch.setenv("DJINN_TOKEN", "a-secret-of-the-client")
     executor = ExecutorProcess(ExecutorConfig("cpu"))
@@ -175,6 +174,7 @@ def test_the_best_device_is_the_default():
     assert open_device([CpuDevice()], "").capabilities.id == "cpu:0"
 
 
+@pytest.mark.usefixtures("fresh_executors")
 def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
     executor = ExecutorProcess(ExecutorConfig("cpu"))
     directory = executor._directory
@@ -184,6 +184,7 @@ def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
     assert not Path(directory).exists()
 
 
+@pytest.mark.usefixtures("fresh_executors")
 def test_a_death_before_readiness_is_told_with_its_signal():
     executor = ExecutorProcess(ExecutorConfig("cpu"))
     os.kill(executor.process_id, signal.SIGKILL)
@@ -191,6 +192,7 @@ def test_a_death_before_readiness_is_told_with_its_signal():
         executor.wait_ready(SECONDS)
 
 
+@pytest.mark.usefixtures("fresh_executors")
 def test_a_crash_says_where_it_was(capfd):
     executor = ExecutorProcess.start("cpu", threads=1, timeout=SECONDS)
     os.kill(executor.process_id, signal.SIGSEGV)

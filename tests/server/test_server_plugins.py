@@ -12,7 +12,7 @@ import attrs
 import pytest
 import torch
 from configured import configured
-from servers import SECONDS, fresh_python, start_server, wait_for
+from servers import SECONDS, start_server, wait_for
 
 import djinn
 from djinn.testing import (
@@ -183,7 +183,7 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory, plain_environment):
+def guarded(python, tmp_path_factory, plain_environment):
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "guards.py").write_text(GUARDS)
     environment = plain_environment | {
@@ -194,7 +194,7 @@ def guarded(tmp_path_factory, plain_environment):
         "DJINN_LOG_FORMAT": "json",
     }
     options = ("--audit-log", str(folder / "audit"), "--drain-seconds", "1", "--store-gib", "0", "--lease-seconds", "0")
-    server = start_server(fresh_python, folder, *options, env=environment)
+    server = start_server(python.start, folder, *options, env=environment)
     made = Guarded(server, folder)
     yield made
     made.mode("")

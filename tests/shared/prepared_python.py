@@ -192,14 +192,57 @@ class StartedPython:
                 file.close()
 
 
+class Worker:
+    """A process that Djinn asks one thing, with `subprocess.run`: begins when it is given its input."""
+
+    def __init__(self, forks, command, env, stderr=None, **_):
+        self.args, self.returncode = command, None
+        self._forks, self._environment, self._said = forks, env, stderr
+        self._process = None
+
+    def communicate(self, input=None, timeout=None):  # noqa: A002 - as `subprocess.Popen` has it
+        with contextlib.ExitStack() as files:
+            given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(input)
+            given.seek(0)
+            shown = err if self._said == subprocess.PIPE else files.enter_context(os.fdopen(os.dup(2), "wb", 0))
+            streams = {"stdin": given, "stdout": out, "stderr": shown}
+            self._process = self._forks.start(*self.args[1:], env=self._environment, **streams)
+            self.returncode = self._process.wait(timeout)
+            out.seek(0)
+            err.seek(0)
+            return out.read(), err.read()
+
+    def poll(self):
+        return self.returncode
+
+    def kill(self):
+        self._process.kill()
+
+    def wait(self):
+        self.returncode = self._process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
 def executors_forked(forks):
-    """A `subprocess.Popen` for which executors are forks, and everything else is what it was."""
+    """A `subprocess.Popen` for which executors and their workers are forks, and everything else is what it was."""
 
     class Popen(subprocess.Popen):
         def __new__(cls, command, *_, **options):
-            if not isinstance(command, list) or "--report-fd" not in command:
+            if (
+                not isinstance(command, list)
+                or command[1:3] != ["-P", "-m"]
+                or not command[3].startswith("djinn_core.")
+            ):
                 return super().__new__(cls)
-            return start_executor(forks, command[1:], options["env"], options["pass_fds"])
+            if "--report-fd" in command:
+                return start_executor(forks, command[1:], options["env"], options["pass_fds"])
+            return Worker(forks, command, **options)
 
     return Popen
 

@@ -16,21 +16,21 @@ def cnn():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd with momentum", "adamw, foreach"])
-def test_a_cnn_in_200_steps(over_tcp, cnn, optimizer):
-    found = compare_runs(cnn, optimizer, 200)
+def test_a_cnn_in_60_steps(over_tcp, cnn, optimizer):
+    found = compare_runs(cnn, optimizer, 60)
     assert found.equal, found
     assert found.bitwise, found  # the same kernels here and there
 
 
 def test_a_cnn_under_autocast(over_tcp, cnn):
-    found = compare_runs(cnn, "adamw, fused", 40, bf16=True)
+    found = compare_runs(cnn, "adamw, fused", 30, bf16=True)
     assert found.equal, found
     assert found.bitwise, found  # both policies cast the same ops of this network
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_gpt(over_tcp, attention):
-    found = compare_runs(prose(attention), "adamw, fused", 30)
+    found = compare_runs(prose(attention), "adamw, fused", 20)
     assert found.equal, found
     assert found.bitwise, found  # fused attention is the same kernel here and there
 
