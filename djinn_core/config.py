@@ -434,14 +434,12 @@ def _plugin_variables(environ: Mapping[str, str]) -> list[PluginSetting]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that look like settings and are none, each with what was probably meant (or an empty string)."""
+    """Variables that look like settings and are not, each with what was probably meant (or an empty string)."""
     known = {PREFIX + name.upper() for name in NAMES} | OTHER_VARIABLES
-    strangers = sorted(
-        v for v in environ if v.startswith(PREFIX) and not v.startswith(PLUGIN_PREFIX) and v not in known
-    )
+    unknown = sorted(v for v in environ if v.startswith(PREFIX) and not v.startswith(PLUGIN_PREFIX) and v not in known)
     # Compared without the prefix, which all have in common.
     names = [name.removeprefix(PREFIX) for name in known]
-    close = {v: difflib.get_close_matches(v.removeprefix(PREFIX), names, 1) for v in strangers}
+    close = {v: difflib.get_close_matches(v.removeprefix(PREFIX), names, 1) for v in unknown}
     return {v: PREFIX + meant[0] if meant else "" for v, meant in close.items()}
 
 

@@ -188,7 +188,7 @@ def _logger_of(part: str) -> logging.Logger:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, to be told from the user's handlers. `shown_level` is what `show` asked for, if it was called."""
+    """Djinn's own handler, distinguished from the user's by its type. `shown_level` is what `show` asked for, if it was called."""
 
     def __init__(self, stream: TextIO, shown_level: int | None) -> None:
         super().__init__(stream)

@@ -69,7 +69,7 @@ def write_storage(storage: torch.UntypedStorage, *arguments: Any) -> None:
 
 
 def read_storage(nbytes: int, *arguments: Any) -> torch.UntypedStorage:
-    """A CPU storage of so many bytes, read as `torch.load` does in its old format."""
+    """A CPU storage of `nbytes` bytes, read as `torch.load` does in its old format."""
     storage = torch.UntypedStorage(nbytes)
     storage._set_from_file(*arguments)
     return storage

@@ -16,7 +16,7 @@ _GIGABYTE = 1 << 30
 
 
 def topology(devices: int = 1) -> NetworkTopology:
-    """That many equal devices behind one client, all linked with each other."""
+    """`devices` equal devices behind one client, all linked with each other."""
     names = [f"server/cpu:{index}" for index in range(devices)]
     capable = tuple(
         DeviceCapabilities(name, "cpu", memory=16 * _GIGABYTE, memory_free=8 * _GIGABYTE, flops=1e11, bandwidth=2e10)

@@ -28,9 +28,9 @@ class PluginConformance(Ending):
 
     def test_it_is_active(self, registry: Registry) -> None:
         """It loads, declares the right version, and its hooks return what they must."""
-        strangers = [row for row in registry.rows if row.status == "active" and row.distribution != "djinn"]
-        assert len(strangers) == 1, f"expected one active plugin, got {strangers}"
-        assert strangers[0].kind, "it implements no hook"
+        active = [row for row in registry.rows if row.status == "active" and row.distribution != "djinn"]
+        assert len(active) == 1, f"expected one active plugin, got {active}"
+        assert active[0].kind, "it implements no hook"
 
     def test_its_commands_are_found(self, registry: Registry) -> None:
         """An installed plugin with commands has an entry point for them, too."""

@@ -397,7 +397,7 @@ class TransportConformance(Ending):
         again.connect()
         again.close()
 
-    # --- limits and strangers -------------------------------------------------------------------------------
+    # --- limits of unauthenticated clients ------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
         "frame",
@@ -437,11 +437,11 @@ class TransportConformance(Ending):
         if not wire:
             pytest.skip("a plain socket cannot connect to this transport")
         client, server = served.connect()
-        with dial(served.listener.url) as stranger:
-            stranger.sendall(garbage)
+        with dial(served.listener.url) as garbled:
+            garbled.sendall(garbage)
             client.send(Frame(b"meanwhile"))
             assert server.receive(SECONDS).head == b"meanwhile"
-        # Where a connection is made before the first byte is read, the stranger's is the next one that was accepted.
+        # If connections are accepted before their first byte is read, the garbled one was accepted first.
         intruder = self._intruder(served)
         if intruder is not None:
             with pytest.raises((ProtocolError, TransportError)):

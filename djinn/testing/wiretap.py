@@ -1,4 +1,4 @@
-"""Raw sockets beside a transport: a stranger who connects, and a relay that counts the bytes it passes on."""
+"""Raw sockets beside a transport: an unauthenticated client, and a relay that counts the bytes it passes on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CountingRelay:
         Args:
             target: the server's URL.
             directory: holds the relay's own socket where the target is one of scheme `unix`.
-            pause_bytes: after each so many bytes in one direction of a connection nothing goes on until `resume`.
+            pause_bytes: after each `pause_bytes` bytes in one direction, a connection stops until `resume`.
         """
         self._pause_bytes = pause_bytes
         self._resumed = threading.Condition()

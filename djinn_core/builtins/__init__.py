@@ -1,4 +1,4 @@
-"""The plugins that are part of Djinn. They come through the same door as a stranger's: modules with marked hooks."""
+"""The plugins that are part of Djinn. They are loaded like any other plugin: modules with marked hooks."""
 
 from __future__ import annotations
 

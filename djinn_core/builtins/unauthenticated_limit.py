@@ -35,7 +35,7 @@ class UnauthenticatedLimit:
 
     @contextmanager
     def entered(self, connection: Closable) -> Iterator[None]:
-        """`connection` is a stranger's while the block lasts."""
+        """`connection` is unauthenticated while the block lasts."""
         with self._lock:
             self._waiting[id(connection)] = connection
             oldest = next(iter(self._waiting)) if len(self._waiting) > self._most else None

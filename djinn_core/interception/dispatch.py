@@ -54,7 +54,7 @@ from djinn_core.torch_private import CGenerator, schema_of
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
 _NEW: Any = object()  # no such call was seen before
-_LENGTHS = tuple(object() for _ in range(64))  # in keys, lists of so many elements
+_LENGTHS = tuple(object() for _ in range(64))  # in keys, the lengths of lists
 
 
 def handles(*funcs: Any) -> Callable[[Handler], Handler]:
@@ -79,7 +79,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int = 1) -> Any:
     """Record one op and return tensors for its results.
 
-    So many frames, from its own on, are certainly Djinn's; see `user_site`.
+    `above`: number of frames, from its own on, that are certainly Djinn's; see `user_site`.
 
     Raises:
         Exception: whatever eager PyTorch would raise for these arguments.

@@ -130,7 +130,7 @@ def allowed_operators() -> frozenset[str]:
 def refusal(name: str) -> str:
     """Reason why no program may contain an overload that this PyTorch has; empty where it may."""
     if not name.startswith("aten::"):
-        return "it is none of PyTorch's own operators"
+        return "it is not one of PyTorch's own operators"
     packet, overload = split_name(name)
     if _OTHER_LAYOUTS.search(packet):
         return "it is about tensors that are not strided"

@@ -161,7 +161,7 @@ class ExecutorProcess:
         """A ticket that lets one connection in, within `lifetime` seconds; `client` says for people who asked."""
         if badge.tenant != self._tenant:
             self._tenant = badge.tenant
-            with contextlib.suppress(OSError):  # already gone: the ticket is good for nothing either
+            with contextlib.suppress(OSError):  # already gone: the ticket is not valid either
                 self._order(Belong(badge.tenant))
         return issue(self._key, client, lifetime, badge)
 

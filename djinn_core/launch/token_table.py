@@ -136,7 +136,7 @@ def read_table(path: Path) -> TokenTable:
     """The table in a file.
 
     Raises:
-        ConfigurationError: it cannot be read, is none, or others may read it.
+        ConfigurationError: it cannot be read, is not a token table, or others may read it.
     """
     try:
         return parse_table(read_private(path), path)

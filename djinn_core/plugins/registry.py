@@ -14,7 +14,7 @@ from djinn_core.plugins.discovery import PluginCandidate, built_in, choices, ins
 from djinn_core.plugins.intake import PluginFailure, PluginLoader, warn_of_hooks
 from djinn_core.plugins.kinds import EVERY_KIND
 from djinn_core.plugins.report import PluginRow, log
-from djinn_core.plugins.settings import strangers
+from djinn_core.plugins.settings import unknown_settings
 
 if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from click import Command
@@ -110,7 +110,7 @@ class LoadReport:
 
     registry: Registry
     failures: tuple[PluginFailure, ...]
-    strangers: Mapping[str, str] = attrs.field(
+    unknown_settings: Mapping[str, str] = attrs.field(
         factory=dict
     )  # given to no plugin's setting, and what was probably meant
 
@@ -182,8 +182,8 @@ def survey(
     """As `load_registry`, but raise nothing: what cannot be used is in the failures."""
     found, available = _survey(selection, builtins, entry_points, kinds)
     _warn_of_unknown(selection.disable, available)
-    for stranger, meant in found.strangers.items():
-        log().warning("there is no such setting of a plugin", setting=stranger, meant=meant or "nothing that is known")
+    for unknown, meant in found.unknown_settings.items():
+        log().warning("there is no such setting of a plugin", setting=unknown, meant=meant or "nothing that is known")
     return found
 
 
@@ -206,7 +206,7 @@ def _survey(
     registry = Registry(**intake.ordered(), rows=tuple(intake.rows), owners=intake.owners, plugin_settings=rows)
     known = {name for declared in intake.settings for name in declared.variables}
     plugins = {row.name for row in intake.rows} | {candidate.name for candidate in (*own, *offered)}
-    unheard = strangers(selection.plugin_settings, known, plugins)
+    unheard = unknown_settings(selection.plugin_settings, known, plugins)
     return LoadReport(registry, tuple(intake.failures), unheard), (*own, *offered)
 
 

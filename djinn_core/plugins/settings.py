@@ -61,7 +61,9 @@ def variable(plugin: str, setting: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", f"{plugin}_{setting}".upper())
 
 
-def strangers(given: Iterable[PluginSetting], known: Collection[str], plugins: Collection[str]) -> dict[str, str]:
+def unknown_settings(
+    given: Iterable[PluginSetting], known: Collection[str], plugins: Collection[str]
+) -> dict[str, str]:
     """Unknown settings of the plugins that are used, each with the name probably meant (or an empty string).
 
     Args:

@@ -183,9 +183,9 @@ def _by_value(
     if inputs is None:
         return {}
     if isinstance(inputs, Mapping):
-        strangers = sorted(inputs.keys() - set(graph.inputs))
-        if strangers:
-            raise DjinnError(f"no inputs of the graph: {strangers}; they are {list(graph.inputs)} (graph.inputs)")
+        unknown = sorted(inputs.keys() - set(graph.inputs))
+        if unknown:
+            raise DjinnError(f"no inputs of the graph: {unknown}; they are {list(graph.inputs)} (graph.inputs)")
         return inputs
     if len(inputs) != len(graph.inputs):
         raise DjinnError(

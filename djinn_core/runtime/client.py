@@ -48,10 +48,10 @@ from djinn_core.runtime.pool.opening import open_pool
 from djinn_core.runtime.reconfiguring import (
     PLANNING,
     PLUGINS,
-    beginning_anew,
     changed,
     executor_plugins_differ,
     live_tensors,
+    needing_new_session,
 )
 from djinn_core.runtime.sending.progress import progress_observers
 from djinn_core.runtime.session import Session
@@ -143,17 +143,17 @@ def _reconfigure(resolved: Settings, registry: Registry) -> None:
     assert context.settings is not None, "a session is open"
     assert context.registry is not None, "a session is open"
     names = changed(context.settings, resolved)
-    anew = beginning_anew(
+    restarting = needing_new_session(
         names, context.settings, executor_plugins_differ(context.registry, registry, context.settings)
     )
-    if anew:
-        _end_unless_held(", ".join(sorted(anew)))
+    if restarting:
+        _end_unless_held(", ".join(sorted(restarting)))
     elif not names & PLUGINS:
         registry = context.registry  # its observers and interceptors may have state
     _apply(resolved, registry, "plugin_settings" in names)
-    if not anew and names & (PLANNING | PLUGINS):
+    if not restarting and names & (PLANNING | PLUGINS):
         session_plans.plan_anew(context)
-    if names and not anew:
+    if names and not restarting:
         log.info("the open session goes on with other settings", settings=sorted(names))
 
 
@@ -178,10 +178,10 @@ def _end_unless_held(names: str) -> None:
     )
 
 
-def _apply(settings: Settings, registry: Registry, anew: bool = False) -> None:
-    """`anew`: interceptors that are installed may have other settings now."""
+def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> None:
+    """`reinstall`: interceptors that are installed may have other settings now."""
     context.settings, context.registry = settings, registry
-    _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, anew)
+    _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, reinstall)
     integrate_registered(context, registry)
     context.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
@@ -194,9 +194,9 @@ def _apply(settings: Settings, registry: Registry, anew: bool = False) -> None:
     context.answered, port.prepare = False, _prepare
 
 
-def _intercept(wanted: Mapping[str, Interceptor], anew: bool) -> None:
-    """Install those that are wanted now, and uninstall those that are not any more; `anew`: and those that were others."""
-    for name in context.intercepting.keys() - (set() if anew else wanted.keys()):
+def _intercept(wanted: Mapping[str, Interceptor], reinstall: bool) -> None:
+    """Install those that are wanted now, and uninstall those that are not any more; `reinstall`: and those that were others."""
+    for name in context.intercepting.keys() - (set() if reinstall else wanted.keys()):
         context.intercepting.pop(name).uninstall()
     for name, interceptor in wanted.items():
         if name not in context.intercepting:

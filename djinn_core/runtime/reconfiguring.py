@@ -54,7 +54,9 @@ def changed(before: Settings, after: Settings) -> frozenset[str]:
     return frozenset(name for name in names if getattr(before, name) != getattr(after, name))
 
 
-def beginning_anew(names: frozenset[str], before: Settings, executor_plugins_differ: bool = False) -> frozenset[str]:
+def needing_new_session(
+    names: frozenset[str], before: Settings, executor_plugins_differ: bool = False
+) -> frozenset[str]:
     """Those of the changed settings `names` that an open session cannot take over.
 
     Of plugins it uses the client's, which may change, and the compilers and memory policies of its executors, which have

@@ -14,7 +14,7 @@ from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import AnyMessage, ProtocolClose, Refused, decode, encode
 
 # A peer that has not shown a token or a ticket can make this end hold no more than this.
-STRANGER_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
+UNAUTHENTICATED_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
 
 
 @functools.cache

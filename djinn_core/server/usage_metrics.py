@@ -67,7 +67,7 @@ class UsageMetrics:
             self._totals[what] += amount
 
     def message(self, kind: str, nbytes: int) -> None:
-        """A message came, with so many bytes beside it. Waits where the tenant has sent more than it may: who sends is slowed."""
+        """Count a message with `nbytes` bytes beside it. Waits where the tenant has sent more than it may: who sends is slowed."""
         with self._lock:
             self._messages[kind] += 1
             self._totals["received_bytes"] += nbytes

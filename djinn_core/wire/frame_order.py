@@ -170,7 +170,7 @@ class Outbox:
         return self._ahead is not None
 
     def acknowledge(self, received: int) -> None:
-        """The other end has received so many frames: they need not be kept.
+        """Drop the frames up to number `received`, which the other end has.
 
         Raises:
             ProtocolError: it cannot have received that many.

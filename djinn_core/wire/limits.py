@@ -42,4 +42,4 @@ FAILURE_BEGINNING: Final = 100
 
 HEAD_BYTES: Final = 64 << 20  # of a frame: its message
 BODY_BYTES: Final = 1 << 30  # of a frame: its buffers together
-BUFFERS: Final = 1 << 16  # of a frame, so many tensors come back at a time
+BUFFERS: Final = 1 << 16  # of a frame, and tensors that come back at a time

@@ -145,7 +145,7 @@ class Attached(Message, frozen=True):
 
     `caches_weights`: it stores weights, so that the client may offer them by digest. `compressions`: compressed encodings of uploads that it
     reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
-    and a client that shows `secret` may reconnect for so many seconds; if it is `recoverable`, also after the executor has died, to
+    and a client that shows `secret` may reconnect within `lease` seconds; if it is `recoverable`, also after the executor has died, to
     its replacement.
     """
 

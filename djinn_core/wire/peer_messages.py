@@ -97,7 +97,7 @@ class MeasureLink(Message, frozen=True):
 
 
 class LinkMeasurement(Message, frozen=True):
-    """Link measurement by an executor: so many bytes from (`incoming`) or to executor `peer` took so many seconds.
+    """Link measurement by an executor: `nbytes` bytes from (`incoming`) or to executor `peer` took `seconds`.
 
     `latency` (seconds, one way) only for active measurements, not for observed transfers. Comes with a `Completed`.
     """

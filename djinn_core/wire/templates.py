@@ -50,7 +50,7 @@ class TemplateCache(Generic[V]):
         return None if found is None else found[0]
 
     def put(self, key: Hashable, value: V, instructions: int) -> None:
-        """Keep `value` for a template of so many instructions."""
+        """Keep `value` for a template of `instructions` instructions."""
         self._instructions += instructions - self._kept.pop(key, (None, 0))[1]
         for _, count in self._kept.store(key, (value, instructions)):
             self._instructions -= count

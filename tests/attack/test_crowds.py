@@ -70,7 +70,7 @@ def test_an_executor_has_few_strangers_too(monkeypatch, wait_for):
 @pytest.fixture
 def web(transports, monkeypatch):
     monkeypatch.setattr(http_server, "_SWEEP_SECONDS", 0.05)
-    monkeypatch.setattr(pace, "STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(pace, "UNAUTHENTICATED_SECONDS", 0.3)
     listener = transport_for("http://127.0.0.1:0", transports).listen(
         "http://127.0.0.1:0", SMALL, lambda connection: connection.receive(0.2)
     )
@@ -86,7 +86,7 @@ HEAD = b"POST /djinn/v1/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicat
 )
 def test_nobody_stays_after_a_refused_request(web, dial, closes, request_):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace, "STRANGER_SECONDS", 60.0)
+        patch.setattr(pace, "UNAUTHENTICATED_SECONDS", 60.0)
         sock = dial(web.url)
         sock.sendall(request_)
         assert closes(sock)
@@ -99,8 +99,8 @@ def test_nobody_stays_idle_who_has_shown_nothing(web, dial, closes):
 
 
 def test_too_many_http_connections_make_room(web, dial, closes, monkeypatch):
-    monkeypatch.setattr(pace, "STRANGER_SECONDS", 60.0)
-    monkeypatch.setattr(http_server, "_MOST_STRANGERS", 2)
+    monkeypatch.setattr(pace, "UNAUTHENTICATED_SECONDS", 60.0)
+    monkeypatch.setattr(http_server, "_MOST_UNAUTHENTICATED", 2)
     oldest = dial(web.url)
     for _ in range(2):
         dial(web.url)

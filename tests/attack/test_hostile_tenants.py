@@ -39,7 +39,7 @@ from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token
-from djinn_core.server.greetings import STRANGER_LIMITS
+from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS
 from djinn_core.server.memory import session as memory_session
 from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.server.memory.session import SessionMemory
@@ -218,7 +218,7 @@ def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tm
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "this test")))
     admission = Admission(GatewayContext(gatekeeper, tenants, ServerEvents()), transports, relays=Relays(1))
     url = f"unix://{tmp_path}/gateway.sock"
-    listener = transport_for(url, transports).listen(url, STRANGER_LIMITS, admission.serve)
+    listener = transport_for(url, transports).listen(url, UNAUTHENTICATED_LIMITS, admission.serve)
     opened = []
 
     def attach():
@@ -291,8 +291,10 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
         threads = []
         for number, (mine, theirs) in enumerate(pairs):
             ticket = issue(key, f"client {number}", badge=badge)
-            theirs.sendall(b"".join(encode_frame(Frame(encode(Attach(ticket, ""))), STRANGER_LIMITS)))
-            threads.append(threading.Thread(target=come, args=(AcceptedConnection(mine, STRANGER_LIMITS, "client"),)))
+            theirs.sendall(b"".join(encode_frame(Frame(encode(Attach(ticket, ""))), UNAUTHENTICATED_LIMITS)))
+            threads.append(
+                threading.Thread(target=come, args=(AcceptedConnection(mine, UNAUTHENTICATED_LIMITS, "client"),))
+            )
         for thread in threads:
             thread.start()
         for thread in threads:

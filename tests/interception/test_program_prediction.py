@@ -19,8 +19,8 @@ DEVICE = "remote_accelerator:0"
 
 @pytest.fixture(autouse=True)
 def session(embedded, monkeypatch):
-    monkeypatch.setattr(program_prediction, "SEEN", 2)  # most of what is tested takes less long with it
-    recorders.courses.forget()
+    monkeypatch.setattr(program_prediction, "MIN_REPEATS", 2)  # most of what is tested takes less long with it
+    recorders.predictable_programs.forget()
     torch.ones(1, device=DEVICE).cpu()
     djinn.reset_stats()
 
@@ -73,10 +73,10 @@ def test_a_few_steps_send_no_template_but_that_of_the_first(monkeypatch):
     remote = torch.arange(4.0).to(DEVICE)
     chain(remote).cpu()
     djinn.reset_stats()
-    for _ in range(program_prediction.SEEN - 1):
+    for _ in range(program_prediction.MIN_REPEATS - 1):
         chain(remote).cpu()
     stats = djinn.stats()
-    assert (stats["templates_sent"], stats["templates_reused"]) == (0, program_prediction.SEEN - 1)
+    assert (stats["templates_sent"], stats["templates_reused"]) == (0, program_prediction.MIN_REPEATS - 1)
 
 
 def test_programs_that_take_turns_are_sent_from_their_first_instructions_on():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.recording.program_prediction import SEEN
+from djinn_core.interception.recording.program_prediction import MIN_REPEATS
 from djinn_core.interception.recording.recorder import recorders
 
 REMOTE = "remote_accelerator:0"
@@ -92,11 +92,11 @@ class Steps:
 def steps(over, small, prompt):
     """Two runs: the second has nothing to learn. What counts the steps has them waited for (`docs/libraries.md`)."""
     model = copy.deepcopy(small).to(REMOTE)
-    recorders.courses.forget()  # steps that were not waited for begin alike and end otherwise
+    recorders.predictable_programs.forget()  # steps that were not waited for begin alike and end otherwise
     runs = []
     for _ in range(2):
         steps = Steps()
-        generate(model, prompt.to(REMOTE), SEEN + 10, logits_processor=[steps])
+        generate(model, prompt.to(REMOTE), MIN_REPEATS + 10, logits_processor=[steps])
         runs.append(steps)
     return runs
 
@@ -109,7 +109,7 @@ def test_a_decode_step_takes_one_round_trip(steps):
 def test_later_decode_steps_reuse_plan_and_template(steps):
     first, second = steps
     # Prefill and the first two steps differ; when they have been alike for long, steps are sent in pieces.
-    whole, pieces = slice(2, SEEN - 1), slice(SEEN + 4, None)
+    whole, pieces = slice(2, MIN_REPEATS - 1), slice(MIN_REPEATS + 4, None)
     for name in ("plans_made", "templates_sent"):
         assert set(first.per_step(name)[whole]) == {0}, name
         assert set(first.per_step(name)[pieces]) == {0}, name

@@ -21,7 +21,7 @@ def language_model():
 
 
 def test_a_loop_keeps_its_profile_when_it_is_sent_in_pieces(monkeypatch):
-    monkeypatch.setattr(program_prediction, "SEEN", 2)
+    monkeypatch.setattr(program_prediction, "MIN_REPEATS", 2)
     model, prompt = language_model().to(DEVICE), torch.arange(3, 9)[None].to(DEVICE)
     annotated, pieces = [], []
     monkeypatch.setattr("djinn_core.pipeline.annotate", counted(annotated, "djinn_core.pipeline"))

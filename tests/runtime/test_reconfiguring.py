@@ -9,7 +9,7 @@ from configured import configured
 import djinn
 from djinn_core.config import Settings
 from djinn_core.runtime import client
-from djinn_core.runtime.reconfiguring import beginning_anew, changed
+from djinn_core.runtime.reconfiguring import changed, needing_new_session
 
 
 @pytest.fixture
@@ -173,11 +173,11 @@ def test_observers_of_the_open_session_change(alone):
     ],
 )
 def test_settings_that_concern_the_session(before, after, again):
-    assert beginning_anew(changed(before, after), before) == again
+    assert needing_new_session(changed(before, after), before) == again
 
 
 def test_compilers_of_executors_concern_the_session():
     names = frozenset({"plugins"})
-    assert beginning_anew(names, Settings(compilers="inductor")) == set()
-    assert beginning_anew(names, Settings(servers="tcp://a:1"), executor_plugins_differ=True) == set()
-    assert beginning_anew(names, Settings(compilers="inductor"), executor_plugins_differ=True) == names
+    assert needing_new_session(names, Settings(compilers="inductor")) == set()
+    assert needing_new_session(names, Settings(servers="tcp://a:1"), executor_plugins_differ=True) == set()
+    assert needing_new_session(names, Settings(compilers="inductor"), executor_plugins_differ=True) == names

@@ -256,7 +256,7 @@ def test_who_is_not_known_for_certain_is_refused(guarded, token, said):
     assert SECRET not in (guarded.folder / "audit").read_text()
     if "check" in said:
         assert "an authenticator failed: the client is refused" in guarded.log
-        assert "guards.py:" in guarded.log or "is none that there can be" in guarded.log
+        assert "guards.py:" in guarded.log or "is not a valid name" in guarded.log
 
 
 def test_observers_are_told_in_both_processes(guarded):

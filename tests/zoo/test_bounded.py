@@ -74,7 +74,7 @@ def tables():
 
 @pytest.fixture
 def training(over_tcp, monkeypatch):
-    monkeypatch.setattr(program_prediction, "SEEN", 2)  # so that pieces are settled when measuring begins
+    monkeypatch.setattr(program_prediction, "MIN_REPEATS", 2)  # so that pieces are settled when measuring begins
     training = Training()
     training.run(WARM_UP)
     return training

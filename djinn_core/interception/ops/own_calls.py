@@ -31,7 +31,7 @@ def own_call(
     device: int = 0,
     writes: tuple[int, ...] = (),
 ) -> Call:
-    """The call of `op` with these operands and after them so many numbers; it makes a value of a device, or nothing."""
+    """The call of `op` with these operands and after them `slots` scalars; it makes a value of a device, or nothing."""
     args: tuple[Argument, ...] = (*(Operand() for _ in operands), *(SlotArg() for _ in range(slots)))
     form = Form(op, args, (), ("new",) if makes else ("none",), False)
     signature = signature_of(form, operands)

@@ -28,7 +28,7 @@ _ONE_TENSOR: Final = 2  # references to a value that only one tensor stands for,
 def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], above: int = 0) -> Any:
     """Append an instruction to this thread's program and return tensors for its results.
 
-    So many frames above the caller are certainly Djinn's; see `user_site`.
+    `above`: number of frames above the caller that are certainly Djinn's; see `user_site`.
     """
     if len(call.results) > _MANY and not collect_later.busy:
         with collect_later:  # collections would look again and again at what is made here

@@ -70,8 +70,8 @@ def mark_boundary(function: Callable[..., object], boundary: Boundary) -> None:
 def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site:
     """The innermost frame outside torch and Djinn: its code and the offset of its current instruction.
 
-    The same place is the same object, so that it costs memory once however often an op is recorded there. So many frames
-    above the caller are certainly Djinn's, and are not looked at: each look makes an object of a frame. `module` is the call
+    The same place is the same object, so that it costs memory once however often an op is recorded there. The `above`
+    frames above the caller are certainly Djinn's, and are not looked at: each look makes an object of a frame. `module` is the call
     of a module that the thread is inside.
     """
     frame: FrameType = sys._getframe(2 + above)  # noqa: SLF001 - the public ways build a list of all frames

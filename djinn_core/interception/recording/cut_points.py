@@ -1,6 +1,6 @@
 """Choice of cut points in a program that is sent before its sync point.
 
-A loop without a sync point must not be cut every so many instructions: unless that number is a multiple of the loop's
+A loop without a sync point must not be cut at a fixed number of instructions: unless that number is a multiple of the loop's
 length, every piece would differ from all before, and be planned and sent again. So the cut point is chosen by the content
 of the program (content-defined chunking), which puts it at the same point of the loop in every iteration.
 """

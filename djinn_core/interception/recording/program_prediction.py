@@ -25,35 +25,35 @@ _PRODUCTS: Final = frozenset({
     "aten::conv2d", "aten::conv3d", "aten::scaled_dot_product_attention",
 })  # fmt: skip
 SHORT: Final = 64  # instructions of a program below which it is sent in one piece
-# Times in a row that a program must have been the same, or the next one, before it is foreseen: its pieces are planned, sent and
-# compiled again, which takes about as long as is gained by them in so many runs.
-SEEN: Final = 8
-_MISSED: Final = 3  # times in a row that another one came before it is forgotten
+# Times in a row that a program must have been the same, or the next one, before it is predicted: its pieces are planned, sent and
+# compiled again, which takes about as long as these runs gain by it.
+MIN_REPEATS: Final = 8
+_MAX_MISSES: Final = 3  # times in a row that another one came before it is forgotten
 
 Ids = tuple[int, ...]
 
 
 @attrs.define
-class Course:
+class PredictableProgram:
     """A program as it was recorded last time.
 
     Attributes:
         ids: signatures of its instructions. cuts: positions at which it is cut into pieces.
-        seen: how often it was the same in a row. missed: how often in a row it was foreseen and another one came.
-        then: how the program that came after it began. followed: how often in a row that was so.
+        repeats: how often it was the same in a row. misses: how often in a row it was predicted and another one came.
+        next_opening: opening of the program that came after it. next_repeats: how often in a row that was so.
     """
 
     ids: Ids
     cuts: tuple[int, ...]
-    seen: int = 1
-    missed: int = 0
-    then: Ids = ()
-    followed: int = 0
+    repeats: int = 1
+    misses: int = 0
+    next_opening: Ids = ()
+    next_repeats: int = 0
 
     def follow(self, opening: Ids) -> None:
         """Note how the program after this one began."""
-        self.followed = self.followed + 1 if self.then == opening else 1
-        self.then = opening
+        self.next_repeats = self.next_repeats + 1 if self.next_opening == opening else 1
+        self.next_opening = opening
 
 
 def first_piece(ops: Sequence[str]) -> int:
@@ -75,30 +75,32 @@ def pieces_of(length: int, first: int = PIECES[0]) -> tuple[int, ...]:
     return tuple(cuts)
 
 
-class Courses:
+class PredictablePrograms:
     """The programs of all threads, by how they begin."""
 
     def __init__(self) -> None:
-        self._kept: TemplateCache[Course] = TemplateCache()
+        self._kept: TemplateCache[PredictableProgram] = TemplateCache()
         self._lock = threading.Lock()
 
-    def learn(self, ids: Ids, entries: Sequence[Entry]) -> Course:
-        """The course of a program that was sent whole."""
+    def learn(self, ids: Ids, entries: Sequence[Entry]) -> PredictableProgram:
+        """Learn a program that was sent whole."""
         opening = _opening(ids)
         with self._lock:
-            course = self._kept.get(opening)
-            if course is not None and course.ids == ids:
-                course.seen += 1
+            program = self._kept.get(opening)
+            if program is not None and program.ids == ids:
+                program.repeats += 1
             else:
-                course = Course(ids, pieces_of(len(ids), first_piece([entry.call.op for entry in entries])))
-                self._kept.put(opening, course, len(ids))
-        return course
+                program = PredictableProgram(
+                    ids, pieces_of(len(ids), first_piece([entry.call.op for entry in entries]))
+                )
+                self._kept.put(opening, program, len(ids))
+        return program
 
-    def known(self, opening: Ids) -> Course | None:
+    def known(self, opening: Ids) -> PredictableProgram | None:
         """The program that begins so, where it has come often enough to be predicted."""
         with self._lock:
-            course = self._kept.get(opening)
-        return course if course is not None and course.seen >= SEEN else None
+            program = self._kept.get(opening)
+        return program if program is not None and program.repeats >= MIN_REPEATS else None
 
     def forget(self) -> None:
         """Predict nothing until programs have been seen again."""
@@ -109,12 +111,12 @@ class Courses:
 class ProgramPredictor:
     """Predictor of one thread: its position in the predicted program."""
 
-    __slots__ = ("_course", "_courses", "_last", "_next", "_piece", "_predicted", "_sent")
+    __slots__ = ("_current", "_last", "_next", "_piece", "_predicted", "_programs", "_sent")
 
-    def __init__(self, courses: Courses) -> None:
-        """`courses`: programs that any thread has recorded."""
-        self._courses = courses
-        self._last: Course | None = None  # the course of the program before this one
+    def __init__(self, programs: PredictablePrograms) -> None:
+        """`programs`: programs that any thread has recorded."""
+        self._programs = programs
+        self._last: PredictableProgram | None = None  # the program before this one
         self._begin()
 
     def _begin(self) -> None:
@@ -123,39 +125,41 @@ class ProgramPredictor:
         self._next = 0  # which cut comes next
         self._piece = 0  # length of the piece that is being sent
         last = self._last
-        self._course = self._courses.known(last.then) if last is not None and last.followed >= SEEN else None
-        self._predicted = self._course is not None  # by the program before, and not by how this one begins
+        self._current = (
+            self._programs.known(last.next_opening) if last is not None and last.next_repeats >= MIN_REPEATS else None
+        )
+        self._predicted = self._current is not None  # by the program before, and not by how this one begins
 
     def opens(self) -> bool:
         """True if the program has yet to be recognised."""
-        return self._course is None and not self._sent
+        return self._current is None and not self._sent
 
     def recognise(self, entries: Sequence[Entry]) -> None:
         """Look for a known program that begins with `entries`."""
         self._predicted = False
-        self._course = course = self._courses.known(_opening(_ids(entries)))
-        if course is not None:
-            self._next = sum(cut < len(entries) for cut in course.cuts)
+        self._current = program = self._programs.known(_opening(_ids(entries)))
+        if program is not None:
+            self._next = sum(cut < len(entries) for cut in program.cuts)
 
     def until_cut(self) -> int | None:
         """Number of instructions until the next cut; None where none is predicted."""
-        if self._course is None or self._next >= len(self._course.cuts):
+        if self._current is None or self._next >= len(self._current.cuts):
             return None
-        return self._course.cuts[self._next] - self._sent
+        return self._current.cuts[self._next] - self._sent
 
     def is_due(self, entries: Sequence[Entry]) -> bool:
         """Check whether `entries` are as predicted up to a cut; where they are not, the prediction is dropped.
 
         Entries recorded in bulk may reach beyond the cut; they wait where hardly anything follows.
         """
-        course = self._course
-        assert course is not None
+        program = self._current
+        assert program is not None
         end = self._sent + len(entries)
-        if course.ids[self._sent : end] != _ids(entries):
+        if program.ids[self._sent : end] != _ids(entries):
             self._miss()
             return False
-        self._next = sum(cut <= end for cut in course.cuts)
-        if len(course.ids) - end < PIECES[0]:
+        self._next = sum(cut <= end for cut in program.cuts)
+        if len(program.ids) - end < PIECES[0]:
             return False
         self._piece = len(entries)
         return True
@@ -170,25 +174,25 @@ class ProgramPredictor:
         self._begin()
 
     def _miss(self) -> None:
-        course, self._course = self._course, None
+        program, self._current = self._current, None
         if not self._sent and self._predicted and self._last is not None:
-            self._last.followed = 0  # the program is as it was, but another one came
-        elif course is not None:
-            course.missed += 1
-            if course.missed >= _MISSED:
-                course.seen = 0
+            self._last.next_repeats = 0  # the program is as it was, but another one came
+        elif program is not None:
+            program.misses += 1
+            if program.misses >= _MAX_MISSES:
+                program.repeats = 0
 
     def _learn(self, entries: Sequence[Entry]) -> None:
         ids = _ids(entries)
         if self._sent:
-            course = self._course
-            if course is not None and course.ids[self._sent :] != ids:
+            program = self._current
+            if program is not None and program.ids[self._sent :] != ids:
                 self._miss()
-            elif course is not None:
-                course.missed = 0
-            ended = self._course
+            elif program is not None:
+                program.misses = 0
+            ended = self._current
         else:
-            ended = self._courses.learn(ids, entries)
+            ended = self._programs.learn(ids, entries)
         if self._last is not None and ended is not None:
             self._last.follow(_opening(ended.ids))
         self._last = ended

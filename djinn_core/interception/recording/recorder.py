@@ -21,7 +21,7 @@ from djinn_core.interception.recording.cut_points import steady_cut
 from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
-from djinn_core.interception.recording.program_prediction import OPENING, Courses, ProgramPredictor
+from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
 from djinn_core.interception.recording.split_submission import in_parts
 from djinn_core.interception.runtime_interface import Runtime, Submission, SubmissionReply, port
 from djinn_core.interception.shape_inference.message_limits import check_dimensions
@@ -104,7 +104,7 @@ class Recorder:
         self.uploaded = 0
         self.uploads = 0
         self.limit = OPENING
-        self._foresight = ProgramPredictor(shared.courses)
+        self._foresight = ProgramPredictor(shared.predictable_programs)
         self._thread = weakref.ref(threading.current_thread())
 
     @property
@@ -363,7 +363,7 @@ class Recorders:
         held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
         unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
         waiting: number of freed handles that wait for the unsent programs of other threads.
-        absent: storages without data. courses: programs as they were recorded last time.
+        absent: storages without data. predictable_programs: programs as they were recorded last time.
     """
 
     def __init__(self) -> None:
@@ -371,7 +371,7 @@ class Recorders:
         self.unsent: deque[Submission] = deque()
         self.waiting = 0
         self.absent = Absent()
-        self.courses = Courses()
+        self.predictable_programs = PredictablePrograms()
         # Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
         self._all: weakref.WeakSet[Recorder] = weakref.WeakSet()
         self._make_locks()

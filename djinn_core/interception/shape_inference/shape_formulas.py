@@ -216,7 +216,7 @@ def _normalised(shapes: Shapes, args: Sequence[Any], _kwargs: Mapping[str, Any])
 
 
 def _layer_norm(statistics: int) -> Formula:
-    """Layer or RMS normalisation with so many statistics for its backward."""
+    """Layer or RMS normalisation with `statistics` tensors of statistics for its backward."""
 
     def formula(shapes: Shapes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes | None:
         if _normalised(shapes, args, kwargs) is None:

@@ -24,7 +24,7 @@ _PAGE = 4096
 
 
 def reserve_addresses(nbytes: int) -> range:
-    """So many addresses that were not given out before: numbers that no two storages share, with nothing behind them."""
+    """Reserve `nbytes` addresses that were not given out before: numbers that no two storages share, with nothing behind them."""
     pages = nbytes // _PAGE + 1
     made = range(device_state.next_address, device_state.next_address + pages * _PAGE)
     device_state.next_address = made.stop
@@ -236,7 +236,7 @@ def _remake(source: torch.UntypedStorage, device: str) -> RemoteStorage:
 
 
 def new_on(device: torch.device, content: int | Any) -> RemoteStorage:
-    """`torch.UntypedStorage(content, device=device)`: of so many bytes, or with the given ones."""
+    """`torch.UntypedStorage(content, device=device)`: of `content` bytes, or with the given ones."""
     if isinstance(content, int):
         octets = torch.empty(content, dtype=torch.uint8, device=device)
     else:

@@ -16,11 +16,13 @@ class Reconnection(Protocol):
     instance: str
 
     def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
-        """A connection that goes on with the session, and the number of frames that the executor has received; this end has received `received`.
+        """Reconnect: a connection that continues the session, and the number of frames that the executor has received.
+
+        `received`: number of frames that this end has received.
 
         Raises:
             AccessRefused: the session is over.
-            DjinnError: there is none within so many seconds.
+            DjinnError: there is none within `seconds`.
         """
 
     def aside(self) -> Connection:
@@ -47,7 +49,7 @@ class ClientChannel(SessionChannel, Protocol):
         """Reconnection to the executor after a break; None where there is none."""
 
     def hasten(self, patience: float) -> None:
-        """Stop reconnecting after so many seconds, where that is sooner."""
+        """Stop reconnecting after `patience` seconds, if that is sooner."""
 
     def call_when_resumed(self, resumed: Callable[[], None]) -> None:
         """Call `resumed` each time that the session goes on over another connection to its executor."""

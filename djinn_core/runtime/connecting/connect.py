@@ -268,7 +268,7 @@ def _compare_torch(opened: Opened) -> None:
 
 
 def with_patience(attempt: Callable[[], T], seconds: float) -> T:
-    """Call `attempt`, again while the server has no room, for at most so many seconds; return its result.
+    """Call `attempt`, again while the server has no room, for at most `seconds`; return its result.
 
     Only for attempts that leave nothing behind where they fail, such as to begin a session.
 

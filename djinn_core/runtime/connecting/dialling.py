@@ -274,7 +274,7 @@ def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> li
 def direct_ways(gateway: GatewayConnection, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
     """The executor's addresses that this client can try, fastest first.
 
-    None behind a transport that is relayed; nor behind a tunnel or a proxy, where they may lead to a stranger.
+    None behind a transport that is relayed; nor behind a tunnel or a proxy, where they may lead to another server.
     """
     if gateway.relayed:
         return []

@@ -75,7 +75,7 @@ def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
 
 
 def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: Iterable[Transport]) -> str:
-    """The file's token, but only for servers that the file is about: a token is not shown to strangers."""
+    """The file's token, but only for servers that the file is about: a token is not shown to other servers."""
     if file is not None and set(urls) <= set(file.urls):
         return file.token
     known = with_tls(transports, TlsOptions())

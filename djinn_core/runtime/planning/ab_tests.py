@@ -126,7 +126,7 @@ class AbTests:
         )  # by identity of its plan, which it keeps alive
 
     def begin(self, plan: Prepared, names: tuple[str, ...], planning: float, program: Program) -> None:
-        """A new plan was made, in so many seconds, with the substitutions of these optimizations."""
+        """Register a new plan that took `planning` seconds, with the substitutions of the optimizations `names`."""
         if self._judge is None or not names:
             return
         tried = Experiment(plan, plan, program, planning, list(names))

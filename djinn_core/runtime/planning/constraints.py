@@ -17,7 +17,7 @@ IN_ORDER = "sequential"
 
 
 def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: int) -> str:
-    """Name of the placement policy: the configured one, or else that of those offered which is preferred for so many devices."""
+    """Name of the placement policy: the configured one, or else that of those offered which is preferred for that number of devices."""
     if settings.placement_policy:
         return settings.placement_policy
     return preferred_policy(offered) if devices > 1 else ALONE
@@ -37,10 +37,10 @@ def preferred_scheduler(offered: Sequence[ScheduleMaker]) -> str:
 
 @attrs.frozen
 class MemoryInUse:
-    """Bytes on a device that this client put there: `held` are all of them, `beside` those that a program does not use."""
+    """Bytes on a device that this client put there: `held` are all of them, `unused_by_program` those that a program does not use."""
 
     held: int = 0
-    beside: int = 0
+    unused_by_program: int = 0
 
 
 NOTHING = MemoryInUse()
@@ -69,7 +69,7 @@ def within(
 ) -> tuple[NetworkTopology, dict[str, int]]:
     """The devices with the memory that a program can have there, and what is left of the limits for it."""
     devices = tuple(_within(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
-    left = {device: max(1, limit - occupied.get(device, NOTHING).beside) for device, limit in limits.items()}
+    left = {device: max(1, limit - occupied.get(device, NOTHING).unused_by_program) for device, limit in limits.items()}
     return (topology if devices == topology.devices else attrs.evolve(topology, devices=devices)), left
 
 
@@ -81,6 +81,6 @@ def _within(device: DeviceCapabilities, limit: int, there: MemoryInUse) -> Devic
         return device
     return attrs.evolve(
         device,
-        memory=max(1, memory - there.beside) if memory else 0,  # 0 stands for what is not known
+        memory=max(1, memory - there.unused_by_program) if memory else 0,  # 0 stands for what is not known
         memory_free=None if free is None else max(0, free - there.held),
     )

@@ -46,7 +46,7 @@ class KnownPrograms:
             self._wholes.store(calls, _Whole(program, calls, _starts(program), profile))
 
     def piece(self, program: Program) -> tuple[WorkloadProfile, WorkloadProfile] | None:
-        """The profile of a program that is a piece of a known one, and of that one; None where it is none."""
+        """The profile of a program that is a piece of a known one, and of that one; None if it is not a piece."""
         with self._lock:
             found = self._find(program)
             if found is None:

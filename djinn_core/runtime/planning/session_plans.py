@@ -70,7 +70,7 @@ def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tu
 
 
 def new_planner(context: ClientContext, devices: int) -> Planner:
-    """The planner of a session on so many devices; what is known of programs and of their values begins again with it."""
+    """The planner of a session on `devices` devices; what is known of programs and of their values begins again with it."""
     registry, settings = context.configured()
     context.asked_by_size = asked_by_size_in(registry, settings, devices)
     unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))

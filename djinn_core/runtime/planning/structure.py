@@ -27,21 +27,21 @@ class ProgramStructure:
 
     Attributes:
         length: number of operands and results, all counted.
-        first: picks the first occurrence of each value. again: picks repeated operands; shown: the first occurrence of each of
-            them. `again` and `shown` pick equal values in every program of this structure.
-        outside: picks the inputs, in order of appearance. made: picks the results.
+        first_uses: picks the first occurrence of each value. repeats: picks repeated operands; repeat_of: the first occurrence of
+            each of them. `repeats` and `repeat_of` pick equal values in every program of this structure.
+        inputs: picks the inputs, in order of appearance. results: picks the results.
         places: of the values from outside the first calls that take them, and their positions among these operands.
         storages: of each value from outside the number of its storage, by first appearance; None where no two share one.
         alive: takes, from the values, those that do not die. deaths: how many die.
     """
 
     length: int
-    first: Take
-    again: Take
-    shown: Take
-    outside: Take
+    first_uses: Take
+    repeats: Take
+    repeat_of: Take
+    inputs: Take
     places: tuple[tuple[int, int], ...]
-    made: Take
+    results: Take
     storages: tuple[int, ...] | None
     alive: Take
     deaths: int
@@ -49,12 +49,12 @@ class ProgramStructure:
     def values_of(self, program: Program) -> tuple[int, ...] | None:
         """The program's values by first appearance, where it has this structure; otherwise None."""
         operands = program.operands
-        if len(operands) != self.length or self.again(operands) != self.shown(operands):
+        if len(operands) != self.length or self.repeats(operands) != self.repeat_of(operands):
             return None
-        values, dead = self.first(operands), program.dead
+        values, dead = self.first_uses(operands), program.dead
         if len(dead) != self.deaths or not dead.isdisjoint(self.alive(values)):
             return None
-        return values if self._are_apart(self.outside(operands), self.made(operands)) else None
+        return values if self._are_apart(self.inputs(operands), self.results(operands)) else None
 
     def _are_apart(self, outside: tuple[int, ...], made: tuple[int, ...]) -> bool:
         """True if these values are distinct, and the inputs among them alias each other as this structure says."""
@@ -70,7 +70,7 @@ def structure_of(program: Program) -> tuple[ProgramStructure, tuple[int, ...]]:
     """The structure of a program, and its values by first appearance."""
     operands = program.operands
     first: dict[int, int] = {}
-    again = [p for p, value in enumerate(operands) if first.setdefault(value, p) != p]
+    repeats = [p for p, value in enumerate(operands) if first.setdefault(value, p) != p]
     results = [*_results(program)]
     made = {*results}
     outside = [p for p in first.values() if p not in made]
@@ -78,12 +78,12 @@ def structure_of(program: Program) -> tuple[ProgramStructure, tuple[int, ...]]:
     alive = [number for number, value in enumerate(first) if value not in program.dead]
     found = ProgramStructure(
         length=len(operands),
-        first=taking([*first.values()]),
-        again=taking(again),
-        shown=taking([first[operands[p]] for p in again]),
-        outside=taking(outside),
+        first_uses=taking([*first.values()]),
+        repeats=taking(repeats),
+        repeat_of=taking([first[operands[p]] for p in repeats]),
+        inputs=taking(outside),
         places=_places(program, outside),
-        made=taking(results),
+        results=taking(results),
         storages=None if len({*storages}) == len(storages) else storages,
         alive=taking(alive),
         deaths=len(first) - len(alive),

@@ -24,7 +24,7 @@ class DeferredResponses:
         self._read = 0
 
     def defer(self, number: int, nbytes: int) -> None:
-        """The answer to submission `number`, of so many bytes, will be asked for later."""
+        """Note that the answer to submission `number`, of `nbytes` bytes, will be asked for later."""
         self._left.add(number)
         if nbytes > LARGE_BYTES:
             self._large.append(number)

@@ -105,7 +105,7 @@ class Replies:
         return bool(self._abandoned) or self._offers.unanswered or self._deferred.unsettled
 
     def await_answer(self, number: int) -> None:
-        """Wait until submission `number` is answered, in a round trip that the program pays for."""
+        """Wait until submission `number` is answered, in a round trip that the program waits for."""
         self._stats.round_trips += 1
         self.receive_until(number)
 

@@ -38,7 +38,7 @@ class UploadProgress:
         self._began = self._last = self._drawn = 0.0
 
     def observe(self, event: Event) -> None:
-        """Take note of `uploading` (so many bytes will follow) and `uploaded` (so many are there now)."""
+        """Take note of `uploading` (bytes that will follow) and `uploaded` (bytes that have arrived)."""
         if event.name == "uploaded":
             self._uploaded(int(event.fields["bytes"]), bool(event.fields["recalled"]), event.seconds)
         elif event.name == "uploading":

@@ -66,7 +66,7 @@ class KnownTemplates:
         )
 
 
-# What encoding raises for numbers of more than 64 bits, texts that are none, and what is too deep or too large.
+# What encoding raises for numbers of more than 64 bits, invalid texts, and what is too deep or too large.
 UNSENDABLE: Final = (ProtocolError, UnsupportedOperation, OverflowError, ValueError, TypeError, RecursionError)
 _BESIDE_BYTES: Final = 1024  # that connections put before a message
 

@@ -73,8 +73,8 @@ def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) 
     rewrites = [r.rewrite for r in results if r.applied and r.optimization in unsure]
     if not rewrites:
         return (), ()
-    anew = result.schedule is not None and result.schedule.rewritten is not None
-    nodes = range(len(program)) if anew else nodes_rewritten(ProgramGraph(program), rewrites)
+    rerecorded = result.schedule is not None and result.schedule.rewritten is not None
+    nodes = range(len(program)) if rerecorded else nodes_rewritten(ProgramGraph(program), rewrites)
     _, starts = _laid_out(program)
     positions = [p for node in nodes for p in range(starts[node], starts[node + 1])]
     return tuple((node, program.calls[node]) for node in nodes), tuple((p, program.slots[p]) for p in positions)

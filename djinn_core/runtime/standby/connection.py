@@ -85,7 +85,7 @@ class StandbyConnection(ReconnectingConnection):
             if self._closed:
                 raise TransportError(self._closed)
             if is_of_kind(frame.head, Submit) and self._kept.is_due() and not self._expired:
-                self._kept.begin_anew(self._ask_for_state)
+                self._kept.compact(self._ask_for_state)
             stops = is_of_kind(frame.head, CancelSubmissions)
             if not stops and not self._expired:
                 self._kept.write_down(frame)

@@ -111,8 +111,8 @@ class FailoverLog:
             return False
         return self._schedule.is_due(large=self.sent.nbytes > max(self._limit // 2, 2 * self.base))
 
-    def begin_anew(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
-        """Have `ask` request a snapshot of so many bytes at most and wait for it; an incomplete one is thrown away."""
+    def compact(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
+        """Have `ask` request a snapshot of limited size and wait for it; an incomplete one is thrown away."""
         started = time.monotonic()
         reason = ""
         try:

@@ -56,7 +56,7 @@ class SentFrames:
         return found.f_bavail * found.f_frsize
 
     def append(self, frame: Frame, answers: int) -> None:
-        """Write a frame, before which so many answers had been taken.
+        """Write a frame, before which `answers` answers had been received.
 
         Raises:
             OSError: there is no room.

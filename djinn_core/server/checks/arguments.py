@@ -38,7 +38,7 @@ class Arguments:
             self.refuse(f"{', '.join(names)} must have the same shape, not {shapes}")
 
     def count(self, name: str, numel: int) -> None:
-        """The tensor of that name, if there is one, has so many elements."""
+        """The tensor of that name, if there is one, has `numel` elements."""
         tensor = self._given.get(name)
         if tensor is not None and tensor.numel() != numel:
             self.refuse(f"{name} must have {numel} elements, not {tensor.numel()}")

@@ -95,7 +95,7 @@ def floating(*names: str) -> Rule:
 
 
 def pieces(a: Arguments) -> None:
-    """So many pieces can be made."""
+    """The number of pieces is possible."""
     for name in ("chunks", "sections"):
         count = a.__getattr__(name)
         a.require(not isinstance(count, int) or count <= limits.PIECES, f"{name} must be at most {limits.PIECES}")
@@ -160,7 +160,7 @@ def attention_projection(a: Arguments) -> None:
 
 
 def sobol(a: Arguments) -> None:
-    """States are those of sequences in so many dimensions."""
+    """States are those of sequences in `dimension` dimensions."""
     dimension = a.dimension
     a.require(0 < dimension <= _SOBOL_DIMENSIONS, f"dimension must be 1 to {_SOBOL_DIMENSIONS}")
     state = a.sobolstate if a.sobolstate is not None else a.self

@@ -164,7 +164,7 @@ class Cold:
         return None
 
     def ran(self, seconds: float, /) -> None:
-        """Hot after so many runs that took so long together."""
+        """Count a run; the template is hot once the thresholds of runs and seconds are reached."""
         self.runs += 1
         self.seconds += seconds
         limits, factor = self.hot.thresholds, 4**self.hot.tries

@@ -20,7 +20,7 @@ from djinn_core.logs import get_logger
 from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRate
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays, both_ways, relay
-from djinn_core.server.greetings import STRANGER_LIMITS, Refusal, complain, receive_message, refuse, send_message
+from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
 from djinn_core.server.malloc_trim import MemoryTrimmer
 from djinn_core.server.rate_limit import Bucket
 from djinn_core.wire.messages import (
@@ -68,10 +68,10 @@ class Admission:
 
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""
-        connection.limits = STRANGER_LIMITS
+        connection.limits = UNAUTHENTICATED_LIMITS
         self.context.events.note("connected", peer=_peer(connection))
         self.trimmer.soon()
-        with self.context.strangers.entered(connection):
+        with self.context.unauthenticated.entered(connection):
             message = self._first_message(connection)
             if message is None:
                 return

@@ -110,7 +110,7 @@ class Authentication:
         try:
             check_tenant(answer.tenant)
         except (ConfigurationError, TypeError):
-            raise _WrongAnswer("the `tenant` of an identity is none that there can be") from None
+            raise _WrongAnswer("the `tenant` of an identity is not a valid name") from None
 
     def _tell(self, what: str, authenticator: Authenticator, plugin: str, error: str) -> None:
         left_out = self._sparing.count(f"{what} {authenticator.name}")

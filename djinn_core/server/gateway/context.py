@@ -51,7 +51,7 @@ class GatewayContext:
         tenants: the executors by tenant.
         events: tells observers of every connection.
         counts: numbers for metrics, one of those observers.
-        strangers: connections that have not shown a token yet, at all addresses together.
+        unauthenticated: connections that have not shown a token yet, at all addresses together.
         keys: ids of the credentials that clients have shown.
         listeners: those for clients, which are all there when the gateway is ready.
         draining: set when no further clients are admitted.
@@ -62,7 +62,7 @@ class GatewayContext:
     tenants: Tenants
     events: ServerEvents
     counts: GatewayCounters = attrs.field(factory=GatewayCounters)
-    strangers: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
+    unauthenticated: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
     keys: set[str] = attrs.field(factory=set)
     listeners: list[Listener] = attrs.field(factory=list)
     draining: threading.Event = attrs.field(factory=threading.Event)

@@ -39,7 +39,7 @@ from djinn_core.server.gateway.reaper import Watch
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
-from djinn_core.server.greetings import STRANGER_LIMITS
+from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.rlimits import allow_many_files, leave_no_cores
 
@@ -164,7 +164,7 @@ class Gateway:
         self._watch = Watch(context)
         for one in chosen:
             try:
-                listener = one.transport.listen(one.at(one.place.port), STRANGER_LIMITS, admission.serve)
+                listener = one.transport.listen(one.at(one.place.port), UNAUTHENTICATED_LIMITS, admission.serve)
             except ImportError as error:
                 name = one.transport.name
                 raise PluginError(
@@ -195,7 +195,7 @@ def serve(
     executors.
 
     Raises:
-        ConfigurationError: it would be open to strangers, or a file cannot be read or written.
+        ConfigurationError: it would be open to unauthenticated clients, or a file cannot be read or written.
         PluginError: there is nothing to listen with.
         StartupError: an executor did not start.
         TransportError: an address cannot be bound.

@@ -128,10 +128,12 @@ class _Collector:
         yield self._gauge(
             "djinn_gateway_draining", "1 while it admits no further clients", float(seen.draining.is_set())
         )
-        yield self._gauge("djinn_gateway_strangers", "Connections that have shown nothing yet", len(seen.strangers))
+        yield self._gauge(
+            "djinn_gateway_strangers", "Connections that have shown nothing yet", len(seen.unauthenticated)
+        )
         yield self._gauge("djinn_gateway_tenants", "Tenants that have a good token", len(seen.gatekeeper.tenants))
         yield self._counter("djinn_gateway_connections", "Connections that were made", {(): counts.connections})
-        dropped = {(): seen.strangers.dropped}
+        dropped = {(): seen.unauthenticated.dropped}
         yield self._counter("djinn_gateway_strangers_dropped", "Strangers that had to go for others", dropped)
         yield self._counter("djinn_gateway_relays", "Connections passed on to an executor", {(): counts.relayed})
         refused = {(kind,): number for kind, number in sorted(counts.refused.items())}

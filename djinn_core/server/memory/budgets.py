@@ -55,7 +55,7 @@ class Budgets:
         return self._shares.get(key) or _ASSUMED.get(key) or _ASSUMED[""]
 
     def observe(self, phase: str, used: Mapping[str, int]) -> None:
-        """A run of that phase used so many bytes of each kind."""
+        """Note the bytes of each kind that a run of that phase used."""
         total = sum(used.values())
         if total:
             known = self.shares(phase)

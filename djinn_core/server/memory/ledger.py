@@ -45,7 +45,7 @@ class Pressure:
     level: int = NONE
 
     def note(self, resident: int, away: int, budget: int) -> None:
-        """So many bytes are in memory, and so many elsewhere for want of it."""
+        """Note that `resident` bytes are in memory, and `away` bytes elsewhere for want of it."""
         share = (resident + away) / max(budget, 1)
         level = CRITICAL if away or share > _CRITICAL else WARNING if share > _WARNING else NONE
         if level != self.level:
@@ -141,7 +141,7 @@ class Ledger:
         return {key: copy.slot.size for key, copy in self._copies.items() if not copy.resident}
 
     def note(self, resident: int) -> None:
-        """So many bytes are in memory now."""
+        """Note that `resident` bytes are in memory now."""
         self.peak = max(self.peak, resident)
 
     def figures(self) -> dict[str, int]:
@@ -162,7 +162,7 @@ class Ledger:
         }
 
     def expect(self, nbytes: int) -> None:
-        """So many bytes more will be taken: what the allocator keeps must not come on top of them."""
+        """Prepare for `nbytes` more: what the allocator keeps must not come on top of them."""
         if self.process is not None and self.process.beyond() + nbytes > self.limit - self.reserve // 2:
             self.process.trim()
 
@@ -198,7 +198,7 @@ class Ledger:
             self.reserve = max(self.reserve - self.limit // STEPS, self.limit // STEPS)
 
     def _leave(self, beside: int) -> None:
-        """Leave at least so many bytes, and some, to what ops take beside their results."""
+        """Leave at least `beside` bytes, and some, to what ops take beside their results."""
         self.reserve = min(max(self.reserve, beside + self.limit // STEPS), self.limit // 2)
 
     # --- what goes, and comes back ------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class PeerExchange:
         self._peer_listener = peer_listener
         self._routes: dict[int, Route] = {}
         self._lock = threading.Lock()  # routes come from the client's other connection, too
-        self.begun = threading.Event()  # before that, no peer may be told how much was taken
+        self.begun = threading.Event()  # before that, no peer may be told how much was received
         self._write: WriteDown | None = None
         self._accepted: Mapping[int, int] = {}
         self._closed = False
@@ -218,7 +218,7 @@ class PeerExchange:
     # --- values ------------------------------------------------------------------------------------------------
 
     def send(self, transfer: int, peer: int, pack: Callable[[], list[Packed]], wait: Callable[[], None]) -> bool:
-        """Send a transfer on its way, which `pack` packs; whether it is wanted: it may have been taken before this process sent it.
+        """Send a transfer on its way, which `pack` packs; True if it is wanted: it may have been received before this process sent it.
 
         `wait` is called again and again while there is no room for it.
 

@@ -1,4 +1,4 @@
-"""Inbox of transfers from other executors: each is taken exactly once, in order, and journaled before it is acknowledged."""
+"""Inbox of transfers from other executors: each is received exactly once, in order, and journaled before it is acknowledged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
 
 COMING_SECONDS: Final = 60.0  # that an executor has to come for the first time
-_SAID_TRANSFERS: Final = 16  # taken without a word, before the sender is told
+_SAID_TRANSFERS: Final = 16  # received without a word, before the sender is told
 _SAID_BYTES: Final = 1 << 20
 
 
@@ -40,7 +40,7 @@ class TransferInbox:
         self.writing = threading.RLock()
 
     def begin(self, write: WriteDown | None, past: PastTransfers, counts: Mapping[int, int]) -> None:
-        """Write down what comes with `write`, if anywhere, after what an earlier process has taken.
+        """Journal what comes with `write`, if at all, after what an earlier process has received.
 
         `counts`: by executor how many transfers that were at the snapshot which the journal begins with.
         """
@@ -52,7 +52,7 @@ class TransferInbox:
     # --- from executors ----------------------------------------------------------------------------------------
 
     def join(self, source: int, connection: Connection) -> int:
-        """Executor `source` comes, or comes back, over a connection; how many of its transfers were taken."""
+        """Executor `source` comes, or comes back, over a connection; returns how many of its transfers were received."""
         with self._changed:
             before = self._guests.get(source)
             self._guests[source] = connection
@@ -73,7 +73,7 @@ class TransferInbox:
     def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int:
         """Take in a transfer that has begun to arrive; `receive` gives the frames after its first.
 
-        `source`: the executor that it comes from, where it comes from there directly; how many of its transfers were taken then.
+        `source`: the executor that it comes from, where it comes from there directly; how many of its transfers were received then.
 
         Raises:
             TransportError: the connection has ended.
@@ -107,7 +107,7 @@ class TransferInbox:
     # --- to the session ----------------------------------------------------------------------------------------
 
     def take(self, transfer: int, source: int, seconds: float | None = None) -> list[Packed] | str | None:
-        """Wait for a transfer, for so many seconds; or why it will not come. None: not yet."""
+        """Wait at most `seconds` for a transfer; its values, the reason why it will not come, or None: not yet."""
         before = self._past.taken(transfer)
         if before is not None:
             return before
@@ -164,8 +164,8 @@ class PeerConnection:
         reason = "the executor that it was on hung up"
         try:
             connection.limits = Limits()
-            taken = self.inbox.join(self.source, connection)
-            connection.send(Frame(encode(PeerAttached(taken, self.secret))))
+            received = self.inbox.join(self.source, connection)
+            connection.send(Frame(encode(PeerAttached(received, self.secret))))
             self._take_all(connection)
         except (TransportError, ProtocolError) as error:
             reason = str(error)
@@ -180,10 +180,10 @@ class PeerConnection:
             if isinstance(message, LinkProbe):
                 connection.send(Frame(encode(LinkProbe())))
             elif isinstance(message, TransferHeader):
-                taken = self.inbox.unload(message, connection.receive, self.source)
+                received = self.inbox.unload(message, connection.receive, self.source)
                 unsaid, unsaid_bytes = unsaid + 1, unsaid_bytes + sum(item.size for item in message.items)
                 if unsaid >= _SAID_TRANSFERS or unsaid_bytes >= _SAID_BYTES:
-                    connection.send(Frame(encode(TransferAck(taken))))
+                    connection.send(Frame(encode(TransferAck(received))))
                     unsaid = unsaid_bytes = 0
             else:
                 raise ProtocolError(f"an executor does not bring a {type(message).__name__}")

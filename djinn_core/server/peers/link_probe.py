@@ -30,7 +30,7 @@ class Sightings:
         self._lock = threading.Lock()
 
     def arrived(self, source: int, nbytes: int, seconds: float) -> None:
-        """A transfer of so many bytes came from executor `source`; from its announcement to its end it took `seconds`."""
+        """Note that a transfer of `nbytes` bytes came from executor `source`; from its announcement to its end it took `seconds`."""
         if nbytes >= WORTH:
             self.note(LinkMeasurement(source, True, nbytes, seconds))
 
@@ -52,7 +52,7 @@ class Sightings:
 def measure(send: Send, receive: Receive) -> tuple[float, float]:
     """The latency in seconds and the bandwidth in bytes a second of a link on which nothing else is on its way.
 
-    `receive` gives the next answer, within so many seconds.
+    `receive` returns the next answer; its argument is a timeout in seconds.
 
     Raises:
         TransportError: the connection has ended.

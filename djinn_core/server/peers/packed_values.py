@@ -174,7 +174,7 @@ def room_for(item: Item) -> memoryview:
 
 
 def check_item(item: Item, nbytes: int) -> None:
-    """Check that the views of an item lie within its memory, of which so many bytes have come.
+    """Check that the views of an item lie within its memory, of which `nbytes` bytes have arrived.
 
     Raises:
         ProtocolError: they do not.

@@ -23,14 +23,14 @@ from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe, TransferAck, TransferChunk, TransferHeader
 
 PARCEL: Final = 4 << 20  # bytes
-WAITING_LIMIT: Final = 64  # transfers that were not taken, before the executor waits for the link, too
+WAITING_LIMIT: Final = 64  # transfers that were not acknowledged, before the executor waits for the link, too
 KEPT_LIMIT: Final = 1 << 30  # bytes of them
 _CLOSING_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.server")
 
-Dial = Callable[[], tuple[Connection, int]]  # to the other executor; and how many transfers it has taken
+Dial = Callable[[], tuple[Connection, int]]  # to the other executor; and how many transfers it has received
 NoteTaken = Callable[[int], None]
 
 
@@ -50,19 +50,19 @@ class Route:
     """A route to another executor, with its sender thread and its thread for acknowledgements."""
 
     def __init__(self, peer: int, sightings: Sightings, patience: float, note: NoteTaken) -> None:
-        """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was taken."""
+        """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was acknowledged."""
         self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
         self._connection: Connection | None = None
         self._dial: Dial | None = None
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
         self._numbered = 0  # transfers
-        self._taken = 0
+        self._acknowledged = 0
         self._next = 1  # number of the one that is sent next
         self._gauges = self._closing = False
         self._broken = ""
         self._given_up_at = 0.0
-        self._reconnects = ReconnectLimit()  # transfers taken
+        self._reconnects = ReconnectLimit()  # transfers acknowledged
         self._echoes: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._unpaid = 0  # bytes of connections so far that are not those of transfers
         self._past_bytes = 0
@@ -80,43 +80,43 @@ class Route:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of transfers that the other executor has not said it has taken."""
+        """Bytes of transfers that the other executor has not acknowledged."""
         return self._kept_bytes
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Transfers that were sent, and those that were taken."""
+        """Transfers that were sent, and those that were acknowledged."""
         with self._changed:
-            return self._numbered, self._taken
+            return self._numbered, self._acknowledged
 
     def under_way(self) -> list[tuple[UnderWay, list[Packed]]]:
         """Transfers that were not acknowledged yet."""
         with self._changed:
             return [(UnderWay(self._peer, kept.header), kept.items) for kept in self._kept]
 
-    def restore(self, sent: int, taken: int) -> None:
-        """Another process has sent so many transfers, and so many were taken."""
+    def restore(self, sent: int, acknowledged: int) -> None:
+        """Continue after another process, which sent `sent` transfers, `acknowledged` of them acknowledged."""
         with self._changed:
-            self._numbered, self._next = sent, max(self._next, taken + 1)
-            self._accept(taken)
+            self._numbered, self._next = sent, max(self._next, acknowledged + 1)
+            self._accept(acknowledged)
 
     def restore_kept(self, header: TransferHeader, items: list[Packed]) -> None:
-        """That process had sent this one before the snapshot, and it was not taken then."""
+        """That process had sent this one before the snapshot, and it was not acknowledged then."""
         with self._changed:
-            if header.number > self._taken:
+            if header.number > self._acknowledged:
                 self._keep(header.number, header.transfer, items)
                 self._changed.notify_all()
 
     # --- the session's side -----------------------------------------------------------------------------------
 
     def number(self) -> int | None:
-        """Number the next transfer; None where it was taken before this process sent it, or the receiver is gone."""
+        """Number the next transfer; None where it was received before this process sent it, or the receiver is gone."""
         with self._changed:
             self._numbered += 1
-            return None if self._numbered <= self._taken or self._broken else self._numbered
+            return None if self._numbered <= self._acknowledged or self._broken else self._numbered
 
     def has_room(self, seconds: float) -> bool:
-        """Wait until there is room for a transfer, for so many seconds; whether there is."""
+        """Wait at most `seconds` for room for a transfer; True if there is."""
         with self._changed:
             return self._changed.wait_for(self._roomy, seconds)
 
@@ -124,9 +124,9 @@ class Route:
         return bool(self._broken) or (len(self._kept) < WAITING_LIMIT and self._kept_bytes <= KEPT_LIMIT)
 
     def send(self, number: int, transfer: int, items: list[Packed]) -> None:
-        """Have a transfer sent, and kept until it was taken."""
+        """Have a transfer sent, and kept until it is acknowledged."""
         with self._changed:
-            if not self._broken and number > self._taken:
+            if not self._broken and number > self._acknowledged:
                 self._keep(number, transfer, items)
                 self._changed.notify_all()
 
@@ -153,18 +153,18 @@ class Route:
 
     # --- connections ------------------------------------------------------------------------------------------
 
-    def adopt(self, connection: Connection, taken: int, dial: Dial) -> None:
-        """Go on over `connection`, at whose other end so many transfers were taken; `dial` gives the next one."""
+    def adopt(self, connection: Connection, acknowledged: int, dial: Dial) -> None:
+        """Go on over `connection`, whose other end has received `acknowledged` transfers; `dial` gives the next one."""
         with self._changed:
-            if self._broken and taken < self._numbered:
+            if self._broken and acknowledged < self._numbered:
                 connection.close()  # the transfer that is due there is lost: its receiver reports that once its wait times out
                 return
             before, self._connection = self._connection, connection
             self._past_bytes += before.bytes_sent if before is not None else 0
             self._unpaid += connection.bytes_sent
             self._dial, self._broken = dial, ""
-            self._accept(taken)
-            self._next = taken + 1
+            self._accept(acknowledged)
+            self._next = acknowledged + 1
             self._changed.notify_all()
         if before is not None:
             before.close()
@@ -186,13 +186,13 @@ class Route:
         except (TransportError, ProtocolError) as error:
             self._lose(connection, str(error))
 
-    def _accept(self, taken: int) -> None:
-        if taken <= self._taken:
+    def _accept(self, acknowledged: int) -> None:
+        if acknowledged <= self._acknowledged:
             return
-        self._taken = taken
-        while self._kept and self._kept[0].number <= taken:
+        self._acknowledged = acknowledged
+        while self._kept and self._kept[0].number <= acknowledged:
             self._kept_bytes -= self._kept.popleft().nbytes
-        self._note(taken)
+        self._note(acknowledged)
 
     def _lose(self, connection: Connection, reason: str) -> None:
         """A connection has broken."""
@@ -203,7 +203,7 @@ class Route:
             self._connection = None
             self._past_bytes += connection.bytes_sent
             self._given_up_at = time.monotonic() + self._patience
-            if self._reconnects.record_break(self._taken) or not self._patience:
+            if self._reconnects.record_break(self._acknowledged) or not self._patience:
                 self._give_up(reason)
             elif not self._closing:
                 _log.info("the way to another executor broke", peer=self._peer, reason=reason)
@@ -267,7 +267,7 @@ class Route:
             if self._changed.wait_for(lambda: self._closing or self._connection is not None, pause):
                 return
         try:
-            connection, taken = dial()
+            connection, acknowledged = dial()
         except (DjinnError, TimeoutError) as error:
             with self._changed:
                 if time.monotonic() > self._given_up_at:
@@ -279,7 +279,7 @@ class Route:
             connection.close()
         else:
             _log.info("the way to another executor is there again", peer=self._peer)
-            self.adopt(connection, taken, dial)
+            self.adopt(connection, acknowledged, dial)
 
     def _measure(self, connection: Connection) -> None:
         self._gauges = False

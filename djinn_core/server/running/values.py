@@ -35,7 +35,7 @@ def no_such_value(sequence: int, handle: int) -> Failure:
     return Failure(sequence, -1, "", "SessionLost", reason)
 
 
-# Beside tensors, what ops return that is none: numbers, random generators, events.
+# Beside tensors, what ops return: scalars, random generators, events.
 Stored = torch.Tensor | Poison | torch.Generator | torch.Event | bool | int | float | complex | None
 
 
@@ -89,7 +89,7 @@ class ValueTable:
         self._count(held, nbytes)
 
     def count(self, handle: int, nbytes: int) -> None:
-        """The storage of a value has so many bytes, which lie elsewhere now."""
+        """Count a value's storage as `nbytes` bytes that lie elsewhere now."""
         self._count(self._storages[storage_of(handle)], nbytes)
 
     def _count(self, held: _Held, nbytes: int) -> None:

@@ -20,7 +20,7 @@ class Disk:
 
     Attributes:
         limit: the most bytes in all, weights included; 0: no limit.
-        make_way: evicts weights from the store until at most so many bytes of them are left.
+        make_way: evicts weights from the store until at most that number of bytes of them is left.
         reserve: bytes of every disk that stay free.
     """
 

@@ -43,5 +43,5 @@ class Inductor:
 def package(packed: bytes) -> bytes:
     """A package of what was packed. Runs in a process of its own."""
     context = unpack(packed)
-    torch.set_num_threads(context.threads)  # loops are written for so many
+    torch.set_num_threads(context.threads)  # loops are written for this number
     return compile_library(context.graph_module, context.inputs, context.grows, {"compile_threads": 1})

@@ -175,7 +175,7 @@ _SWEPT_WIDTH = 1024
 
 @attrs.frozen
 class Swept:
-    """A probe of a pass over `count` weights that take so many bytes together."""
+    """A probe of a pass over `count` weights that take `footprint` bytes together."""
 
     footprint: int
     count: int

@@ -71,7 +71,7 @@ class SimulatedRuntime:
             self._seconds += seconds
 
     def zeros(self, size: int) -> torch.Tensor:
-        """So many bytes of the device's memory.
+        """Allocate `size` bytes of the device's memory.
 
         Raises:
             RuntimeError: the device would have no room left.

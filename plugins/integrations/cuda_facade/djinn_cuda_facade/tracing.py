@@ -1,7 +1,7 @@
 """Device interface of `torch.compile` while it traces, where tensors report `cuda`.
 
 PyTorch's C++ knows one accelerator, which has the remote device's own name. Autograd asks that for streams, also for the tensors
-that are made up while a backward pass is traced: those have the own name, or no stream would be found for them.
+that are generated while a backward pass is traced: those have the own name, or no stream would be found for them.
 """
 
 from __future__ import annotations

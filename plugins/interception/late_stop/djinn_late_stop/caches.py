@@ -20,7 +20,7 @@ class CacheLayer(Protocol):
         """A step was taken; more than `MOST` steps will never be undone."""
 
     def cut(self, steps: int) -> None:
-        """Be as after the first so many of the steps, and at most one more that failed half way."""
+        """Restore the state after the first `steps` steps; undoes also one more that failed half way."""
 
     def release(self) -> None:
         """Nothing will be undone any more."""
@@ -145,7 +145,7 @@ class TruncatableCache:
             layer.step()
 
     def cut(self, steps: int) -> None:
-        """Take out what came after the first so many of the steps."""
+        """Take out what came after the first `steps` steps."""
         for layer in self._layers:
             layer.cut(steps)
 

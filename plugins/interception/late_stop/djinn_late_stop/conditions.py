@@ -72,7 +72,7 @@ def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
     if not can_be_cut(cache):
         return f"what surplus steps write to a {type(cache).__name__} cannot be taken out of it"
     if not _pads_are_tokens(model, config):
-        return "the token for padding is none of the vocabulary's, so surplus steps would fail"
+        return "the padding token is not in the vocabulary, so surplus steps would fail"
     return ""
 
 

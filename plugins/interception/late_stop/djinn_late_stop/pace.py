@@ -37,7 +37,7 @@ class StepTimes:
         self._left_at = time.perf_counter()
 
     def ran(self, spent: float) -> None:
-        """The executor has run a step; it had spent so many seconds on all of them."""
+        """Note that the executor has run a step; `spent`: seconds that it has spent on all steps."""
         if self._spent is not None:
             self._running.append(spent - self._spent)
         self._spent = spent

@@ -24,7 +24,7 @@ _NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_traini
 class FoldBatchNorms:
     """The norm's scale and shift go into the weights of the convolution, once; the norm itself is gone.
 
-    It pays always: a pass over the output less. Weights are folded again when they or the statistics change.
+    It is always faster: a pass over the output less. Weights are folded again when they or the statistics change.
     """
 
     name = "fold_batch_norms"

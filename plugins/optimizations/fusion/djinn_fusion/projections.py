@@ -29,8 +29,8 @@ CPU_BYTES: Final = 1 << 20
 class FuseProjections:
     """One wide product in place of several that read the same input.
 
-    It pays where the input has few rows, as in decoding: then a product takes as long as its weights take to be read, and
-    each op costs something besides. On a CPU it pays for one row and small weights. Weights are put together once.
+    It is faster where the input has few rows, as in decoding: then a product takes as long as its weights take to be read, and
+    each op costs something besides. On a CPU it is faster for one row and small weights. Weights are put together once.
     """
 
     name = "fuse_projections"

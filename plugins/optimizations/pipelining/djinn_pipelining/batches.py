@@ -33,7 +33,7 @@ class BatchRegion:
     outputs: tuple[int, ...]
 
     def substitution(self, graph: Graph, parts: int) -> Substitution:
-        """The same for so many parts of the batch, each a group that may run beside the others."""
+        """The same for `parts` parts of the batch, each a group that may run beside the others."""
         ends = [self.size * part // parts for part in range(parts + 1)]
         taken = [node.id for node, _ in self.nodes] + [node.id for node in self.shared]
 

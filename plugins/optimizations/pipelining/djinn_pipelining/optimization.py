@@ -16,7 +16,7 @@ CLIENT_ALL: Final = 5e-4  # seconds
 class Pipelining:
     """Tells the placement policy that many inputs follow each other, and over how many devices they can be spread.
 
-    It pays where programs of one structure come before their predecessors were waited for, none of them takes or leaves
+    It is faster where programs of one structure come before their predecessors were waited for, none of them takes or leaves
     anything that the next one depends on, and each takes so long that the client can keep more than one device busy.
     """
 

@@ -64,7 +64,7 @@ def _broadcast(at: At) -> tuple[int, ...]:
 
 
 def _first(least: int = 2) -> Rule:
-    """The first operand, if it has so many dimensions: what follows the rows is worked on, with weights for all rows."""
+    """The first operand, if it has at least `least` dimensions: what follows the rows is worked on, with weights for all rows."""
 
     def rule(at: At) -> tuple[int, ...] | None:
         first = at.node.inputs[0]

@@ -10,14 +10,14 @@ from djinn_pipelining.batches import BatchRegion, region_of
 from djinn_pipelining.state import what_is_carried
 
 PAYS: Final = 0.7  # of the time without, at most: a policy that leaves the parts in one place makes it slower
-RUNS: Final = 8  # a weight that comes to a device stays there, so its way counts as shared by so many
+RUNS: Final = 8  # a weight that comes to a device stays there, so its transfer counts as shared by this number of runs
 HOP: Final = 1e-4  # seconds that a message between devices takes at least
 
 
 class SplitBatches:
     """Parts of a batch, each with the same ops; placement policies put them on devices of their own.
 
-    It pays where each device is given so much that it is done earlier in spite of what travels: the parts of the input, and
+    It is faster if each device is given so much that it is done earlier in spite of what travels: the parts of the input, and
     what comes of them. Only ops that do not mix the inputs of a batch are done in parts; where they end, parts are put together.
     Kernels may round otherwise for a smaller batch, so this is inexact.
     """
@@ -58,7 +58,7 @@ def _why_not(context: OptimizationContext) -> str:
 
 
 def _predicted(context: OptimizationContext, region: BatchRegion, parts: int) -> tuple[float, float]:
-    """Seconds of these nodes on the quickest device, and in so many parts with what travels."""
+    """Seconds of these nodes on the quickest device, and in `parts` parts with what travels."""
     ids = [node.id for node, _ in region.nodes]
     whole = min(math.fsum(row[n].seconds for n in ids) for row in context.costs.by_device.values())
     graph, (first, other) = context.graph, context.topology.devices[:2]

@@ -14,7 +14,7 @@ class PoolFirst:
     - The largest of what an increasing activation makes is that activation of the largest: a fraction of the elements.
     - Windows of windows that lie beside each other are larger windows: a pass over the elements less.
 
-    It pays always where the pooling leaves fewer elements than there were, and is asked for there only. Sums are rounded
+    It is always faster where the pooling leaves fewer elements than there were, and is asked for there only. Sums are rounded
     in another order, and zeros may have another sign.
     """
 

@@ -50,7 +50,7 @@ def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
     """The number of chunks that is through first.
 
     Raises:
-        Refused: none is so much quicker than one device that it pays.
+        Refused: none is enough faster than one device.
     """
     times = _times(context, rows)
     offered = [
@@ -87,7 +87,7 @@ def _times(context: OptimizationContext, rows: Rows) -> _Times:
 def _divided(
     context: OptimizationContext, rows: Rows, times: _Times, count: int
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Seconds until so many chunks are through, and their ends; None where that cannot be."""
+    """Seconds until `count` chunks are computed, and their ends; None where that cannot be."""
     if rows.rows < 2 * STEP * count or not _weights_fit(context, count):
         return None
     ends = _ends(rows.rows, times, count)
@@ -113,7 +113,7 @@ def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
 
 
 def _reached(times: _Times, count: int, seconds: float) -> list[float]:
-    """Rows that chunks cover when each takes so many seconds."""
+    """Rows that chunks cover when each takes `seconds`."""
     ends, start = [], 0.0
     for _ in range(count):
         low, high = start, 1.0
@@ -141,7 +141,7 @@ def _slowest(context: OptimizationContext) -> tuple[float, float]:
 
 
 def _weights_fit(context: OptimizationContext, count: int) -> bool:
-    """True if that many devices can each hold all weights."""
+    """True if `count` devices can each hold all weights."""
     weights: dict[int, int] = {}
     for value in context.graph.inputs:
         if context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT:

@@ -28,7 +28,7 @@ Chooser = Callable[[OptimizationContext, Rows], ChunkChoice]
 class DivideSequences:
     """Keys and values of each chunk go to the devices of later chunks; caches and what follows are on the last one's.
 
-    It pays where a prompt is so long that its time, divided, is still more than what sending keys and values, and handing out
+    It is faster where a prompt is so long that its time, divided, is still more than what sending keys and values, and handing out
     more parts, take.
     """
 

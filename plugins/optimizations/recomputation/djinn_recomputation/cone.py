@@ -10,7 +10,7 @@ import attrs
 from djinn.hooks import DataResidency, DeviceCapabilities, Node, OptimizationContext, Placement, storage_of
 from djinn.scheduling import repeatable
 
-# What is computed again may take so many times as long as what is sent: it runs while the other device computes the same.
+# What is computed again may take this factor longer than what is sent: it runs while the other device computes the same.
 DEPTH = 16.0
 SIZE = 512  # nodes that are looked at for one device
 RUNS = 8  # a weight stays where it was copied to, so its way is shared by this many runs

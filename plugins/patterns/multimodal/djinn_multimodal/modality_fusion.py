@@ -52,7 +52,7 @@ class ModalityFusion:
 
 
 def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iterator[ModalityFusion]:
-    """The fusions among `candidates`; those of masks and positions alone are none."""
+    """The fusions among `candidates`; those of masks and positions alone do not count."""
     reads = graph.flow.sources
     for node in candidates:
         if not kinds.meet(reads[node.id]) or not _computes(graph, node):

@@ -134,7 +134,7 @@ class Options:
         return self._held.most_common(1)[0][0] if self._held else self.devices[0].id
 
     def holding_most(self, count: int) -> list[str]:
-        """So many devices, those that have most of the inputs, in the order of the topology."""
+        """The `count` devices that have most of the inputs, in the order of the topology."""
         first = sorted(range(len(self.devices)), key=lambda n: -self._held[self.devices[n].id])[:count]
         return [self.devices[n].id for n in sorted(first)]
 

@@ -32,7 +32,7 @@ class CostBased:
 
 
 def _best(options: Options) -> Option:
-    """The first of the plain options; a more costly one only where it pays."""
+    """The first of the plain options; a more costly one only if it is faster."""
     if (successive := for_successive(options)) is not None:
         return successive
     if (grouped := for_groups(options)) is not None:

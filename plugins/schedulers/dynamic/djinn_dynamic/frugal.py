@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from djinn.hooks import SchedulingContext, storage_of
 from djinn.scheduling import Dependences, storage_sizes
 
-_LOOKED_AT = 64  # of what is ready, so many of the oldest are compared
+_LOOKED_AT = 64  # number of the oldest nodes that are ready which are compared
 
 
 def frugal_order(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> list[int]:

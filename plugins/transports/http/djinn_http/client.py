@@ -28,7 +28,7 @@ _NO_CONTENT: Final = 204
 _GONE: Final = 410
 # How long the server may take to answer when the channel is closed.
 _LEAVE_SECONDS: Final = 1.0
-# Characters of what a stranger answered that go into an error.
+# Characters of an answer that is not Djinn's which go into an error.
 _SAID_LIMIT: Final = 200
 # How long `close` waits for another thread's `send` before it cuts it off.
 _PATIENCE_SECONDS: Final = 0.2

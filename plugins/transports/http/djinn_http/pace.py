@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 # For clients that have not shown a token; below the ten seconds that a server has for its first message.
-STRANGER_SECONDS: Final = 6.0
+UNAUTHENTICATED_SECONDS: Final = 6.0
 # For clients that have: a network may be away for a while.
 TRUSTED_SECONDS: Final = 120.0
 # What a request gains by sending on.
@@ -43,7 +43,7 @@ class RequestTimeLimit:
         return self.owner is not None and self.owner.trusted
 
     def came(self, count: int) -> None:
-        """So many bytes came. The first ones of a request begin it."""
+        """Count received bytes. The first ones of a request begin it."""
         self._bytes += count
         if self._idle:
             self._since, self._idle = time.monotonic(), False
@@ -72,4 +72,4 @@ class RequestTimeLimit:
         if self._since is None:
             return False
         waited = self._waited + time.monotonic() - self._since
-        return waited > (TRUSTED_SECONDS if self.trusted else STRANGER_SECONDS) + self._bytes / _BYTES_A_SECOND
+        return waited > (TRUSTED_SECONDS if self.trusted else UNAUTHENTICATED_SECONDS) + self._bytes / _BYTES_A_SECOND

@@ -43,7 +43,7 @@ from djinn_http.pace import RequestTimeLimit
 # the allocator would have given its pages back, by the time that it is read.
 _READ_BYTES: Final = 256 << 10
 _MOST_CHANNELS: Final = 1024
-_MOST_STRANGERS: Final = 512  # connections, each of which has a few seconds to show a token
+_MOST_UNAUTHENTICATED: Final = 512  # connections, each of which has a few seconds to show a token
 _BACKLOG: Final = 128
 _PAUSE_SECONDS: Final = 0.1
 _SWEEP_SECONDS: Final = 1.0
@@ -55,7 +55,7 @@ log = get_logger("djinn.transport.http")
 
 
 class _Malformed(logging.Filter):
-    """A line about what is no HTTP, in place of a traceback: strangers can send as much of it as they like."""
+    """A line about what is no HTTP, in place of a traceback: any client can send as much of it as it likes."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """As `logging.Filter`."""
@@ -178,11 +178,11 @@ class HttpListener:
     def _entered(self, connection: CountingTransport) -> None:
         """Close the oldest of the connections without a token where there are too many."""
         self._connections[connection] = None
-        strangers = [connection for connection in self._connections if not connection.pace.trusted]
-        if len(strangers) > _MOST_STRANGERS:
+        unauthenticated = [connection for connection in self._connections if not connection.pace.trusted]
+        if len(unauthenticated) > _MOST_UNAUTHENTICATED:
             log.warning("too many connections that ask for nothing: the oldest was closed", url=self.url)
-            self._left(strangers[0])
-            strangers[0].abort()
+            self._left(unauthenticated[0])
+            unauthenticated[0].abort()
 
     def _left(self, connection: CountingTransport) -> None:
         self._connections.pop(connection, None)
@@ -293,7 +293,7 @@ class HttpListener:
         return channel
 
     def _give_up_stranger(self) -> bool:
-        """End the oldest channel whose owner has shown nothing: strangers must not keep out clients with a token."""
+        """End the oldest channel whose owner has shown nothing: unauthenticated clients must not keep out those with a token."""
         for channel in self._channels.values():
             if not channel.trusted:
                 channel.end("too many others want to be heard")

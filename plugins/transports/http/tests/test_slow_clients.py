@@ -13,7 +13,7 @@ HEADERS = "POST /djinn/v1/{} HTTP/1.1\r\nHost: localhost\r\nContent-Type: applic
 @pytest.fixture
 def listening(monkeypatch):
     """A server that waits for half a second in place of six, and looks ten times a second; echoes what trusted clients send."""
-    monkeypatch.setattr(pace, "STRANGER_SECONDS", 0.5)
+    monkeypatch.setattr(pace, "UNAUTHENTICATED_SECONDS", 0.5)
     monkeypatch.setattr(server, "_SWEEP_SECONDS", 0.1)
 
     def accept(connection):
@@ -67,7 +67,7 @@ def test_who_sends_a_byte_at_a_time_is_hung_up_on(listening, data):
 
 def test_a_request_gains_time_by_sending_on():
     waited = pace.RequestTimeLimit()
-    waited._since -= pace.STRANGER_SECONDS + 1
+    waited._since -= pace.UNAUTHENTICATED_SECONDS + 1
     assert waited.too_slow
     waited.came(5000)
     assert not waited.too_slow

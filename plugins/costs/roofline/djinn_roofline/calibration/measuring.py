@@ -51,7 +51,7 @@ class ProcessorClock:
         self._folder = Path(f"/proc/{process}/task")
         if process == os.getpid() or not self._folder.is_dir():
             raise ConfigurationError(
-                f"processor time can be measured of an executor process on this machine only, and {process} is none"
+                f"processor time can be measured of an executor process on this machine only, and {process} is not one"
             )
 
     def read(self) -> float:
