@@ -60,6 +60,9 @@ NEEDED: Final = (
     "torch._C._set_neg",
     "torch._make_per_channel_quantized_tensor",
     "torch._make_per_tensor_quantized_tensor",
+    "torch._nested_compute_contiguous_strides_offsets",
+    "torch._nested_view_from_buffer",
+    "torch._C._get_nested_int",
     "torch._prims_common.suggest_memory_format",
     "torch.Tensor._make_subclass",
     "torch.Tensor._make_wrapper_subclass",
@@ -246,6 +249,55 @@ def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def make_nested_wrapper(cls: type[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Any:
+    """A nested tensor without memory. PyTorch asks the class for its layout (`prim::layout`) and sizes (`aten::sym_size`)."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(torch._C.DispatchKey.AutogradNestedTensor)
+    return make_wrapper_by_place(
+        cls,
+        (0,),
+        (0,),
+        0,
+        torch.contiguous_format,
+        dtype,
+        torch.strided,
+        device,
+        False,
+        False,
+        "sizes",
+        False,
+        True,
+        keys,
+    )
+
+
+def nested_integer(lengths: Sequence[int]) -> Any:
+    """An integer that stands for the sizes of the tensors of a nested one; equal where these are."""
+    return torch._C._get_nested_int(hash(tuple(lengths)) % 2**48 + 2**48, 1)
+
+
+def contiguous_nested_strides(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Strides and offsets of the tensors of a contiguous nested one, by their sizes."""
+    strides, offsets = torch._nested_compute_contiguous_strides_offsets(sizes)  # type: ignore[attr-defined]
+    return strides, offsets
+
+
+def nested_of_elements(elements: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """A nested tensor of the strided layout that looks into `elements`, which has one dimension."""
+    made: torch.Tensor = torch._nested_view_from_buffer(elements, sizes, *contiguous_nested_strides(sizes))  # type: ignore[attr-defined]
+    return made
+
+
+def elements_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Elements of a nested CPU tensor of the strided layout, one after the other, and the sizes of its tensors."""
+    whole = tensor.detach().contiguous()
+    return whole.values().reshape(-1), whole._nested_tensor_size()  # type: ignore[attr-defined]
+
+
+def composite_of_nested(func: Any) -> Callable[..., Any]:
+    """PyTorch's kernel of a composite op for nested tensors."""
+    return functools.partial(func._op_dk, torch._C.DispatchKey.CompositeImplicitAutogradNestedTensor)
 
 
 def quantized_per_tensor(integers: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:

@@ -7,7 +7,7 @@ among the others, of a word that says its kind, numbers, and strided tensors:
     one of COMPRESSED, sizes, compressed indices, plain indices, values
     PER_TENSOR, its dtype's place in QUANTIZED, scale, zero point, integers
     PER_CHANNEL, its dtype's place in QUANTIZED, axis, integers, scales, zero points
-    NESTED, its number of tensors, their sizes one after the other, their elements one after the other
+    NESTED, dimensions of each of its tensors, their sizes one after the other, their elements one after the other
 
 A result takes `PLACES` values: a header and up to three tensors. The executor makes no such tensor that outlives the op.
 """
@@ -34,17 +34,17 @@ NO_RESULT: Final = 2  # undefined, as a gradient that no input needs
 COMPRESSED_RESULT: Final = 3  # [kind, in place, place in COMPRESSED, *sizes]
 PER_TENSOR_RESULT: Final = 4  # [kind, in place, place in QUANTIZED, zero point, bits of the scale]
 PER_CHANNEL_RESULT: Final = 5  # [kind, in place, place in QUANTIZED, axis]
-NESTED_RESULT: Final = 6  # [kind, in place, number of tensors, *sizes of all]
+NESTED_RESULT: Final = 6  # [kind, in place, dimensions of each tensor, *sizes of all]
 
 # From strided tensors alone.
 CONVERSIONS: Final = frozenset({
-    "aten::_nested_from_padded_and_nested_example",
     "aten::_to_sparse",
     "aten::_to_sparse.sparse_dim",
     "aten::_to_sparse_bsc",
     "aten::_to_sparse_bsr",
     "aten::_to_sparse_csc",
     "aten::_to_sparse_csr",
+    "aten::_validate_compressed_sparse_indices",
     "aten::_validate_sparse_compressed_tensor_args",
     "aten::quantize_per_channel",
     "aten::quantize_per_tensor",
@@ -183,11 +183,23 @@ _OF_QUANTIZED = {
     "aten::upsample_nearest3d",
 }
 
+_OF_NESTED = {
+    f"aten::{name}"
+    for name in (
+        "_nested_from_padded_and_nested_example _nested_select_backward _nested_sum_backward _nested_tensor_softmax_with_shape "
+        "_safe_softmax _softmax _softmax_backward_data _transform_bias_rescale_qkv add.Tensor add_.Tensor all.dim bmm cat "
+        "clone div.Tensor embedding eq.Tensor linear linear_backward masked_fill.Scalar matmul matmul_backward mul.Tensor "
+        "mul_.Tensor narrow native_layer_norm native_layer_norm_backward select.int squeeze squeeze.dim squeeze.dims "
+        "sub.Tensor sum.dim_IntList to_padded_tensor transpose.int unsqueeze view where.self"
+    ).split()
+}
+
 # What each kind of tensor may be given to.
 OPERATORS_OF: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         **dict.fromkeys((COO, *COMPRESSED), CONVERSIONS | _OF_SPARSE),
         **dict.fromkeys((PER_TENSOR, PER_CHANNEL), frozenset(_OF_QUANTIZED)),
+        NESTED: frozenset(_OF_NESTED),
     }
 )
 LAYOUT_OPERATORS: Final = CONVERSIONS.union(*OPERATORS_OF.values())

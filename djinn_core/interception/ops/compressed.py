@@ -32,9 +32,11 @@ def _part(name: str, attribute: str, by_rows: bool) -> Handler:
     def part(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         source = args[0]
         if (source.held_layout in BY_ROWS) != by_rows:
-            kinds = "row sparse tensor layouts SparseCsr or SparseBsr"
-            kinds = kinds if by_rows else "column sparse tensor layouts SparseCsc or SparseBsc"
-            raise RuntimeError(f"{name} expected {kinds} but got {source.held_layout}")
+            kind, got = (
+                "row" if by_rows else "column",
+                str(source.held_layout).removeprefix("torch.sparse_").capitalize(),
+            )
+            raise RuntimeError(f"{name} expected sparse {kind} compressed tensor layout but got Sparse{got}")
         return record(aten.detach.default, (getattr(source, attribute),), {})
 
     return part
@@ -146,6 +148,11 @@ def _without_elements(
     return wrap_compressed(layout, compressed, plain, values, tuple(shape))
 
 
+def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    record(func, (args[0].held_values, *args[1:]), kwargs)
+    return args[0]
+
+
 def _is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
     return False
 
@@ -158,9 +165,27 @@ def _empty(size: Sequence[int], **options: Any) -> torch.Tensor:
             f"torch.empty: Only batched sparse compressed (non-block) tensors are supported, but got size {list(size)} "
             f"and layout {layout}"
         )
-    index = existing_index(device) if device is not None else current_device()
     dtype = options.get("dtype") or torch.get_default_dtype()
-    return _without_elements(size, layout, dtype, logical_device(index), len(size) - 2, [])
+    return _without_elements(size, layout, dtype, _factory_device(device), len(size) - 2, [])
+
+
+def _factory_device(device: torch.device | None) -> torch.device:
+    return logical_device(existing_index(device) if device is not None else current_device())
+
+
+def _with_dims(
+    nnz: int, dense_dim: int, size: Sequence[int], blocksize: Sequence[int], index_dtype: torch.dtype, **options: Any
+) -> torch.Tensor:
+    """`aten::_sparse_compressed_tensor_with_dims`: a tensor whose indices and values are to be filled in."""
+    layout, device = options["layout"], _factory_device(options.get("device"))
+    batch, block = list(size[: len(size) - 2 - dense_dim]), list(blocksize)
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    empty = _without_elements(size, layout, dtype, device, len(batch), block)
+    dense = list(size[len(size) - dense_dim :]) if dense_dim else []
+    compressed = record(aten._to_copy.default, (empty.held_compressed,), {"dtype": index_dtype})
+    plain = record(aten.zeros.default, ([*batch, nnz],), {"dtype": index_dtype, "device": device})
+    values = record(aten.zeros.default, ([*batch, nnz, *block, *dense],), {"dtype": dtype, "device": device})
+    return wrap_compressed(layout, compressed, plain, values, tuple(size))
 
 
 def _moved_here(source: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -202,6 +227,18 @@ def _new_empty_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return record(func, args, {name: value for name, value in kwargs.items() if name != "layout"})
 
 
+@handles(aten._convert_indices_from_csr_to_coo.default)
+def _indices_of_rows(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Indices of a COO tensor, by ops that check theirs: the kernel believes what compressed indices say about memory."""
+    compressed, plain = args[0], args[1]
+    if compressed.dim() != 1:
+        raise UnsupportedOperation(f"aten::_convert_indices_from_csr_to_coo takes no batches on {DEVICE_NAME}")
+    counts = compressed.diff()
+    rows = torch.arange(counts.shape[0], device=plain.device).repeat_interleave(counts)
+    found = torch.stack([plain, rows] if kwargs.get("transpose") else [rows, plain])
+    return found.to(torch.int32 if kwargs.get("out_int32") else torch.int64)
+
+
 # What happens here, without the executor.
 LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
@@ -221,11 +258,17 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.copy_.default: _copy,
         aten.zeros_like.default: _like,
         aten.empty_like.default: _like,
+        aten.normal_.default: _normal,
         aten.is_pinned.default: _is_pinned,
     }
 )
 
 # Kernels of factories, at the key `SparseCsrPrivateUse1`.
 KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
-    {"empty.memory_format": _empty, "zeros": _empty, "_to_copy": _moved_here}
+    {
+        "empty.memory_format": _empty,
+        "zeros": _empty,
+        "_sparse_compressed_tensor_with_dims": _with_dims,
+        "_to_copy": _moved_here,
+    }
 )

@@ -22,6 +22,7 @@ from djinn_core.interception.remote_infer import described_on, unknown_meta, wra
 from djinn_core.interception.shape_inference.meta_infer import signature_of
 from djinn_core.interception.tensors.compressed_tensor import wrap_compressed
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.interception.tensors.nested_tensor import NestedTensor, wrap_nested
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.interception.tensors.quantized_tensor import (
     DTYPES,
@@ -35,6 +36,7 @@ from djinn_core.ir.layout_operators import (
     COMPRESSED,
     COMPRESSED_RESULT,
     COO_RESULT,
+    NESTED_RESULT,
     NO_RESULT,
     PER_CHANNEL_RESULT,
     PER_TENSOR_RESULT,
@@ -161,6 +163,10 @@ def _put_together(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
         made = wrap_quantized(parts[0], DTYPES[rest[1]], PerTensor(scale, rest[2]))
     elif kind == PER_CHANNEL_RESULT:
         made = wrap_quantized(parts[0], DTYPES[rest[1]], PerChannel(parts[1], parts[2], rest[2]))
+    elif kind == NESTED_RESULT:
+        dims, numbers = rest[1], rest[2:]
+        sizes = tuple(tuple(numbers[i : i + dims]) for i in range(0, len(numbers), dims or 1))
+        made = wrap_nested(parts[0], sizes)
     else:
         return parts[0]
     made.in_place = bool(rest[0])
@@ -173,6 +179,8 @@ def _write(target: Any, result: Any) -> None:
         record(aten.copy_.default, (target, result), {})
     elif isinstance(target, QuantizedTensor):
         record(aten.copy_.default, (target.held_integers, result.held_integers), {})
+    elif isinstance(target, NestedTensor):
+        record(aten.copy_.default, (target.held_values, result.held_values), {})
     elif result.in_place:  # other tensors may look at these values
         values = target.held_values
         record(aten.copy_.default, (values, result.held_values), {})

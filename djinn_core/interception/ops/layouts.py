@@ -1,7 +1,7 @@
-"""Dispatch of ops with tensors that are not strided: sparse, and quantized ones.
+"""Dispatch of ops with tensors that are not strided: sparse, quantized and nested ones.
 
 What only looks at such a tensor, or makes one of strided parts, happens at the client without a message (`sparse`, `compressed`,
-`quantized`). Every other op is one instruction, see `layout_calls`.
+`quantized`, `nested`). Every other op is one instruction, see `layout_calls`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles
-from djinn_core.interception.ops import compressed, quantized, sparse
+from djinn_core.interception.ops import compressed, nested, quantized, sparse
 from djinn_core.interception.ops.layout_calls import call, call_out
 from djinn_core.interception.tensors.compressed_tensor import CompressedTensor
+from djinn_core.interception.tensors.nested_tensor import NestedTensor
 from djinn_core.interception.tensors.parts_tensor import first_of_parts
 from djinn_core.interception.tensors.quantized_tensor import QuantizedTensor
 from djinn_core.interception.tensors.sparse_tensor import SparseTensor
@@ -26,19 +27,27 @@ from djinn_core.ir.layout_operators import CONVERSIONS, OPERATORS_OF
 from djinn_core.ir.operators import resolve_for_layouts
 from djinn_core.tracebacks import for_users
 
+aten = torch.ops.aten
+
 # What happens here, without the executor.
 _LOCAL: Final[Mapping[type, Mapping[Any, Handler]]] = MappingProxyType(
-    {SparseTensor: sparse.LOCAL, CompressedTensor: compressed.LOCAL, QuantizedTensor: quantized.LOCAL}
+    {
+        SparseTensor: sparse.LOCAL,
+        CompressedTensor: compressed.LOCAL,
+        QuantizedTensor: quantized.LOCAL,
+        NestedTensor: nested.LOCAL,
+    }
 )
 _NAMES: Final[Mapping[type, str]] = MappingProxyType(
     {
         SparseTensor: "sparse tensors",
         CompressedTensor: "compressed sparse tensors",
         QuantizedTensor: "quantized tensors",
+        NestedTensor: "nested tensors",
     }
 )
 _OTHERWISE: Final[Mapping[type, str]] = MappingProxyType(
-    {SparseTensor: "to_dense", CompressedTensor: "to_dense", QuantizedTensor: "dequantize"}
+    {SparseTensor: "to_dense", CompressedTensor: "to_dense", QuantizedTensor: "dequantize", NestedTensor: "unbind"}
 )
 
 
@@ -66,6 +75,12 @@ def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
 
 
+def _composite(packet: Any) -> Any:
+    kernel = torch_private.composite_kernel(packet.default)
+    assert kernel is not None
+    return kernel
+
+
 def register() -> list[torch.library.Library]:
     """Register the factories of tensors that are not strided; in force as long as the returned objects live."""
     handles(*(resolve_for_layouts(name) for name in CONVERSIONS))(call)
@@ -74,6 +89,18 @@ def register() -> list[torch.library.Library]:
         ("SparsePrivateUse1", sparse.KERNELS),
         ("SparseCsrPrivateUse1", compressed.KERNELS),
         ("QuantizedPrivateUse1", quantized.KERNELS),
+        ("NestedTensorPrivateUse1", nested.KERNELS),
+        (
+            "CPU",
+            {"_nested_tensor_from_tensor_list": nested.of_cpu_list(_composite(aten._nested_tensor_from_tensor_list))},
+        ),
+        (
+            "AutogradNestedTensor",
+            {
+                "reshape": nested.reshaped(torch_private.composite_of_nested(aten.reshape.default)),
+                "reshape_as": nested.reshaped_as(torch_private.composite_of_nested(aten.reshape_as.default)),
+            },
+        ),
     ):
         library = torch.library.Library("aten", "IMPL")
         for name, kernel in kernels.items():

@@ -113,6 +113,8 @@ def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor
 def _zeros_like(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, dtype = args[0], kwargs.get("dtype")
     device = kwargs.get("device")
+    if kwargs.get("memory_format") not in {None, torch.preserve_format}:
+        raise RuntimeError("memory format option is only supported by strided tensors")
     if kwargs.get("layout") not in {None, torch.sparse_coo} or (device is not None and not is_remote(device)):
         made = torch.zeros(source.shape, dtype=dtype or source.dtype, device=device or source.device)
         return made if kwargs.get("layout") == torch.strided else made.to_sparse()
@@ -185,6 +187,16 @@ def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         given["grad"], indices, given["offsets"], bags, given["bag_size"], given["num_weights"],
         given["scale_grad_by_freq"], given["mode"], given.get("per_sample_weights"), given.get("padding_idx", -1)
     )  # fmt: skip
+
+
+@handles(aten.sparse_dim.default)
+def _sparse_dim_of_dense(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
+    return 0
+
+
+@handles(aten.dense_dim.default)
+def _dense_dim_of_dense(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
+    return int(args[0].dim())
 
 
 # What happens here, without the executor.

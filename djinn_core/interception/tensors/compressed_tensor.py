@@ -42,6 +42,15 @@ class CompressedTensor(PartsTensor):
         self.held_compressed, self.held_plain = other.held_compressed, other.held_plain
         self.held_values = other.held_values
 
+    @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
+    def stride(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        """Raises, as on the CPU.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("Sparse CSR tensors do not have strides")
+
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As PyTorch saves sparse tensors of every device.

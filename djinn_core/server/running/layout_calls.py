@@ -21,6 +21,8 @@ from djinn_core.ir.layout_operators import (
     CONVERSIONS,
     COO,
     COO_RESULT,
+    NESTED,
+    NESTED_RESULT,
     NO_RESULT,
     OPERATORS_OF,
     PER_CHANNEL,
@@ -143,6 +145,15 @@ def _make_per_channel(
     return torch_private.quantized_per_channel(integers, scales, zero_points, axis, _DTYPES[dtype][0])
 
 
+def _make_nested(_kind: str, dims: Any, numbers: Any, elements: torch.Tensor) -> torch.Tensor:
+    table = torch.tensor([int(n) for n in numbers], dtype=torch.int64).reshape(-1, dims) if dims else None
+    if table is None or elements.dim() != 1 or not elements.is_contiguous() or bool((table < 0).any()):
+        raise RuntimeError("a nested tensor consists of sizes that are not negative and elements in one dimension")
+    if sum(math.prod(size) for size in table.tolist()) != elements.numel():
+        raise RuntimeError("a nested tensor has as many elements as its sizes say")
+    return torch_private.nested_of_elements(elements, table)
+
+
 def _check_elements(dtype: Any, integers: torch.Tensor) -> None:
     if not isinstance(dtype, int) or not 0 <= dtype < len(_DTYPES) or integers.dtype != _DTYPES[dtype][1]:
         raise RuntimeError("the elements of a quantized tensor are not of the type that its dtype has")
@@ -154,6 +165,7 @@ _MAKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
         **dict.fromkeys(COMPRESSED, _make_compressed),
         PER_TENSOR: _make_per_tensor,
         PER_CHANNEL: _make_per_channel,
+        NESTED: _make_nested,
     }
 )
 
@@ -162,6 +174,12 @@ def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
     """A header, and the strided tensors that a result consists of."""
     if result.is_quantized:
         return _quantized_parts(result, in_place)
+    if result.is_nested:
+        elements, sizes = torch_private.elements_of_nested(result)
+        return [
+            [NESTED_RESULT, in_place, sizes.shape[1] if sizes.dim() == 2 else 0, *sizes.flatten().tolist()],
+            elements,
+        ]
     if result.layout is torch.strided:
         return [[STRIDED_RESULT], result]
     if result.layout is torch.sparse_coo:

@@ -1,0 +1,276 @@
+"""Ops on nested tensors of the strided layout that need no executor: what looks at one, takes it apart, or makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.device.current_device import current_device, existing_index
+from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
+from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.ops.layout_calls import call
+from djinn_core.interception.sync import fetch
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
+from djinn_core.interception.tensors.nested_tensor import NestedTensor, numbers_of, symbolic_size, wrap_nested
+from djinn_core.interception.tensors.upload import upload_copy
+
+aten = torch.ops.aten
+
+
+def _answer(make: Callable[[NestedTensor], Any]) -> Handler:
+    return lambda _func, args, _kwargs: make(args[0])
+
+
+def _stride(source: NestedTensor) -> list[int]:
+    steps = [1]
+    for dim in range(source.dim() - 1, 0, -1):
+        steps.insert(0, steps[0] * max(size[dim - 1] for size in source.sizes))
+    return steps
+
+
+def _size_table(source: NestedTensor) -> torch.Tensor:
+    return torch.tensor(source.sizes, dtype=torch.int64, device="cpu")
+
+
+def _offsets(source: NestedTensor) -> torch.Tensor:
+    counts = torch.tensor([0, *numbers_of(source.sizes)], dtype=torch.int64, device="cpu")
+    return counts.cumsum(0)[:-1]
+
+
+def _strides_table(source: NestedTensor) -> torch.Tensor:
+    strides, _ = torch_private.contiguous_nested_strides(_size_table(source))
+    return strides
+
+
+def _unbind(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    source, dim = args[0], args[1] if len(args) > 1 else 0
+    if dim not in {0, -source.dim()}:
+        raise RuntimeError(f"NestedTensor can only be unbound along dimension 0 got dimension {dim} instead.")
+    pieces = record(aten.split_with_sizes.default, (source.held_values, numbers_of(source.sizes)), {})
+    return [
+        record(aten.view.default, (piece, list(size)), {}) for piece, size in zip(pieces, source.sizes, strict=True)
+    ]
+
+
+def _chunk(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    source, chunks, dim = args[0], args[1], args[2] if len(args) > 2 else 0
+    last, width = source.dim() - 1, source.common(source.dim() - 1)
+    if dim not in {-1, last} or width is None or width % chunks:
+        raise RuntimeError(
+            "Chunk for nested tensors is currently only supported for the last dimension, whose size must be divisible by the "
+            f"number of chunks: got dimension {dim} and {chunks} chunks"
+        )
+    each, tensors = width // chunks, _unbind(_func, (source,), {})
+    sizes = tuple((*size[:-1], each) for size in source.sizes)
+    columns = [[one[..., k * each : (k + 1) * each].reshape(-1) for one in tensors] for k in range(chunks)]
+    return [wrap_nested(record(aten.cat.default, (column,), {}), sizes) for column in columns]
+
+
+def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    return wrap_nested(args[0].held_values, args[0].sizes)
+
+
+def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op on each element: that of the elements one after the other."""
+    first = args[0]
+    for other in args[1:]:
+        if isinstance(other, NestedTensor):
+            if other.sizes != first.sizes:
+                return call(func, args, kwargs)
+        elif isinstance(other, torch.Tensor) and other.dim():
+            return call(func, args, kwargs)
+    if not isinstance(first, NestedTensor):
+        return call(func, args, kwargs)
+    given = [a.held_values if isinstance(a, NestedTensor) else a for a in args]
+    made = record(func, tuple(given), kwargs)
+    if made is first.held_values:
+        return first
+    if isinstance(made, (list, tuple)):
+        return tuple([wrap_nested(one, first.sizes) for one in made])
+    return wrap_nested(made, first.sizes)
+
+
+def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source, device = args[0], kwargs.get("device")
+    given = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    if device is not None and not is_remote(device):
+        return func(_fetched(source), **given)
+    return wrap_nested(record(func, (source.held_values, *args[1:]), given), source.sizes)
+
+
+def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source, device, dtype = args[0], kwargs.get("device"), kwargs.get("dtype")
+    if kwargs.get("layout") not in {None, torch.strided}:
+        raise UnsupportedOperation(f"a nested tensor on {DEVICE_NAME} cannot become one of layout {kwargs['layout']}")
+    if device is not None and not is_remote(device):
+        return _fetched(source).to(device=device, dtype=dtype)
+    given = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    return wrap_nested(record(func, (source.held_values,), given), source.sizes)
+
+
+def _fetched(source: NestedTensor) -> torch.Tensor:
+    """The tensor on the CPU."""
+    return torch_private.nested_of_elements(fetch(source.held_values), _size_table(source))
+
+
+def _uploaded(source: torch.Tensor, device: int) -> NestedTensor:
+    elements, sizes = torch_private.elements_of_nested(source)
+    return wrap_nested(upload_copy(elements, device), tuple(tuple(size) for size in sizes.tolist()))
+
+
+def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    target, source = args[0], args[1]
+    if not is_remote(target.device):
+        return target.copy_(_fetched(source))
+    if not is_remote(source.device) and source.is_nested:
+        source = _uploaded(source, target.held_values.remote.meta.device)
+    if not isinstance(source, NestedTensor) or source.sizes != target.sizes:
+        raise RuntimeError("copy_ only supports tensors that are the same size for Nested implementations")
+    record(func, (target.held_values, source.held_values), {})
+    return target
+
+
+def _is_same_size(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    return all(isinstance(a, NestedTensor) for a in args) and args[0].sizes == args[1].sizes
+
+
+@handles(aten._nested_tensor_from_tensor_list.default)
+def _from_list(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.nested.nested_tensor` and `as_nested_tensor` of remote tensors."""
+    given = dict(zip(("list", "dtype", "layout", "device"), args, strict=False)) | kwargs
+    return _of_list(given["list"], given.get("dtype"), given.get("device"))
+
+
+def _of_list(tensors: Sequence[Any], dtype: torch.dtype | None, device: torch.device | None) -> Any:
+    if device is not None and not is_remote(device):
+        return torch.nested.as_nested_tensor([one.to(device) for one in tensors], dtype=dtype)
+    if len({one.dim() for one in tensors}) > 1:
+        raise RuntimeError("All Tensors given to nested_tensor must have the same dimension.")
+    where = device or next(one.device for one in tensors if isinstance(one, LazyTensor))
+    options = {"device": logical_device(existing_index(where)), "dtype": dtype or tensors[0].dtype}
+    joined: Any = torch.cat([one.to(**options).reshape(-1) for one in tensors])
+    return wrap_nested(joined, tuple(tuple(int(n) for n in one.shape) for one in tensors))
+
+
+@handles(aten._nested_from_padded.default)
+def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """The gradient of `to_padded_tensor`: what is not padding."""
+    padded, sizes = args[0], args[1].tolist()
+    if len(args) > 2 and args[2]:
+        raise UnsupportedOperation(f"aten::_nested_from_padded cannot transpose on {DEVICE_NAME}")
+    pieces = [padded[(i, *(slice(n) for n in size))].reshape(-1) for i, size in enumerate(sizes)]
+    return wrap_nested(torch.cat(pieces), tuple(tuple(size) for size in sizes))  # type: ignore[arg-type]
+
+
+@handles(aten._nested_view_from_buffer.default)
+def _view_from_buffer(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    values, size_table, strides, offsets = (a.cpu() if i else a for i, a in enumerate(args))
+    expected = torch_private.contiguous_nested_strides(size_table)
+    if not (torch.equal(strides, expected[0]) and torch.equal(offsets, expected[1])):
+        raise UnsupportedOperation(
+            f"nested tensors on {DEVICE_NAME} are contiguous: aten::_nested_view_from_buffer was given other strides"
+        )
+    return wrap_nested(values, tuple(tuple(size) for size in size_table.tolist()))
+
+
+def _moved_here(source: torch.Tensor, **options: Any) -> torch.Tensor:
+    """`.to(device)` of a CPU tensor."""
+    device, dtype = options.get("device"), options.get("dtype")
+    index = existing_index(device) if device is not None else current_device()
+    return _uploaded(source if dtype is None else source.to(dtype), index)
+
+
+def of_cpu_list(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Kernel of `_nested_tensor_from_tensor_list` for lists of CPU tensors, which `device=` may send here."""
+
+    def kernel(tensors: Sequence[Any], dtype: Any = None, layout: Any = None, device: Any = None, *rest: Any) -> Any:
+        if device is not None and is_remote(device):
+            return _of_list(tensors, dtype, device)
+        return original(tensors, dtype, layout, device, *rest)
+
+    return kernel
+
+
+def reshaped(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Kernel of `reshape` for nested tensors: PyTorch's looks into the C++ object of those of the CPU."""
+
+    def kernel(source: torch.Tensor, shape: Sequence[int]) -> Any:
+        return source.view(shape) if isinstance(source, NestedTensor) else original(source, shape)
+
+    return kernel
+
+
+def reshaped_as(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of `reshape_as`."""
+
+    def kernel(source: torch.Tensor, other: torch.Tensor) -> Any:
+        if not isinstance(other, NestedTensor):
+            return original(source, other)
+        common = [other.common(dim) for dim in range(other.dim())]
+        return source.reshape([-1 if n is None else n for n in common])
+
+    return kernel
+
+
+_ELEMENTWISE = (
+    "abs abs_ cos gelu gelu_ gelu_backward isinf isnan isneginf isposinf logical_not logical_not_ native_dropout_backward neg "
+    "neg_ relu relu_ sgn sgn_ silu silu_ silu_backward sin sqrt tanh tanh_ tanh_backward threshold_backward zero_ cos_ sin_ exp "
+    "exp_ log sigmoid sigmoid_backward clone normal_ native_dropout"
+).split()
+_BINARY = ("add", "sub", "mul", "div")
+
+
+def _elementwise() -> dict[Any, Handler]:
+    found: dict[Any, Handler] = {}
+    for name in _ELEMENTWISE:
+        found[getattr(aten, name).default] = _of_elements
+    for name in _BINARY:
+        for suffix in ("", "_"):
+            for overload in ("Tensor", "Scalar"):
+                found[getattr(getattr(aten, name + suffix), overload)] = _of_elements
+    for op in (aten.fill_.Scalar, aten.eq.Scalar, aten.ge.Scalar, aten.gt.Scalar, aten.masked_fill.Scalar):
+        found[op] = _of_elements
+    return found
+
+
+# What happens here, without the executor, or is an op on the elements.
+LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
+    {
+        torch.ops.prim.layout.default: _answer(lambda _source: torch.strided),
+        aten.dim.default: _answer(lambda source: 1 + (len(source.sizes[0]) if source.sizes else 0)),
+        aten.sym_size.default: _answer(symbolic_size),
+        aten.size.default: _answer(symbolic_size),
+        aten.sym_stride.default: _answer(_stride),
+        aten.sym_numel.default: _answer(lambda source: sum(numbers_of(source.sizes))),
+        aten.numel.default: _answer(lambda source: sum(numbers_of(source.sizes))),
+        aten.sym_storage_offset.default: _answer(lambda _source: 0),
+        aten.is_contiguous.default: _answer(lambda _source: True),
+        aten.is_contiguous.memory_format: _answer(lambda _source: True),
+        aten.is_non_overlapping_and_dense.default: _answer(lambda _source: False),
+        aten._nested_tensor_size.default: _answer(_size_table),
+        aten._nested_tensor_strides.default: _answer(_strides_table),
+        aten._nested_tensor_storage_offsets.default: _answer(_offsets),
+        aten.values.default: _answer(lambda source: record(aten.detach.default, (source.held_values,), {})),
+        aten.unbind.int: _unbind,
+        aten.chunk.default: _chunk,
+        aten.detach.default: _same,
+        aten.alias.default: _same,
+        aten._to_copy.default: _to_copy,
+        aten.copy_.default: _copy,
+        aten.is_same_size.default: _is_same_size,
+        aten.is_pinned.default: _answer(lambda _source: False),
+        aten.empty_like.default: _like,
+        aten.ones_like.default: _like,
+        aten.zeros_like.default: _like,
+        aten.randn_like.default: _like,
+        **_elementwise(),
+    }
+)
+
+# Kernels of factories, at the key `NestedTensorPrivateUse1`.
+KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType({"_to_copy": _moved_here})
