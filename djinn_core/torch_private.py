@@ -279,20 +279,20 @@ def nested_integer(lengths: Sequence[int]) -> Any:
 
 def contiguous_nested_strides(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Strides and offsets of the tensors of a contiguous nested one, by their sizes."""
-    strides, offsets = torch._nested_compute_contiguous_strides_offsets(sizes)  # type: ignore[attr-defined]
+    strides, offsets = torch._nested_compute_contiguous_strides_offsets(sizes)
     return strides, offsets
 
 
 def nested_of_elements(elements: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """A nested tensor of the strided layout that looks into `elements`, which has one dimension."""
-    made: torch.Tensor = torch._nested_view_from_buffer(elements, sizes, *contiguous_nested_strides(sizes))  # type: ignore[attr-defined]
+    made: torch.Tensor = torch._nested_view_from_buffer(elements, sizes, *contiguous_nested_strides(sizes))
     return made
 
 
 def elements_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Elements of a nested CPU tensor of the strided layout, one after the other, and the sizes of its tensors."""
     whole = tensor.detach().contiguous()
-    return whole.values().reshape(-1), whole._nested_tensor_size()  # type: ignore[attr-defined]
+    return whole.values().reshape(-1), whole._nested_tensor_size()
 
 
 def composite_of_nested(func: Any) -> Callable[..., Any]:

@@ -142,6 +142,10 @@ CASES = {
     "sums": lambda d: [torch.sparse.sum(sparse(d)), torch.sparse.sum(sparse(d), 0), sparse(d).norm()],
     "softmax": lambda d: [torch.sparse.softmax(sparse(d), 1), torch.sparse.log_softmax(sparse(d), 1)],
     "unary": lambda d: [sparse(d).sqrt(), -sparse(d), sparse(d).relu(), sparse(d).pow(2), sparse(d).tanh()],
+    "without elements, like it": lambda d: [
+        torch.zeros_like(sparse(d), layout=layout) for layout in (torch.sparse_csr, torch.sparse_csc, torch.strided)
+    ],
+    "out=": lambda d: torch.tanh(sparse(d), out=sparse(d)),
     "shapes": lambda d: [sparse(d).t(), sparse(d)[1], sparse(d).unsqueeze(0), torch.cat([sparse(d), sparse(d)])],
     "chosen": lambda d: sparse(d).index_select(0, torch.tensor([0, 1]).to(d)),
     "mask": lambda d: torch.ones(3, 4, device=d).sparse_mask(sparse(d).coalesce()),

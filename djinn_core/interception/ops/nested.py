@@ -78,14 +78,14 @@ def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An op on each element: that of the elements one after the other."""
     first = args[0]
+    if not isinstance(first, NestedTensor):
+        return call(func, args, kwargs)
     for other in args[1:]:
         if isinstance(other, NestedTensor):
             if other.sizes != first.sizes:
                 return call(func, args, kwargs)
         elif isinstance(other, torch.Tensor) and other.dim():
             return call(func, args, kwargs)
-    if not isinstance(first, NestedTensor):
-        return call(func, args, kwargs)
     given = [a.held_values if isinstance(a, NestedTensor) else a for a in args]
     made = record(func, tuple(given), kwargs)
     if made is first.held_values:
@@ -200,7 +200,11 @@ def reshaped(original: Callable[..., Any]) -> Callable[..., Any]:
     """Kernel of `reshape` for nested tensors: PyTorch's looks into the C++ object of those of the CPU."""
 
     def kernel(source: torch.Tensor, shape: Sequence[int]) -> Any:
-        return source.view(shape) if isinstance(source, NestedTensor) else original(source, shape)
+        if not isinstance(source, NestedTensor):
+            return original(source, shape)
+        if shape[0] != len(source.sizes):
+            raise RuntimeError("reshape: For now nested reshape cannot change or infer the implicit batch dimension")
+        return source.view(shape)
 
     return kernel
 

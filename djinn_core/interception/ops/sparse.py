@@ -113,11 +113,11 @@ def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor
 def _zeros_like(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, dtype = args[0], kwargs.get("dtype")
     device = kwargs.get("device")
-    if kwargs.get("memory_format") not in {None, torch.preserve_format}:
+    if kwargs.get("memory_format") not in {None, torch.preserve_format} and kwargs.get("layout") != torch.strided:
         raise RuntimeError("memory format option is only supported by strided tensors")
     if kwargs.get("layout") not in {None, torch.sparse_coo} or (device is not None and not is_remote(device)):
-        made = torch.zeros(source.shape, dtype=dtype or source.dtype, device=device or source.device)
-        return made if kwargs.get("layout") == torch.strided else made.to_sparse()
+        layout = kwargs.get("layout") or torch.sparse_coo
+        return torch.zeros(source.shape, dtype=dtype or source.dtype, device=device or source.device, layout=layout)
     sparse = int(source.held_indices.shape[0])
     return _without_elements(source.shape, sparse, dtype or source.dtype, source.held_values.device)
 

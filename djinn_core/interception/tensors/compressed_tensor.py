@@ -42,8 +42,8 @@ class CompressedTensor(PartsTensor):
         self.held_compressed, self.held_plain = other.held_compressed, other.held_plain
         self.held_values = other.held_values
 
-    @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
-    def stride(self, dim: int | None = None) -> Any:  # type: ignore[override]
+    @for_users
+    def stride(self, dim: int | None = None) -> Any:  # noqa: ARG002 - as PyTorch has it
         """Raises, as on the CPU.
 
         Raises:

@@ -51,8 +51,8 @@ class NestedTensor(PartsTensor):
         found = {size[dim - 1] for size in self.sizes}
         return found.pop() if len(found) == 1 else None
 
-    @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+    @for_users
+    def size(self, dim: int | None = None) -> Any:
         """As of a nested tensor on the CPU.
 
         Raises:
