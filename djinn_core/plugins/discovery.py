@@ -174,8 +174,25 @@ def _origin(distribution: importlib.metadata.Distribution | None) -> tuple[str, 
 
 
 def _origin_of_module(module: str) -> tuple[str, str]:
-    owners = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
-    return _origin(importlib.metadata.distribution(owners[0])) if owners else ("", "")
+    package = module.partition(".")[0]
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if point.module.partition(".")[0] == package:
+            return _origin(point.dist)
+    # `importlib.metadata.packages_distributions` reads what all distributions hold, in half a second; these are few.
+    for distribution in importlib.metadata.distributions(path=_folder_of(package)):
+        if any(file.parts[0] in {package, f"{package}.py"} for file in distribution.files or ()):
+            return _origin(distribution)
+    return "", ""
+
+
+def _folder_of(package: str) -> list[str]:
+    """The folder in which a package or module lies, as an import path; empty for one that was made in memory."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    origin = spec.origin if spec and spec.has_location else None
+    return [str(Path(origin).parents[1 if spec and spec.submodule_search_locations else 0])] if origin else []
 
 
 def _core_version() -> str:

@@ -17,11 +17,10 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import copy
 import fcntl
 import gc
-import importlib.machinery
 import importlib.metadata
-import importlib.util
 import json
 import os
 import pkgutil
@@ -273,6 +272,7 @@ def prepare(control):
         with contextlib.suppress(ImportError):  # builds of torch may lack some; forks that need it say so themselves
             importlib.import_module(name)
     import_djinn()
+    import_transformers()
     gc.collect()
     gc.freeze()  # collections in forks would copy all of it
     running = {}  # by the descriptor of a fork's process: where its end is told
@@ -320,31 +320,41 @@ def import_djinn():
     for point in importlib.metadata.entry_points(group="djinn"):
         importlib.import_module(point.module)
     role._role = "client"
-    sys.meta_path.insert(0, ImportedAgain(sys.modules.pop("djinn")))
+    device = sys.modules.pop("djinn")
+    sys.meta_path.insert(0, ImportedBefore({"djinn": device}, lambda: device.__spec__.loader.exec_module(device)))
 
 
-class ImportedAgain:
-    """Finds a module that was imported before, to run it once more as it is."""
+def import_transformers():
+    """Import what `import transformers` does, which takes a second, for forks that will import it."""
+    try:
+        importlib.import_module("transformers.models")
+    except ImportError:
+        return
+    names = [name for name in sys.modules if name.partition(".")[0] == "transformers"]
+    sys.meta_path.insert(0, ImportedBefore({name: sys.modules.pop(name) for name in names}))
 
-    def __init__(self, module):
-        self._module = module
+
+class ImportedBefore:
+    """Finds modules that were imported before, and are in no table of modules until they are imported again."""
+
+    def __init__(self, modules, run=None):
+        self._modules = {name: (module, module.__spec__) for name, module in modules.items()}
+        self._run = run
 
     def find_spec(self, name, path=None, target=None):
-        if name != self._module.__name__:
+        if name not in self._modules:
             return None
-        file, folders = self._module.__file__, self._module.__path__
-        loader = SameModule(name, file)
-        loader.module = self._module
-        return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=folders)
-
-
-class SameModule(importlib.machinery.SourceFileLoader):
-    """Runs the file of a module in that module, not in a new one."""
-
-    module = None
+        spec = copy.copy(self._modules[name][1])
+        spec.loader = self
+        return spec
 
     def create_module(self, spec):
-        return self.module
+        return self._modules[spec.name][0]
+
+    def exec_module(self, module):
+        module.__spec__ = self._modules[module.__name__][1]
+        if self._run is not None:
+            self._run()
 
 
 def tell(status, number):
@@ -369,9 +379,9 @@ def begin(status, forks, *passed):
     high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for number in given]
     for number in given:
         os.close(number)
-    for number, copy in zip(numbers, high, strict=False):
-        os.dup2(copy, number)
-        os.close(copy)
+    for number, held in zip(numbers, high, strict=False):
+        os.dup2(held, number)
+        os.close(held)
     if order.get("group"):
         os.setpgid(0, 0)
     subprocess.Popen = executors_forked(Forks(socket.socket(fileno=high[-1])))
