@@ -22,7 +22,7 @@ class LruCache(OrderedDict[K, V]):
         self.capacity = capacity
 
     def use(self, key: K) -> V | None:
-        """Look up a value, and mark it as the most recently used; None where there is none."""
+        """Look up a value, and mark it as the most recently used; None if there is none."""
         found = self.get(key)
         if found is not None:
             self.move_to_end(key)

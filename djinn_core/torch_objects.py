@@ -141,7 +141,7 @@ def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
 
 
 def writes_to(tensor: torch.Tensor) -> int:
-    """Version counter of the tensor: PyTorch's writes to its memory; 0 where it does not count that."""
+    """Version counter of the tensor: PyTorch's writes to its memory; 0 if it does not count that."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -151,7 +151,7 @@ def _step(
     fetched: dict[int, torch.Tensor],
     inputs: Mapping[int, torch.Tensor],
 ) -> bool:
-    """Take one step of a device; False where it must wait."""
+    """Take one step of a device; False if it must wait."""
     match device.steps[device.at]:
         case Run(nodes):
             for node in nodes:

@@ -90,7 +90,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 class TransportConformance(Ending):
     """Subclass it and give the fixtures `transport` and `listen_url`, a URL at which any number of listeners can listen.
 
-    Override `wire` to return False where connections are not made over ordinary sockets; two tests are skipped then.
+    Override `wire` to return False if connections are not made over ordinary sockets; two tests are skipped then.
     """
 
     @pytest.fixture

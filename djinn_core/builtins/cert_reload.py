@@ -62,7 +62,7 @@ class CertificateRenewal:
 
 
 def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
-    """Versions of the files; empty where one is missing, as while it is replaced."""
+    """Versions of the files; empty if one is missing, as while it is replaced."""
     try:
         return tuple([version_of(file) for file in files])
     except OSError:

@@ -38,7 +38,7 @@ def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
 
 
 def meta_results(graph: Graph, node: Node) -> Any:
-    """Results of `node` on the meta device: a tensor, or a list with None where there is no new value."""
+    """Results of `node` on the meta device: a tensor, or a list with None if there is no new value."""
     made = [meta_tensor(graph.meta(v)) for v in node.outputs or node.writes[-1:]]
     if node.form is None or not node.form.sequence:
         return made[0] if made else None

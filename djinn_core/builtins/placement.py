@@ -153,7 +153,7 @@ class FirstFit:
 
 @attrs.define
 class _Filling:
-    """One walk over a program; `left` is what each device has room for, None where that is not known."""
+    """One walk over a program; `left` is what each device has room for, None if that is not known."""
 
     context: PlacementContext
     left: dict[str, int | None]

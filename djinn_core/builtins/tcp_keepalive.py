@@ -67,7 +67,7 @@ def silence(info: bytes) -> float:
 
 
 def tcp_info(sock: socket.socket) -> bytes:
-    """TCP statistics of a socket from the kernel; empty where it has none.
+    """TCP statistics of a socket from the kernel; empty if it has none.
 
     Raises:
         OSError: it is closed.

@@ -69,7 +69,7 @@ class TlsSocket:
         self._socket.setblocking(True)
 
     def certificate(self) -> bytes | None:
-        """Certificate that the other end showed, in DER; None where it showed none."""
+        """Certificate that the other end showed, in DER; None if it showed none."""
         return self._tls.getpeercert(binary_form=True)
 
     @property

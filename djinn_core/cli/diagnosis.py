@@ -52,7 +52,7 @@ class ServerRow:
 
 @attrs.frozen
 class Diagnosis:
-    """Everything that was found out. `findings` is empty where all is well."""
+    """Everything that was found out. `findings` is empty if all is well."""
 
     versions: Mapping[str, str]
     plugins: tuple[PluginRow, ...]

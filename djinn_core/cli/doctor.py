@@ -23,7 +23,7 @@ def command(as_json: bool) -> None:
     """Say what is wrong with this installation and how to mend it.
 
     Shows versions, plugins, every setting with where its value came from, and whether the servers let us in. Exits with
-    1 where something keeps Djinn from working.
+    1 if something keeps Djinn from working.
     """
     diagnosis = diagnose()
     if as_json:

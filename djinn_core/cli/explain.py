@@ -179,7 +179,7 @@ def _print_summary(results: Sequence[PipelineResult]) -> None:
 
 
 def _seconds(result: PipelineResult) -> float:
-    """Sum of the predictions for all its ops; 0 where there are none."""
+    """Sum of the predictions for all its ops; 0 if there are none."""
     return sum(result.costs.seconds(device) for device in result.costs.by_device) if result.costs else 0.0
 
 
@@ -193,7 +193,7 @@ class _Drawer:
 
     @classmethod
     def of(cls, form: str | None, picture: Path | None) -> _Drawer | None:
-        """None where nothing is to be drawn.
+        """None if nothing is to be drawn.
 
         Raises:
             ConfigurationError: no renderer has the format or the file's ending, or there is no such folder.

@@ -71,7 +71,7 @@ def _weight_files(store: StoreConfig) -> tuple[Path, ...]:
 
 
 def _private(directory: Path, what: str) -> Path | None:
-    """A directory that no other user writes to; None where there cannot be one."""
+    """A directory that no other user writes to; None if there cannot be one."""
     try:
         return private_directory(directory, what)
     except OSError as error:
@@ -105,7 +105,7 @@ def _announce(serving: GatewayHandle) -> None:
 
 
 def _for_other_machines(serving: GatewayHandle) -> str:
-    """Shell command for another machine, without the token; empty where none can reach this server."""
+    """Shell command for another machine, without the token; empty if none can reach this server."""
     urls = [url for url in serving.dialled if not is_loopback(urlsplit(url).hostname or "")]
     if not urls:
         return ""

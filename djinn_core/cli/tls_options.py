@@ -29,7 +29,7 @@ class TlsChoice:
     client_authority: Path | None
 
     def options(self, names: tuple[str, ...]) -> TlsOptions | None:
-        """The files to use; None where there is to be no TLS. A certificate that is made is valid for `names`, too.
+        """The files to use; None if there is to be no TLS. A certificate that is made is valid for `names`, too.
 
         Raises:
             ConfigurationError: the options contradict each other, or a certificate cannot be made.

@@ -91,7 +91,7 @@ class AdmissionPolicy(Protocol):
     stages: frozenset[str]
 
     def decide(self, request: AdmissionRequest) -> AdmissionRefusal | AdmissionDelay | None:
-        """None where the request is admitted. Called in threads, several at the same time, while the client waits.
+        """None if the request is admitted. Called in threads, several at the same time, while the client waits.
 
         For submissions it is called between a program's arrival and its run, so it must be quick.
         """

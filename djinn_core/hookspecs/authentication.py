@@ -18,8 +18,8 @@ class Credentials:
     """Credentials that a client showed, none of which may be logged.
 
     Attributes:
-        token: the token of its first message, or of the HTTP header `Authorization: Bearer`; empty where it showed none.
-        certificate: its TLS certificate (DER), signed by the authority of `--tls-client-ca`; empty where it showed none.
+        token: the token of its first message, or of the HTTP header `Authorization: Bearer`; empty if it showed none.
+        certificate: its TLS certificate (DER), signed by the authority of `--tls-client-ca`; empty if it showed none.
         peer: its address, as far as the transport knows it.
     """
 
@@ -59,7 +59,7 @@ class Denial:
     Attributes:
         reason: what the client is told. It holds none of what the client showed.
         kind: what the audit log and metrics call it: small letters and underscores, at most 32.
-        again: True where the same credentials may be good soon, so that clients ask again by themselves.
+        again: True if the same credentials may be good soon, so that clients ask again by themselves.
         after: seconds after which that makes sense.
     """
 
@@ -83,7 +83,7 @@ class Authenticator(Protocol):
         """
 
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
-        """The client's identity, or why it is refused; None where the credentials are none of this authenticator's kind.
+        """The client's identity, or why it is refused; None if the credentials are none of this authenticator's kind.
 
         Called once a connection, in threads, several at the same time; the client has waited that long.
         """

@@ -25,7 +25,7 @@ class CompilerContext:
         metas: metadata of the inputs, as they were last.
         device: the device that it runs on.
         writes: the inputs that it writes into, by position.
-        grows: by input the dimensions whose sizes differ from run to run, all by the same law; empty where every run has
+        grows: by input the dimensions whose sizes differ from run to run, all by the same law; empty if every run has
             the same shapes.
         threads: torch threads of the executor.
     """
@@ -53,7 +53,7 @@ class Compiler(Protocol):
     name: str
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """A faster replay with the same results, or None where there is none.
+        """A faster replay with the same results, or None if there is none.
 
         Called on a thread in the background, one template at a time, while sessions run: what takes long belongs into a
         process of its own (`djinn.compiling.pack`). The replay is called on the threads of the sessions, one at a time.

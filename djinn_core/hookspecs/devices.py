@@ -52,7 +52,7 @@ class Device(Protocol):
     name: str
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """The devices of this kind on this machine; empty where there are none. `id` is `cuda:0` and so on."""
+        """The devices of this kind on this machine; empty if there are none. `id` is `cuda:0` and so on."""
 
     def open(self, index: int) -> DeviceRuntime:
         """Open a device for this process.

@@ -14,7 +14,7 @@ class Integration(Protocol):
 
     Attributes:
         module: full name of the module that is waited for, such as `transformers.trainer`.
-        only_under_run: True where it is wanted in processes of `djinn run` alone.
+        only_under_run: True if it is wanted in processes of `djinn run` alone.
     """
 
     name: str

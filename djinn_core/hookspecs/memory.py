@@ -17,7 +17,7 @@ class SessionHints:
 
     Attributes:
         session: number of the session on its device.
-        idle: True where it has run nothing for some seconds.
+        idle: True if it has run nothing for some seconds.
         phase: phase of its last program; `UNKNOWN` where its client sent none.
         over_share: kinds of values that hold more memory than the budget of this phase gives them.
     """
@@ -37,12 +37,12 @@ class EvictionCandidate:
         residency: kind of its values: weight, KV cache, optimizer state or activation. Gradients and inputs count as
             activations; of several kinds in one storage it is the one that is kept longest.
         session: hints about the session that it belongs to.
-        outlives: True where values of the session are views of it; False for temporaries of the program that runs.
-        next_use: steps (ops) until it is used again, as far as programs can be foreseen; None where no use is.
+        outlives: True if values of the session are views of it; False for temporaries of the program that runs.
+        next_use: steps (ops) until it is used again, as far as programs can be foreseen; None if no use is.
         last_use: steps since it was made or used last.
-        spilled: True where the spill space has its bytes already, so that evicting it writes nothing.
+        spilled: True if the spill space has its bytes already, so that evicting it writes nothing.
         restore_seconds: predicted time to write it to the spill space (unless `spilled`) and to read it back.
-        recompute_seconds: time that the op took which made it; None where it cannot be recomputed.
+        recompute_seconds: time that the op took which made it; None if it cannot be recomputed.
         serial: number of its newest value; greater numbers were made later. 0 for temporaries.
     """
 
@@ -85,7 +85,7 @@ class MemoryPolicy(Protocol):
         """Positions of all candidates, each once: the first is evicted first, until `needed` bytes are free."""
 
     def recompute(self, candidate: EvictionCandidate) -> bool:
-        """True if an evicted storage is to be recomputed when it is used again; False where it is spilled.
+        """True if an evicted storage is to be recomputed when it is used again; False if it is spilled.
 
         Asked only about storages with `recompute_seconds`. Those whose operands are gone by then are spilled in any case.
         """

@@ -69,7 +69,7 @@ class RoundingOptimization(Protocol):
     """Optional member of an optimization, which may leave it out.
 
     Attributes:
-        exact: False where its results may differ in rounding from those of the program as written. Such an optimization is used
+        exact: False if its results may differ in rounding from those of the program as written. Such an optimization is used
             only where the setting `exact` is off.
     """
 

@@ -27,7 +27,7 @@ class Renderer(Protocol):
         """A program as a whole file. Results of stages that did not run are None."""
 
     def display(self, value: object) -> str | None:
-        """A graph, or the result of a stage, as a notebook shows it; None where this format shows no such value."""
+        """A graph, or the result of a stage, as a notebook shows it; None if this format shows no such value."""
 
 
 @hookspec

@@ -27,7 +27,7 @@ class SchedulingContext(ShortRepr):
         copies: ids of the other devices that hold a copy of an input.
         memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are not
             listed have no limit.
-        latency_target: seconds in which the program should be done; 0 where as soon as possible is wanted.
+        latency_target: seconds in which the program should be done; 0 if as soon as possible is wanted.
     """
 
     program: Program

@@ -34,7 +34,7 @@ class TransportCapabilities:
     Attributes:
         zero_copy: buffers are sent from and received into tensor memory.
         same_host: it only reaches servers on this machine.
-        relayed: the server's gateway passes its frames on; False where the executor listens itself.
+        relayed: the server's gateway passes its frames on; False if the executor listens itself.
         speed: rank among transports; the fastest that both ends have is tried first.
     """
 
@@ -117,7 +117,7 @@ class PeerCertified(Protocol):
 
     @property
     def certificate(self) -> bytes:
-        """TLS certificate of the other end, in DER; empty where it showed none."""
+        """TLS certificate of the other end, in DER; empty if it showed none."""
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ class Pending:
     """
 
     def __init__(self, asked: tuple[Runtime, int] | None, tensors: Tensors | None = None) -> None:
-        """`asked`: the session and the number of its submission that wants them; None where `tensors` are here."""
+        """`asked`: the session and the number of its submission that wants them; None if `tensors` are here."""
         self._asked = asked
         self._open = asked is not None
         self._tensors = tensors
@@ -106,5 +106,5 @@ def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
 
 
 def round_trip_seconds() -> float | None:
-    """Network round trip to the executor in seconds, without the executor's own time; None where it is not known yet."""
+    """Network round trip to the executor in seconds, without the executor's own time; None if it is not known yet."""
     return port.runtime().round_trip_seconds

@@ -91,7 +91,7 @@ class Runtime(Protocol):
 
     @property
     def round_trip_seconds(self) -> float | None:
-        """Network round trip to the executor in seconds, without the executor's own time; None where it is not known yet."""
+        """Network round trip to the executor in seconds, without the executor's own time; None if it is not known yet."""
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
         """Make `source` (a CPU tensor) the value `handle` of a logical device; it is the caller's again afterwards."""
@@ -138,7 +138,7 @@ class Port:
     Attributes:
         dispatch: implementation of `LazyTensor.__torch_dispatch__`. dispatch_layout: that of `PartsTensor`.
         show: how a remote tensor prints; `contents` may be given.
-        copy_later: begin a copy to a new CPU tensor (source, memory format); None where it must wait.
+        copy_later: begin a copy to a new CPU tensor (source, memory format); None if it must wait.
         copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
         bound_state: the value that holds the random state of an index that is bound to one device.
         traced_by: backends of `torch.compile` that accept remote tensors. ending: the interpreter is shutting down.

@@ -12,7 +12,7 @@ from djinn_core.ir.substitution import Rewritten
 def composed(first: Rewritten, second: Rewritten) -> Rewritten | None:
     """The rewrite `second` of the program of `first`, expressed as a rewrite of the original of `first`.
 
-    None where what `second` derives from weights starts from what `first` derives: recipes know nothing of each other.
+    None if what `second` derives from weights starts from what `first` derives: recipes know nothing of each other.
     """
     derived = {v for recipe in first.recipes for v in recipe.makes}
     if any(derived.intersection(recipe.sources) for recipe in second.recipes):

@@ -59,13 +59,13 @@ class DeviceCapabilities:
         id: `server/kind:index`, unique among the devices that a client knows.
         kind: `cpu`, `cuda` or the name that a device plugin gives.
         name: the hardware's own name.
-        memory: bytes in total; 0 where that is not known.
-        memory_free: bytes that were free when it was measured; 0 where none were, None where that is not known.
+        memory: bytes in total; 0 if that is not known.
+        memory_free: bytes that were free when it was measured; 0 if none were, None if that is not known.
         spill: bytes beyond its memory that its executor can keep elsewhere and bring back.
         flops: peak floating-point operations a second (0: unknown).
         bandwidth: memory bandwidth in bytes a second (0: unknown).
         dtypes: names of the dtypes that it computes with; empty means all.
-        calibration: what was measured of it (`djinn calibrate`); None where nothing was.
+        calibration: what was measured of it (`djinn calibrate`); None if nothing was.
         group: the groups of devices that it is in, outermost first, such as `rack0/node3`; links may name groups.
         queue: seconds that a submission waited there for its turn, on average, as its answers said.
     """

@@ -80,7 +80,7 @@ class Flow:
         return self.effective[node.id]
 
     def node(self, source: int) -> Node | None:
-        """The node that a source is; None where it comes from outside."""
+        """The node that a source is; None if it comes from outside."""
         return self.graph.nodes[source] if source >= 0 else None
 
     def value(self, source: int) -> int:
@@ -222,7 +222,7 @@ def is_view(node: Node) -> bool:
 
 
 def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None:
-    """The position of the operand that `node` passes on without computing; None where it computes."""
+    """The position of the operand that `node` passes on without computing; None if it computes."""
     if not sources:
         return None
     operation = node.operation

@@ -43,7 +43,7 @@ class ForwardCalls:
         numbers.append(first)
 
     def inside(self, number: int) -> ModuleCall | None:
-        """Module call in which the thread made the autograd node with this sequence number; None where that is not known."""
+        """Module call in which the thread made the autograd node with this sequence number; None if that is not known."""
         numbers, calls = self._remembered
         found = bisect_right(numbers, number)
         return calls[found - 1] if found else None

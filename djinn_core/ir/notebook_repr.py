@@ -9,7 +9,7 @@ from djinn_core.ir.short_repr import ShortRepr
 
 @singledispatch
 def display(value: object, media_type: str) -> str | None:
-    """A value in a format; None where the notebook shows its text. The client, which knows the plugins, registers how."""
+    """A value in a format; None if the notebook shows its text. The client, which knows the plugins, registers how."""
     del value, media_type
     return None
 

@@ -128,7 +128,7 @@ def allowed_operators() -> frozenset[str]:
 
 
 def refusal(name: str) -> str:
-    """Reason why no program may contain an overload that this PyTorch has; empty where it may."""
+    """Reason why no program may contain an overload that this PyTorch has; empty if it may."""
     if not name.startswith("aten::"):
         return "it is not one of PyTorch's own operators"
     packet, overload = split_name(name)

@@ -175,7 +175,7 @@ class WorkloadProfile(ShownInNotebooks):
         roles: by node, such as `attention`; nodes not listed have none.
         patterns: all matches, the surest first among those that overlap.
         reasons: sentences that say how the workload type was found.
-        lineage: by node, the kinds of inputs that its results derive from; empty where it was not requested.
+        lineage: by node, the kinds of inputs that its results derive from; empty if it was not requested.
     """
 
     workload: WorkloadType

@@ -56,7 +56,7 @@ class Call(ShortRepr):
         writes: the operands that the op writes into.
         random: whether the op reads and advances the random state.
         changes: operands whose own metadata the op changes, with the new metadata.
-        nbytes: size in bytes of the storage of each result (0 where the result has none of its own).
+        nbytes: size in bytes of the storage of each result (0 if the result has none of its own).
         kind: the same number for calls that differ in sizes and scalars only: plans are looked up by it.
         refused: whether PyTorch says here that the op cannot be done, and the executor is asked; then `results` mean nothing.
         slots: the scalars of a call that is remembered by all of its arguments.

@@ -27,7 +27,7 @@ class PipelineResult(ShownInNotebooks):
         graph: the planned graph.
         recorded: profile of the program as it was recorded, where optimizations substituted code in it; None elsewhere.
         topology: the devices that it was planned for.
-        seconds: time that each stage took, by its name; empty where the result came from the cache.
+        seconds: time that each stage took, by its name; empty if the result came from the cache.
     """
 
     graph: Graph

@@ -11,7 +11,7 @@ class Stream:
 
     Attributes:
         following: number of programs of its structure that are under way: results requested, and not waited for yet.
-        turn: id of the device that has least to do for them; empty where nothing follows.
+        turn: id of the device that has least to do for them; empty if nothing follows.
         carried: inputs that an executor has made or was given since the last program of the structure: where that program
             made them, the next one has to wait for it.
     """

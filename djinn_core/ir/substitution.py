@@ -64,7 +64,7 @@ class Rewritten(ShortRepr):
     Attributes:
         program: values that the original has, too, have the same handles; others are its own and die with it.
         origin: the original.
-        slots: for each slot of the program its position in the original's, or -1 where it is what it is.
+        slots: for each slot of the program its position in the original's, or -1 if it is what it is.
         nodes: for each instruction the original's node that it is or stands for.
         own: instructions whose calls are not the original's.
         relied: nodes of the original with the calls that this holds for, sizes and numbers included.

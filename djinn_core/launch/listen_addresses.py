@@ -47,7 +47,7 @@ class ListenAddresses:
         return (self.host, *others)
 
     def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
-        """Listen address of a transport; None where it does not listen. `others`: further names of the transport."""
+        """Listen address of a transport; None if it does not listen. `others`: further names of the transport."""
         names = {transport.name, *transport.schemes, *others}
         if names & self.without:
             return None

@@ -58,7 +58,7 @@ class OwnJournals:
 
 
 def own_journals() -> OwnJournals | None:
-    """A directory in the user's cache, or else where temporary files are; None where there is no room, which the log says."""
+    """A directory in the user's cache, or else where temporary files are; None if there is no room, which the log says."""
     errors: list[str] = []
     for base in _bases():
         try:

@@ -141,7 +141,7 @@ class ExecutorProcess:
 
     @property
     def tenant(self) -> str:
-        """The tenant that it works for; empty where none has come."""
+        """The tenant that it works for; empty if none has come."""
         return self._tenant
 
     @property

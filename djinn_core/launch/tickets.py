@@ -65,7 +65,7 @@ class TicketChecker:
     _lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     def redeem(self, ticket: str) -> Grant | None:
-        """The ticket's grant, or None where it is forged, expired or used. Takes the same time for every forgery."""
+        """The ticket's grant, or None if it is forged, expired or used. Takes the same time for every forgery."""
         grant = _verify(self._key, ticket)
         now = time.monotonic()
         if grant is None or grant.expires < now:

@@ -146,7 +146,7 @@ def read_table(path: Path) -> TokenTable:
 
 @contextlib.contextmanager
 def change_table(path: Path) -> Iterator[list[TokenTable]]:
-    """The table in a file, empty where there is none, as the only item of a list; what the list holds at the end is written.
+    """The table in a file, empty if there is none, as the only item of a list; what the list holds at the end is written.
 
     Raises:
         ConfigurationError: it cannot be read or written, or others may read it.

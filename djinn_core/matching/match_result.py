@@ -55,7 +55,7 @@ class Found:
         return Found(self.graph, {**self.nodes, **dict.fromkeys(nodes)}, self.names)
 
     def named(self, name: str, source: int) -> Found | None:
-        """The same with one more name; None where the name stands for something else already."""
+        """The same with one more name; None if the name stands for something else already."""
         known = self.names.get(name)
         if known is not None:
             return self if known == source else None

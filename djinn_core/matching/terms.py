@@ -33,7 +33,7 @@ class Term(ABC):
     @property
     @abstractmethod
     def ends(self) -> frozenset[str] | None:
-        """The ops that it can end with; None where it can be anything."""
+        """The ops that it can end with; None if it can be anything."""
 
     def __rshift__(self, after: Term) -> Term:
         return after.fed_by(self)

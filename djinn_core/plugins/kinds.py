@@ -20,7 +20,7 @@ class Kind:
         objects: what its hook returns, in the plural, as in `Registry` and in the name of the hook.
         wanted: name of the type that each of these objects must satisfy, as that module has it.
         processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command `djinn`.
-        optional: name of a Protocol whose members the objects may leave out; empty where there is none.
+        optional: name of a Protocol whose members the objects may leave out; empty if there is none.
     """
 
     name: str

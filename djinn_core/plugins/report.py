@@ -18,12 +18,12 @@ class PluginRow:
 
     Attributes:
         name: name of the entry point, or of the module or object that was given.
-        kind: the kinds of hook that it implements, in pipeline order, joined by commas; empty where it was not loaded.
-        distribution: name of the distribution that it came with; empty where there is none.
-        version: version of the distribution; empty where there is none.
+        kind: the kinds of hook that it implements, in pipeline order, joined by commas; empty if it was not loaded.
+        distribution: name of the distribution that it came with; empty if there is none.
+        version: version of the distribution; empty if there is none.
         status: `active`; `disabled` by the setting `disable`; `unselected` because the setting `plugins` does not name
             it; `failed`, for the reason in `error`.
-        error: why it cannot be used, and what to do; None where it can.
+        error: why it cannot be used, and what to do; None if it can.
     """
 
     name: str

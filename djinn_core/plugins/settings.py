@@ -89,7 +89,7 @@ def _of_an_unused(name: str, known: Collection[str], plugins: Collection[str]) -
 
 
 def _fields(declared: Any) -> Mapping[str, Any]:
-    """Converter of each setting, by its name; None where the class converts it."""
+    """Converter of each setting, by its name; None if the class converts it."""
     if not isinstance(declared, type) or not attrs.has(declared):
         raise PluginError(
             f"its `{ATTRIBUTE}` is {declared!r}, but must be an attrs class: decorate it with @attrs.frozen"

@@ -393,7 +393,7 @@ def cancel(thread: threading.Thread | None = None) -> None:
 
 
 def device() -> DeviceInfo | None:
-    """The physical device of the open session, the first where there are several; None where there is none."""
+    """The physical device of the open session, the first where there are several; None if there is none."""
     return context.opened[0].attached.device if context.opened else None
 
 
@@ -403,12 +403,12 @@ def pool_topology() -> NetworkTopology | None:
 
 
 def session_name() -> str:
-    """Name of the open session; empty where there is none."""
+    """Name of the open session; empty if there is none."""
     return context.opened[0].now.session if context.opened else ""
 
 
 def last_profile() -> WorkloadProfile | None:
-    """Profile of the whole program that was sent last; None where nothing was sent in this session.
+    """Profile of the whole program that was sent last; None if nothing was sent in this session.
 
     Found without analysing anything: a program that came before is known, also where it is sent in pieces. Facts in matches,
     such as the number of keys, and value ids are those of the program when it came first.
@@ -450,7 +450,7 @@ def queue_seconds() -> float:
 
 
 def executor_process() -> int:
-    """Process number of the (first) executor of the open session, on its machine; 0 where there is none."""
+    """Process number of the (first) executor of the open session, on its machine; 0 if there is none."""
     return context.opened[0].process if context.opened else 0
 
 

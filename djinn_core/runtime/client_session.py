@@ -27,11 +27,11 @@ class ClientSession(Runtime, Protocol):
 
     @property
     def topology(self) -> NetworkTopology | None:
-        """The executors' devices and the links between them as they are now; None where there is only one."""
+        """The executors' devices and the links between them as they are now; None if there is only one."""
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Profile of the whole program that was sent last; None where none was sent."""
+        """Profile of the whole program that was sent last; None if none was sent."""
 
     def plan_by(self, planner: Planner) -> None:
         """Replan from now on, with another planner. The caller holds the recorders' lock."""

@@ -87,7 +87,7 @@ class Distance:
 
 
 def distance(remote: torch.Tensor, here: torch.Tensor, tolerance: Tolerance) -> Distance | None:
-    """Distance of `remote` from `here`; None where it is within the tolerance."""
+    """Distance of `remote` from `here`; None if it is within the tolerance."""
     if remote.shape != here.shape or remote.dtype != here.dtype:
         return Distance(float("inf"), max(remote.numel(), 1))
     if not here.numel() or (not tolerance.bitwise and torch.equal(remote, here)):

@@ -111,7 +111,7 @@ class AdmissionPolicies:
         return bool(self._policies[stage])
 
     def decide(self, request: AdmissionRequest) -> AdmissionRefusal | None:
-        """The first refusal of a policy; None where the request is admitted. Waits where a policy delays it."""
+        """The first refusal of a policy; None if the request is admitted. Waits where a policy delays it."""
         waited = 0.0
         for policy, plugin in self._policies[request.stage]:
             while (answer := self._ask(policy, plugin, request)) is not None:

@@ -34,7 +34,7 @@ class Admitted:
 def admit(
     connection: Connection, tickets: TicketChecker, peer_listener: PeerListener, context: ExecutorContext
 ) -> Admitted | PeerConnection | Resume | ControlAttach | None:
-    """Read a client's `Attach` or another executor's `PeerAttach`; None where it was refused, broken or never came.
+    """Read a client's `Attach` or another executor's `PeerAttach`; None if it was refused, broken or never came.
 
     A `Resume` or `ControlAttach` is returned as it is: whether its secret is right only the session knows.
 

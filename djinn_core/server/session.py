@@ -203,7 +203,7 @@ class ExecutorSession:
             return YES
 
     def _state(self) -> Found | None:
-        """The session as it is between two frames; None where it is in the middle of something, or cannot be serialized."""
+        """The session as it is between two frames; None if it is in the middle of something, or cannot be serialized."""
         if self._backlog or self._uploads.busy or self._memory is not None:
             return None
         with self._turn:
@@ -397,7 +397,7 @@ class ExecutorSession:
             raise ProtocolError(message.reason)  # nothing has asked for it
 
     def _known(self, submit: Submit, work: RunRequest, connection: ExecutorChannel) -> BoundTemplate | None:
-        """The template of a submission, compiled and bound for it; None where it runs nothing.
+        """The template of a submission, compiled and bound for it; None if it runs nothing.
 
         Raises:
             _Refused: it cannot be run.

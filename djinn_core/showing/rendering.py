@@ -64,7 +64,7 @@ def render(result: PipelineResult, renderer: Renderer, registry: Registry) -> by
 
 
 def notebook_view(value: object, media_type: str, registry: Registry) -> str | None:
-    """A value as the first renderer shows it that has a view in this media type; None where none has."""
+    """A value as the first renderer shows it that has a view in this media type; None if none has."""
     for renderer in registry.renderers:
         if renderer.media_type == media_type:
             try:

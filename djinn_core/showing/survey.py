@@ -61,7 +61,7 @@ class Facts:
 
     @property
     def phase(self) -> str:
-        """The phase of most of its ops; empty where none is known."""
+        """The phase of most of its ops; empty if none is known."""
         return next((p for p in self.phases if p != ExecutionPhase.UNKNOWN.value), "")
 
 

@@ -66,7 +66,7 @@ class _Attempts:
         return len(self.context.topology.devices) == 1
 
     def of(self, policy: PlacementPolicy, instead: str) -> Placement | None:
-        """Ask a policy with all devices, then without those whose memory it exceeded; None where nothing fits.
+        """Ask a policy with all devices, then without those whose memory it exceeded; None if nothing fits.
 
         `instead`: what happens where it fails; empty for those that Djinn brings along.
         """
@@ -90,7 +90,7 @@ class _Attempts:
         return None
 
     def spilling(self, policy: PlacementPolicy) -> Placement | None:
-        """Placement that fits with the memory that executors can spill to; None where none does."""
+        """Placement that fits with the memory that executors can spill to; None if none does."""
         placement = self._made(self.context, policy, "")
         if placement is None or shortages(self.context, placement, spill=True):
             return None

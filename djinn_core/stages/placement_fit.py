@@ -38,7 +38,7 @@ class Need:
         before: of these, what was there before the program began.
         inputs: of these, inputs and copies of inputs.
         least: the most that is there at the beginning or at the end: no order of the ops makes do with less.
-        node: the op after which it is fullest; None where that is before the first.
+        node: the op after which it is fullest; None if that is before the first.
     """
 
     bytes: int
@@ -64,7 +64,7 @@ def needs(context: PlacementContext, placement: Placement) -> dict[str, Need]:
 
 
 def scheduling(context: PlacementContext, placement: Placement) -> SchedulingContext | None:
-    """Scheduling context of a placement; None where the graph is not a program's, so that it is not known what is freed."""
+    """Scheduling context of a placement; None if the graph is not a program's, so that it is not known what is freed."""
     graph = context.graph
     if not isinstance(graph, ProgramGraph):
         return None
@@ -121,12 +121,12 @@ def bytes_held(
 
 
 def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = False) -> int | None:
-    """Bytes that a program may have on a device of which `before` are there already; None where that is not known.
+    """Bytes that a program may have on a device of which `before` are there already; None if that is not known.
 
     Args:
         device: what it has, and what of that is free.
         before: bytes of the program that it holds already, which are not among those that are free.
-        limit: of memory, as configured; 0 where there is none.
+        limit: of memory, as configured; 0 if there is none.
         spill: whether what its executor can keep elsewhere counts.
     """
     more = device.spill if spill else 0
@@ -141,7 +141,7 @@ def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = F
 def shortages(
     context: PlacementContext, placement: Placement, *, spill: bool = False, any_order: bool = False
 ) -> tuple[Shortage, ...]:
-    """Shortages of a placement, in the order of the devices; empty where it fits.
+    """Shortages of a placement, in the order of the devices; empty if it fits.
 
     `spill`: as in `room`. `any_order`: leave out what another order of the ops may still mend.
     """

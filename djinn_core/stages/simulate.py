@@ -136,7 +136,7 @@ class _Simulation:
         return Timeline(self.end, devices, dict(self.links), self.moved[Upload], self.moved[Fetch])
 
     def _step(self, device: str, clock: _Clock, step: Step, turns: list[tuple[float, str]]) -> bool:
-        """Take a step; False where it has to wait for another device."""
+        """Take a step; False if it has to wait for another device."""
         clock.now += self.step_seconds
         match step:
             case Run(nodes):

@@ -88,7 +88,7 @@ _first: msgspec.msgpack.Decoder[InitialBindings] = msgspec.msgpack.Decoder(Initi
 
 
 def decode_partially(head: bytes | memoryview, reason: str) -> Unreadable | None:
-    """Decode what can be read of a message that failed to decode for `reason`; None where that is not enough to go on."""
+    """Decode what can be read of a message that failed to decode for `reason`; None if that is not enough to go on."""
     try:
         found = _decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):

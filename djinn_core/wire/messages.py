@@ -66,10 +66,10 @@ PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: val
 class DeviceInfo(msgspec.Struct, frozen=True):
     """A physical device and its software. Sizes are in bytes.
 
-    `memory_free` is None where it is not known. `threads` are those that an op may use on a CPU, `torch` is the version of
-    PyTorch; 0 and empty where they are unknown.
+    `memory_free` is None if it is not known. `threads` are those that an op may use on a CPU, `torch` is the version of
+    PyTorch; 0 and empty if they are unknown.
     `spill` is the size of the spill space, `pressure` an index into `PRESSURE`. `flops` and `bandwidth` (bytes) are peak rates
-    per second; 0 where they are unknown.
+    per second; 0 if they are unknown.
     """
 
     id: Name

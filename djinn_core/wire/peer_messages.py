@@ -73,7 +73,7 @@ class PeerAttach(Message, frozen=True):
 class PeerAttached(Message, frozen=True):
     """The other executor's answer: values may come. It has received `received` transfers of this sender for its session.
 
-    `secret`: good for coming back when the connection breaks; empty where it does not wait for that.
+    `secret`: valid for reconnecting after the connection broke; empty if the executor does not wait for that.
     """
 
     received: Count = 0
@@ -156,7 +156,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 class TransferHeader(Message, frozen=True):
     """A transfer, on the way from executor to executor: the bytes follow in `TransferChunk`s, in the order of the items.
 
-    `number`: which one it is, from 1, of those that go directly between these executors; 0 where it passes through the client.
+    `number`: which one it is, from 1, of those that go directly between these executors; 0 if it passes through the client.
     """
 
     transfer: Count

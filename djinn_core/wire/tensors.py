@@ -159,7 +159,7 @@ def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 
 def _extent_if_filled(tensor: torch.Tensor) -> int | None:
-    """The tensor's extent in elements, or None where there are elements in between that are not its own.
+    """The tensor's extent in elements, or None if there are elements in between that are not its own.
 
     Dimensions of stride 0 count once.
     """

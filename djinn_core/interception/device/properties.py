@@ -19,7 +19,7 @@ class DeviceProperties:
     Attributes:
         kind: the executor's name for its device type, such as `cuda`.
         multi_processor_count: multiprocessors of a GPU, processors of a CPU.
-        major, minor: compute capability, 0 where there is none.
+        major, minor: compute capability, 0 if there is none.
     """
 
     name: str

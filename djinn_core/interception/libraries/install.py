@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from djinn_core.interception.libraries import compiling, tracing
+from typing import Any
+
+from djinn_core.interception.libraries import compiling
 from djinn_core.interception.libraries.on_import import Adapt, adapt_on_import
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+
+
+def _adapt_tracer(module: Any) -> None:
+    """`torch.fx.experimental.proxy_tensor` (`make_fx`): ops on remote tensors are traced.
+
+    It leaves ops on classes that it does not know to these classes, and would put what they returned into the graph as constants.
+    """
+    module.HANDLED_TYPES = (*module.HANDLED_TYPES, LazyTensor)
+
 
 _ADAPTED: dict[str, Adapt] = {
     "torch._dynamo.eval_frame": compiling.adapt_tracing,
     "torch._inductor.compile_fx": compiling.adapt_compiling,
-    "torch.fx.experimental.proxy_tensor": tracing.adapt,
+    "torch.fx.experimental.proxy_tensor": _adapt_tracer,
 }
 
 

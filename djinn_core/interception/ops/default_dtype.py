@@ -35,7 +35,7 @@ def noting_changes(forget: Callable[[], None]) -> Callable[[SetDefault], SetDefa
 
 
 def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] | None:
-    """The arguments with whole numbers converted to the default dtype; None where `func` does not depend on that."""
+    """The arguments with whole numbers converted to the default dtype; None if `func` does not depend on that."""
     default = torch.get_default_dtype()
     if default == EXECUTORS_HAVE or torch.Tag.pointwise not in func.tags:
         return None

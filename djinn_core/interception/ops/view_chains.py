@@ -98,7 +98,7 @@ def _near(view: torch.Tensor) -> torch.Tensor:
 
 
 def remade_view() -> LazyTensor | None:
-    """The view that the `as_strided` call under way in this thread makes again; None where it makes a new one."""
+    """The view that the `as_strided` call under way in this thread makes again; None if it makes a new one."""
     return device_state.thread.remade_view
 
 

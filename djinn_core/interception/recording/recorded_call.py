@@ -114,7 +114,7 @@ class RecordedCall:
 def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> tuple[Any, RecordedCall | None]:
     """Call `function` with `inputs`; its result (a sequence), and the recorded call for appending it again.
 
-    The latter is None where that cannot be known: where the function waited for a result, or wrote into what is neither
+    The latter is None if that cannot be known: where the function waited for a result, or wrote into what is neither
     an input nor its own.
     """
     recorder = current()

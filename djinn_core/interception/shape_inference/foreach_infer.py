@@ -24,7 +24,7 @@ FEW = 8  # elements that are not worth it
 def infer_by_element(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor]
 ) -> Call | None:
-    """The call of an op over lists; None where its elements have to be looked at one by one.
+    """The call of an op over lists; None if its elements have to be looked at one by one.
 
     Raises:
         Exception: as `infer`.

@@ -56,7 +56,7 @@ class _Layout:
     as_first: bool = False
 
     def of_shape(self, shape: tuple[int, ...], first: TensorMeta | None) -> TensorMeta | None:
-        """The result of this shape; None where its layout is not known because other sizes are 0 or 1 than before."""
+        """The result of this shape; None if its layout is not known because other sizes are 0 or 1 than before."""
         if tuple([n if n < 2 else -1 for n in shape]) != self.small:
             return None
         if self.as_first:
@@ -136,7 +136,7 @@ def infer_by_formula(
     operands: Sequence[LazyTensor],
     slots: tuple[Slot, ...],
 ) -> Call | None:
-    """Infer the call with these arguments by formula; None where the meta kernel must be run.
+    """Infer the call with these arguments by formula; None if the meta kernel must be run.
 
     `key` is the cache key of the call, `operands` are the tensors among the arguments, `slots` the scalars.
     """

@@ -18,7 +18,7 @@ class InferenceCache:
 
     Attributes:
         calls: calls by key; `slots` of a call are those that its key tells, and where it does not, they are gathered each time.
-            None where all that the call does is to return its operand once more.
+            None if all that the call does is to return its operand once more.
         drawing: of these, random ones of indexes that are bound to a device; `calls` has None for them.
         kinds: examples of calls that differ in sizes and scalars only.
         signatures: equal signatures are one object, which has the layouts and dtypes that were learnt.

@@ -311,7 +311,7 @@ def laid_out(meta: TensorMeta | None, order: tuple[int, ...]) -> TensorMeta | No
 
 
 def order_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The order in which a dense tensor's dimensions lie in memory; None where it is not dense."""
+    """The order in which a dense tensor's dimensions lie in memory; None if it is not dense."""
     order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], d)))
     dense = laid_out(tensor_meta(shape, stride, 0, torch.uint8), order)
     return order if dense is not None and dense.stride == stride else None

@@ -1,6 +1,6 @@
 """Shapes of the results of ops that make or write dense tensors, from the shapes of their operands and their scalars.
 
-A formula takes the shapes of all operands, in order, and the arguments. It returns a shape for each result, or None where
+A formula takes the shapes of all operands, in order, and the arguments. It returns a shape for each result, or None if
 the arguments do not fit or need a closer look: the meta kernel is then run, and raises the error. The source of a formula is
 PyTorch's own tests and documentation of the op; `tests/interception/test_formulas.py` compares each with the meta
 kernel over random sizes.
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 def shape_formula(func: Any) -> Formula | None:
-    """The formula of an op; None where it has none, as pointwise ops, which share `shape_of_pointwise`."""
+    """The formula of an op; None if it has none, as pointwise ops, which share `shape_of_pointwise`."""
     return _FORMULAS.get(func)
 
 
@@ -44,7 +44,7 @@ def is_pointwise(func: Any) -> bool:
 
 
 def broadcast(shapes: Shapes) -> Shape | None:
-    """The shape that these have together; None where they do not fit."""
+    """The shape that these have together; None if they do not fit."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return first

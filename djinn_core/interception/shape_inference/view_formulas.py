@@ -1,6 +1,6 @@
 """View formulas: metadata of views, from the metadata of their base and their arguments.
 
-A formula returns shape, strides and offset (elements) of each view, or None where the arguments do not fit or need a closer
+A formula returns shape, strides and offset (elements) of each view, or None if the arguments do not fit or need a closer
 look: the meta kernel is then run, and raises the error.
 """
 
@@ -47,7 +47,7 @@ def _viewed(base: TensorMeta, args: Sequence[Any], _kwargs: Mapping[str, Any]) -
 
 
 def _strides_of_view(base: TensorMeta, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """The strides of a view of another shape; None where only a copy could have it.
+    """The strides of a view of another shape; None if only a copy could have it.
 
     Dimensions of the base that lie in memory as one are taken together; each such chunk is divided among dimensions of the
     view. See `torch.Tensor.view` in PyTorch's documentation.

@@ -114,7 +114,7 @@ def _targets(func: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _returning(func: Any) -> Any:
-    """The op that returns what `func` writes to its `out=` arguments; None where there is none."""
+    """The op that returns what `func` writes to its `out=` arguments; None if there is none."""
     packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])
     wanted = [(a.name, str(a.type)) for a in torch_private.schema_of(func).arguments if not a.is_out]
     for overload in (getattr(packet, name) for name in packet.overloads()):

@@ -109,7 +109,7 @@ def _arriving_in(argument: Any) -> Iterator[ArrivingTensor]:
 
 @without_modes
 def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.Tensor | None:
-    """A CPU tensor that `source` is copied to; None where it must be there at once, because a module is made of it."""
+    """A CPU tensor that `source` is copied to; None if it must be there at once, because a module is made of it."""
     if device_state.thread.converts_module:
         return None
     stand_in = sync.stand_in(source)

@@ -35,7 +35,7 @@ class _Coming:
     written: tuple[Any, int]
 
     def take(self) -> torch.Tensor | None:
-        """Its elements; None where it was written since, or could not be computed."""
+        """Its elements; None if it was written since, or could not be computed."""
         if (self.storage.written, self.storage.written_at) != self.written:
             return None
         try:

@@ -11,7 +11,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 
 
 def fake_mode_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensorMode | None:
-    """The mode of the first fake tensor among the arguments; None where there is none."""
+    """The mode of the first fake tensor among the arguments; None if there is none."""
     return next((a.fake_mode for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, FakeTensor)), None)
 
 

@@ -103,7 +103,7 @@ class LazyTensor(torch.Tensor):
     def data_ptr(self) -> int:
         """A number that tells memory apart, as an address would: equal where two tensors begin at the same place.
 
-        Nothing is behind it on this machine. 0 where there are no elements.
+        Nothing is behind it on this machine. 0 if there are no elements.
         """
         meta = self.remote.meta
         return address_of(self.remote.storage) + meta.offset * meta.dtype.itemsize if meta.numel else 0

@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def place(storage: Any, location: str) -> RemoteStorage | None:
-    """The storage of that content on the remote device `location`; None where that is another device."""
+    """The storage of that content on the remote device `location`; None if that is another device."""
     name, _, index = location.partition(":")
     if name not in (DEVICE_NAME, device_type()):
         return None

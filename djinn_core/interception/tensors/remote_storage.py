@@ -116,7 +116,7 @@ class RemoteStorage(torch.UntypedStorage):
         return self._number
 
     def data_ptr(self) -> int:
-        """A number that storages of different memory do not share; no address on this machine. 0 where there are no bytes."""
+        """A number that storages of different memory do not share; no address on this machine. 0 if there are no bytes."""
         if self.base is not None:
             return address_of(self.base.remote.storage)
         if self._reserved is None:

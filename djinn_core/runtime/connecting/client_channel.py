@@ -42,11 +42,11 @@ class ClientChannel(SessionChannel, Protocol):
 
     @property
     def successor(self) -> Attached | None:
-        """Reply of the executor that took the session over from the first one; None where that one has it."""
+        """Reply of the executor that took the session over from the first one; None if that one has it."""
 
     @property
     def reconnection(self) -> Reconnection | None:
-        """Reconnection to the executor after a break; None where there is none."""
+        """Reconnection to the executor after a break; None if there is none."""
 
     def hasten(self, patience: float) -> None:
         """Stop reconnecting after `patience` seconds, if that is sooner."""

@@ -18,7 +18,7 @@ class Opened:
         attached: what the executor said.
         url: the address that was reached; `inline` where the executor is a thread of this process.
         fallbacks: what was tried before, each with the reason why it was given up.
-        executor: the process that was started for this session alone, to be closed after it; None where a server runs it.
+        executor: the process that was started for this session alone, to be closed after it; None if a server runs it.
         addresses: where its server listens, as far as that is known.
         server: what messages call it: the address that is configured.
     """

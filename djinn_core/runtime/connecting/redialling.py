@@ -32,7 +32,7 @@ class Redialling:
 
     Attributes:
         urls: of the gateway. token: what it is shown. device: the executor's number there.
-        direct: the executor's own address, empty where the gateway passes frames on.
+        direct: the executor's own address, empty if the gateway passes frames on.
         recoverable: whether the executor that takes the place of one that died goes on with its sessions.
         timeout: seconds that any single step may take.
         instance: of the process that had the session last.

@@ -49,7 +49,7 @@ class Servers:
 
 
 def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Servers | None:
-    """The configured servers, from `servers` or from the connection file; None where there are none.
+    """The configured servers, from `servers` or from the connection file; None if there are none.
 
     Raises:
         ConfigurationError: the connection file cannot be read, or no token is configured.

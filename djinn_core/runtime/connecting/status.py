@@ -43,7 +43,7 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
 
 
 def why_unavailable(settings: Settings, registry: Registry) -> str:
-    """Reason why no configured server lets this client in; empty where one does. Takes `AVAILABLE_SECONDS` at most."""
+    """Reason why no configured server lets this client in; empty if one does. Takes `AVAILABLE_SECONDS` at most."""
     reasons: list[str] = []
     asking = threading.Thread(target=_ask_any, args=(settings, registry, reasons), name="djinn-available", daemon=True)
     asking.start()

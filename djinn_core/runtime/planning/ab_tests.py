@@ -160,7 +160,7 @@ class AbTests:
         _log.debug("an optimization is tried", optimization=name, instructions=len(program))
 
     def _is_settled(self, tried: Experiment, arms: tuple[Variant, Variant]) -> bool:
-        """Ask the judge, and do as it says; False where more runs are needed."""
+        """Ask the judge, and do as it says; False if more runs are needed."""
         assert self._judge is not None
         ours, other = arms
         name = tried.names[0]

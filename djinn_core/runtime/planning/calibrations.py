@@ -27,7 +27,7 @@ def calibration_file(device: DeviceInfo) -> Path:
 
 
 def calibration_of(device: DeviceInfo) -> Calibration | None:
-    """Measurements of `device`; None where there are none, or where the file cannot be read, with a warning."""
+    """Measurements of `device`; None if there are none, or where the file cannot be read, with a warning."""
     file = calibration_file(device)
     try:
         version = version_of(file)

@@ -43,7 +43,7 @@ class DerivedValues:
         return extended
 
     def made(self, key: Key) -> tuple[int, ...] | None:
-        """Values that a recipe of that identity made from those sources; None where there are none, or they are stale."""
+        """Values that a recipe of that identity made from those sources; None if there are none, or they are stale."""
         return self._made.use(key)
 
     def make(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:

@@ -129,6 +129,6 @@ class Planner:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Profile of the whole program of which a plan was asked for last; None where there was none."""
+        """Profile of the whole program of which a plan was asked for last; None if there was none."""
         plan: Prepared | None = self.recent[-1][0] if self.recent else None
         return plan.profile if plan is not None else None

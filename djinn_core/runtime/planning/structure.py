@@ -31,7 +31,7 @@ class ProgramStructure:
             each of them. `repeats` and `repeat_of` pick equal values in every program of this structure.
         inputs: picks the inputs, in order of appearance. results: picks the results.
         places: of the values from outside the first calls that take them, and their positions among these operands.
-        storages: of each value from outside the number of its storage, by first appearance; None where no two share one.
+        storages: of each value from outside the number of its storage, by first appearance; None if no two share one.
         alive: takes, from the values, those that do not die. deaths: how many die.
     """
 

@@ -58,7 +58,7 @@ def build_plan(planned: Planned, residency: Residency, random: int | None) -> Po
     Args:
         planned: what was decided.
         residency: where things are.
-        random: the executor that has the random state; None where no random op has run yet.
+        random: the executor that has the random state; None if no random op has run yet.
     """
     graph = planned.graph
     positions = {value: i for i, value in enumerate(planned.values)}
@@ -149,7 +149,7 @@ class _Writer:
             assert isinstance(step, Fetch)
 
     def _carry(self, source: int, target: int, value: int) -> TransferStep | None:
-        """Transfer of a value; None where it goes along with a value that shares its memory."""
+        """Transfer of a value; None if it goes along with a value that shares its memory."""
         before = self.residency.homes.get(storage_of(self.planned.names.get(value, value)))
         move = before == source and self.planned.homes[value] == target
         if move:

@@ -35,7 +35,7 @@ class PooledDerivedValues:
         self.values = DerivedValues(lambda _: 0)
 
     def places(self, recipe: Recipe) -> RecipeLocations | None:
-        """Locations of a recipe's values; None where they were not made."""
+        """Locations of a recipe's values; None if they were not made."""
         made = self.values.made((recipe.identity, recipe.sources))
         if made is None:
             return None

@@ -17,7 +17,7 @@ class HeldUploads:
     """Copies of tensors that programs have not used yet, by handle. Not thread-safe."""
 
     def __init__(self, members: Sequence[Session], memory_free: Sequence[int | None], residency: Residency) -> None:
-        """`memory_free`: bytes that each executor had at the beginning; None where that is not known."""
+        """`memory_free`: bytes that each executor had at the beginning; None if that is not known."""
         self._members = members
         self._free = [free or 0 for free in memory_free]  # what is not known is filled like what is full: evenly
         self._residency = residency

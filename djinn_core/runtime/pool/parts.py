@@ -69,7 +69,7 @@ class PooledPlan:
     Attributes:
         parts: what to do, in order.
         inputs: the values that the program does not make. where: where they were.
-        random: where random ops run; None where there are none. drew_from: where the random state was before.
+        random: where random ops run; None if there are none. drew_from: where the random state was before.
         equal_slots: pairs of slots that have to be equal.
         made: new values that outlive the program, and where; sizes: their bytes, when it was planned.
         leaves: by executor the bytes that it has more afterwards; crowded: whether it had no room for them all the same.

@@ -53,7 +53,7 @@ class PoolPlanner:
     """From programs to parts. Not thread-safe: the recorders' lock is held around it."""
 
     derived: PooledDerivedValues
-    memory: Sequence[int | None] = ()  # bytes that may be on each executor; None where that is not known
+    memory: Sequence[int | None] = ()  # bytes that may be on each executor; None if that is not known
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class PoolPlanner:
     ) -> tuple[PooledPlan, Sequence[int]]:
         """The plan of a program that was found, and the values of the run.
 
-        `turn`: the executor whose turn it is; None where executors do not take turns.
+        `turn`: the executor whose turn it is; None if executors do not take turns.
         """
         for plan in reversed(alike.plans):
             if plan.turn != turn or plan.link_changes != self.link_changes:

@@ -30,7 +30,7 @@ class Residency:
     _copies: dict[int, dict[int, frozenset[int]]] = attrs.field(factory=dict)
 
     def of(self, values: Sequence[int]) -> Where:
-        """Homes and copies of values, to compare with; None where there are none."""
+        """Homes and copies of values, to compare with; None if there are none."""
         homes = tuple([self.homes.get(storage_of(value)) for value in values])
         return homes, tuple([self.copies(value) for value in values]) if self._copies else ()
 

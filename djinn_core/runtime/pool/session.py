@@ -303,7 +303,7 @@ class PoolSession:
 
     @staticmethod
     def _questions(executor: int, wish: _Wish, number: int) -> list[_Question]:
-        """Request of a submission to one executor; empty where it asks for no results."""
+        """Request of a submission to one executor; empty if it asks for no results."""
         return [_Question(executor, number, tuple(wish.fetch), tuple(wish.describe))] if wish.answered else []
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:

@@ -67,7 +67,7 @@ class LoadBalancer:
     def next(self, alike: ProgramFamily, unseen: AbstractSet[int]) -> int | None:
         """The executor that has least to do; of equal ones, the one after that whose turn it was last.
 
-        None where nothing is under way of the programs like the one that comes: no thread has waited for those in `unseen`.
+        None if nothing is under way of the programs like the one that comes: no thread has waited for those in `unseen`.
         """
         alike.under_way &= unseen
         if not alike.under_way or not alike.takes_turns:

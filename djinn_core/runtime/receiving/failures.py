@@ -142,7 +142,7 @@ class Failures:
 
 @attrs.frozen
 class _Origin:
-    """Source location of an instruction, in words; empty where that is not known."""
+    """Source location of an instruction, in words; empty if that is not known."""
 
     site: str = ""
     operands: str = ""

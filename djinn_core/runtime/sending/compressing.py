@@ -45,7 +45,7 @@ class Compressing:
         self._seconds += seconds
 
     def smaller(self, data: memoryview, item: int) -> bytes | None:
-        """`data` (elements of `item` bytes) compressed; None where sending it as it is takes less time."""
+        """`data` (elements of `item` bytes) compressed; None if sending it as it is takes less time."""
         if not self._possible or len(data) < SMALLEST or not self._pays(data, item):
             return None
         coded = compressed(data, item)

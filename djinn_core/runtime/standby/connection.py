@@ -134,7 +134,7 @@ class StandbyConnection(ReconnectingConnection):
                 return frame
 
     def _take(self, inner: Connection, timeout: float | None) -> Frame | None:
-        """One frame; None where it is a part of a state.
+        """One frame; None if it is a part of a state.
 
         Raises:
             TransportError: the server goes on with the session no more; another one may.
@@ -211,7 +211,7 @@ class StandbyConnection(ReconnectingConnection):
             _log.debug("nothing more came", reason=str(end))
 
     def _cannot(self) -> str:
-        """Reason why no other server can take the session over; empty where one may."""
+        """Reason why no other server can take the session over; empty if one may."""
         if self._channel.crashes_executors:
             return "another server would come to the same end"
         if self._kept.sent is None or self._kept.why_not:

@@ -40,7 +40,7 @@ class StandbyServer:
 
 
 def _unlike(first: Attached, now: Attached) -> str:
-    """Reason why an executor would not compute the same as the first one; empty where it would."""
+    """Reason why an executor would not compute the same as the first one; empty if it would."""
     if first.device.kind != now.device.kind:
         return f"it has a {now.device.kind} where there was a {first.device.kind}"
     if first.torch.partition("+")[0] != now.torch.partition("+")[0]:

@@ -123,7 +123,7 @@ def _sequences(a: Arguments) -> tuple[int, int, int]:
 
 
 def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
-    """Lengths as numbers; None where they are on another device."""
+    """Lengths as numbers; None if they are on another device."""
     given = a.__getattr__(name)
     if isinstance(given, torch.Tensor):
         if given.device.type != "cpu":

@@ -28,7 +28,7 @@ class Artefact:
         self._guard = law.guard()
 
     def follows(self, env: Environment) -> int | None:
-        """The `n` of a run that it was compiled for, 0 where sizes do not differ; None where it was not."""
+        """The `n` of a run that it was compiled for, 0 if sizes do not differ; None if it was not."""
         tensors = self._inputs(env)
         n = self._guard.check(tensors, env[self._slots])
         return None if n is None or (self.region.written and self._shares(env, tensors)) else n

@@ -244,7 +244,7 @@ class _Made(_Offer):
         return self._missed >= self.hot.thresholds.misses
 
     def compare(self, env: Environment) -> str | None:
-        """As `difference`; None where the instructions themselves fail, which tells nothing of the compiler."""
+        """As `difference`; None if the instructions themselves fail, which tells nothing of the compiler."""
         try:
             return difference(self.artefact, env)
         except Exception as error:
@@ -252,7 +252,7 @@ class _Made(_Offer):
             return None
 
     def use(self, env: Environment) -> bool:
-        """Run what was compiled; False where it failed and the instructions can still run.
+        """Run what was compiled; False if it failed and the instructions can still run.
 
         Raises:
             ShortcutError: it failed and may have written.

@@ -44,7 +44,7 @@ class Region:
 
 
 def find_region(template: CompiledTemplate, slots: Sequence[int | float]) -> Region | None:
-    """The longest run of instructions that can be compiled with such slots; None where there is none to speak of."""
+    """The longest run of instructions that can be compiled with such slots; None if there is none to speak of."""
     forms = [template.source.forms[code] for code in template.source.code]
     firsts = accumulate([form.slot_count for form in forms], initial=0)
     start, stop = _longest([_compilable(form, slots[first:]) for form, first in zip(forms, firsts, strict=False)])

@@ -45,7 +45,7 @@ class Law:
     """The law by which sizes, strides and slots differ between runs.
 
     Attributes:
-        base: the input and the dimension whose size is `n`; None where nothing differs.
+        base: the input and the dimension whose size is `n`; None if nothing differs.
         sizes: by input the dimensions that differ. strides: likewise. slots: the slots that differ.
         smallest: the least `n` for which no size is below 2.
     """
@@ -63,7 +63,7 @@ class Law:
 
 
 def find_law(observed: Sequence[Observed]) -> Law | None:
-    """The law that all of `observed` follow, the last of which is the example; None where there is none."""
+    """The law that all of `observed` follow, the last of which is the example; None if there is none."""
     example = observed[-1]
     flat = [_flat(run) for run in observed]
     if len({len(numbers) for numbers in flat}) > 1 or len({tuple(m.dtype for m in run.metas) for run in observed}) > 1:
@@ -133,7 +133,7 @@ class SizeGuard:
         return [0 if i in self._law.slots else slot for i, slot in enumerate(slots)]
 
     def check(self, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
-        """The run's `n` (0 where nothing differs), or None where it does not follow the law."""
+        """The run's `n` (0 if nothing differs), or None if it does not follow the law."""
         for tensor in tensors:
             if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
                 return None
@@ -165,7 +165,7 @@ class SizeGuard:
 
 
 def observe(tensors: Sequence[Any], slots: Sequence[int | float]) -> Observed | None:
-    """A run as it is; None where something in it is no plain strided tensor of real numbers."""
+    """A run as it is; None if something in it is no plain strided tensor of real numbers."""
     metas: list[TensorMeta] = []
     for tensor in tensors:
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:

@@ -93,7 +93,7 @@ class Admission:
             complain(connection, str(error))
 
     def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
-        """The identity behind a first message; None where the client was refused and has been told why."""
+        """The identity behind a first message; None if the client was refused and has been told why."""
         if not isinstance(message, Hello | StatusRequest | Kill):
             self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
             return None
@@ -243,7 +243,7 @@ def _peer(connection: Connection) -> str:
 
 
 def _wish_for_relay(connection: Connection) -> Attach | Resume | ControlAttach | None:
-    """The client's `Attach`, `Resume` or `ControlAttach`, or None where it reached the executor by itself and hung up."""
+    """The client's `Attach`, `Resume` or `ControlAttach`, or None if it reached the executor by itself and hung up."""
     try:
         message = receive_message(connection, LIFETIME)
     except (TransportError, TimeoutError):

@@ -35,7 +35,7 @@ from djinn_core.server.gateway.device_discovery import offered
 from djinn_core.server.gateway.gateway_config import GatewayConfig
 from djinn_core.server.gateway.metrics import exporter
 from djinn_core.server.gateway.operations import Operations
-from djinn_core.server.gateway.reaper import Watch
+from djinn_core.server.gateway.reaper import SessionReaper
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
@@ -78,7 +78,7 @@ class Gateway:
         self._events = ServerEvents.of("gateway", self._counts, audit)
         self._context: GatewayContext | None = None
         self._operations: OperationsListener | None = None
-        self._watch: Watch | None = None
+        self._watch: SessionReaper | None = None
         self._file: tuple[Path, ConnectionFile] | None = None
         self._accounts: tuple[str, int] | None = None  # a directory, and what holds it
 
@@ -121,7 +121,7 @@ class Gateway:
 
     @property
     def fingerprint(self) -> str:
-        """Of the certificate that is shown; empty where there is no TLS."""
+        """Of the certificate that is shown; empty if there is no TLS."""
         tls = self._config.network.tls
         return fingerprint_of_file(tls.certificate) if tls is not None and tls.certificate is not None else ""
 
@@ -161,7 +161,7 @@ class Gateway:
 
     def _listen(self, chosen: Sequence[Listening], registry: Registry, context: GatewayContext) -> tuple[str, ...]:
         admission = Admission(context, registry.transports, policies=AdmissionPolicies.of(registry))
-        self._watch = Watch(context)
+        self._watch = SessionReaper(context)
         for one in chosen:
             try:
                 listener = one.transport.listen(one.at(one.place.port), UNAUTHENTICATED_LIMITS, admission.serve)

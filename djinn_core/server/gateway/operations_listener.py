@@ -220,7 +220,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _certificate(request: web.BaseRequest) -> bytes:
-    """Certificate that the client showed, in DER; empty where it showed none."""
+    """Certificate that the client showed, in DER; empty if it showed none."""
     tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
 

@@ -75,7 +75,7 @@ class Seat:
         return self._restarts
 
     def report(self) -> Sessions | None:
-        """The executor's report of its sessions; None where it is not ready or does not answer."""
+        """The executor's report of its sessions; None if it is not ready or does not answer."""
         if self._state != "ready":
             return None
         try:

@@ -13,7 +13,7 @@ PAUSE_SECONDS: Final = 2.0
 _log = get_logger("djinn.server")
 
 
-class Watch:
+class SessionReaper:
     """A thread that ends expired sessions and unused executors."""
 
     def __init__(self, context: GatewayContext) -> None:

@@ -107,7 +107,7 @@ class Relays:
 
     @contextmanager
     def one_more(self, tenant: str) -> Iterator[bool]:
-        """Reserve one more relayed connection while the block lasts; False where the tenant has too many."""
+        """Reserve one more relayed connection while the block lasts; False if the tenant has too many."""
         with self._lock:
             there_is_room = self._running[tenant] < self._most
             self._running[tenant] += there_is_room

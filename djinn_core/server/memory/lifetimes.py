@@ -41,7 +41,7 @@ class Lifetimes:
         return found[at] if at < len(found) else NEVER
 
     def last_use(self, place: int, step: int) -> int:
-        """The last step up to `step` that made or used it; -1 where there was none."""
+        """The last step up to `step` that made or used it; -1 if there was none."""
         found = self.uses.get(place, ())
         at = bisect_right(found, step)
         return found[at - 1] if at else self.made_by.get(place, -1)

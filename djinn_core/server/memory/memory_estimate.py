@@ -25,7 +25,7 @@ class MemoryEstimate:
     Attributes:
         lifetimes: of its values.
         allocates: bytes of new memory, by step; observed runs replace them with measured values.
-        roots: by position the number of the memory that the value is a view of; -1 where that is unknown.
+        roots: by position the number of the memory that the value is a view of; -1 if that is unknown.
         writes: by number of memory the steps that write to it; -1: to unknown memory.
         guessed: the steps for which `allocates` is a guess.
         peak: the most bytes that are held at once beyond those held before the run.
@@ -77,7 +77,7 @@ def look_ahead(template: CompiledTemplate, env: Environment, sizes: Mapping[int,
 
 
 def bytes_of_step(step: CompiledStep, env: Environment) -> int | None:
-    """Bytes of new memory that a step takes whose operands are in memory; None where that cannot be known without data."""
+    """Bytes of new memory that a step takes whose operands are in memory; None if that cannot be known without data."""
     if not step.op.startswith("aten::"):
         return None
     shadow: Environment = [torch.device("meta") if isinstance(v, torch.device) else v for v in env]
@@ -192,7 +192,7 @@ class _Simulation:
         return sum({r: self.sizes[r] for p in step.reads if (r := self.roots.get(p, -1)) >= 0}.values())
 
     def _run(self, step: CompiledStep) -> int | None:
-        """Run a step; the bytes that it takes, or None where that cannot be known without data."""
+        """Run a step; the bytes that it takes, or None if that cannot be known without data."""
         before = {root: self.sizes[root] for place in step.writes if (root := self.roots.get(place, -1)) >= 0}
         try:
             step.store(self.env)

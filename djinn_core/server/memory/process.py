@@ -54,7 +54,7 @@ class ProcessMemory:
                 _log.info("what ops take beside their results is not known", error=str(error))
 
     def peak_beyond(self) -> int | None:
-        """As `beyond`, the most since the peak was last counted again; None where that cannot be known."""
+        """As `beyond`, the most since the peak was last counted again; None if that cannot be known."""
         if not self._resettable or self._base is None:
             return None
         lines = _STATUS.read_text().splitlines()

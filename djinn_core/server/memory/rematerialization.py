@@ -26,7 +26,7 @@ class Rematerialization:
 
     @staticmethod
     def seconds(holding: Allocation) -> float | None:
-        """Time that recomputing this takes; None where it is not made by one step of the run alone, or others need it."""
+        """Time that recomputing this takes; None if it is not made by one step of the run alone, or others need it."""
         return None if holding.made_by < 0 or holding.handles or holding.needed else holding.seconds
 
     def possible(self, holding: Allocation, now: int, at: Mapping[int, Allocation]) -> bool:

@@ -147,7 +147,7 @@ class SessionMemory:
         return found
 
     def _settle(self, inputs: Holdings, outlook: MemoryEstimate) -> bool:
-        """Prepare a run that stays far from the limit: load its inputs, and return True; False where it must be a limited run.
+        """Prepare a run that stays far from the limit: load its inputs, and return True; False if it must be a limited run.
 
         Values of idle sessions are evicted for it.
         """

@@ -81,7 +81,7 @@ class PeerListener:
         return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
 
     def redeem(self, ticket: str) -> PeerConnection | None:
-        """Admit a peer by a ticket, or by a secret when it reconnects; None where that is forged, used or expired."""
+        """Admit a peer by a ticket, or by a secret when it reconnects; None if that is forged, used or expired."""
         with self._lock:
             known = self._known.get(_key(ticket))
             if known is not None:

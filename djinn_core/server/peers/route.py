@@ -110,7 +110,7 @@ class Route:
     # --- the session's side -----------------------------------------------------------------------------------
 
     def number(self) -> int | None:
-        """Number the next transfer; None where it was received before this process sent it, or the receiver is gone."""
+        """Number the next transfer; None if it was received before this process sent it, or the receiver is gone."""
         with self._changed:
             self._numbered += 1
             return None if self._numbered <= self._acknowledged or self._broken else self._numbered

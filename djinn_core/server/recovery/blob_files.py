@@ -81,7 +81,7 @@ class BlobFiles:
     def take(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
         """Write a chunk to its blob file. Returns the decompressed frame and the journal's reference to it.
 
-        None where the frame is something else.
+        None if the frame is something else.
 
         Raises:
             OSError: it cannot be written.
@@ -103,7 +103,7 @@ class BlobFiles:
         return Frame(head, [data]), BlobFrame(head, growing.digest, upload.start, len(data))
 
     def _write(self, growing: _Growing, start: int, data: memoryview) -> bool:
-        """Write a part of a blob; False where it was not written. A file that the store has as well is never written to."""
+        """Write a part of a blob; False if it was not written. A file that the store has as well is never written to."""
         file = os.open(self.path(growing.digest), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(file).st_nlink > 1:

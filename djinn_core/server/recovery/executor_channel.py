@@ -21,7 +21,7 @@ class ExecutorChannel(SessionChannel, Protocol):
 
     @property
     def recovery_state(self) -> tuple[Journal | None, JournalReader | None]:
-        """The session's journal, and the reader of the journal that another process has left; None where there is none."""
+        """The session's journal, and the reader of the journal that another process has left; None if there is none."""
 
     @property
     def reads_ahead(self) -> bool:

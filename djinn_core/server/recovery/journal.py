@@ -377,7 +377,7 @@ class JournalReader:
             raise SessionLost(f"a journal refers to bytes elsewhere in a way that cannot be read: {error}") from error
 
     def next_note(self) -> bytes | None:
-        """The next decision noted in the journal; None where the process ended before it was made."""
+        """The next decision noted in the journal; None if the process ended before it was made."""
         return self._notes.popleft() if self._notes else None
 
     def close(self) -> None:
@@ -430,6 +430,6 @@ def remove_stale(directory: Path) -> None:
 
 
 def journal_path(directory: Path, session: str) -> Path | None:
-    """Path of a session's journal; None where `session` is not a valid name."""
+    """Path of a session's journal; None if `session` is not a valid name."""
     plain = session.replace("-", "").replace("_", "")
     return directory / f"{session}.journal" if plain.isascii() and plain.isalnum() and len(session) <= 64 else None

@@ -97,7 +97,7 @@ class FairShare:
                 self._changed.notify_all()
 
     def _patience(self, share: Share) -> float | None:
-        """Seconds that `share` has to wait: 0 where it may run now; None: until the queue changes."""
+        """Seconds that `share` has to wait: 0 if it may run now; None: until the queue changes."""
         if self._taken or min(self._waiting, key=lambda other: other.used) is not share:
             return None
         awaited = self._awaited

@@ -77,7 +77,7 @@ class Sharing:
 
 
 def address_of(value: Any) -> int:
-    """Address of a value's memory, also for poison; 0 where it has none."""
+    """Address of a value's memory, also for poison; 0 if it has none."""
     if isinstance(value, Poison):
         value = value.memory
     strided = isinstance(value, torch.Tensor) and value.layout is torch.strided

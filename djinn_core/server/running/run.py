@@ -52,7 +52,7 @@ class Shortcut(Protocol):
         """The first one that it leaves alone."""
 
     def take(self, env: Environment) -> bool:
-        """Put into `env` what these instructions make; False where they have to be run instead, and nothing was written.
+        """Put into `env` what these instructions make; False if they have to be run instead, and nothing was written.
 
         Raises:
             ShortcutError: it failed, and may have written.
@@ -219,7 +219,7 @@ def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut
 
 
 def _made_resizable(step: CompiledStep, stop: Stopped, env: Environment, values: ValueTable) -> bool:
-    """Move an upload that `step` failed to resize to memory of PyTorch's own; False where it failed for another reason.
+    """Move an upload that `step` failed to resize to memory of PyTorch's own; False if it failed for another reason.
 
     Where there is no memory for the move, that becomes the step's error.
     """
@@ -250,7 +250,7 @@ def _own(storage: torch.UntypedStorage, values: Iterable[Any]) -> None:
 
 
 def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: Sharing) -> bool:
-    """Restore the memory of poison that `step` overwrites completely; False where `step` has another problem."""
+    """Restore the memory of poison that `step` overwrites completely; False if `step` has another problem."""
     poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
     if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
         return False

@@ -17,7 +17,7 @@ class Poison:
     """Replacement of a value that could not be computed; every result of an op that uses it becomes poison, too.
 
     Attributes:
-        memory: the tensor that it was before a write to it failed, whose contents must not be read; None where it never
+        memory: the tensor that it was before a write to it failed, whose contents must not be read; None if it never
             was one. An op that overwrites all of it makes it a value again.
     """
 
@@ -111,7 +111,7 @@ class ValueTable:
             del self._storages[storage]
 
     def bytes_of(self, storage: int) -> int:
-        """Bytes of a storage as the client numbers them, wherever they lie; 0 where no value looks into it."""
+        """Bytes of a storage as the client numbers them, wherever they lie; 0 if no value looks into it."""
         held = self._storages.get(storage)
         return held.nbytes if held is not None else 0
 

@@ -16,10 +16,10 @@ class RunRequest:
     """The request of a submission, as in `Submit`; `inputs` are those of its template, once that is known.
 
     Attributes:
-        halt: not empty where no further op is to run for now; checked before each op.
+        halt: not empty if no further op is to run for now; checked before each op.
         rest: called then, returns True if the run goes on afterwards; None: the submission is cancelled.
         rested: seconds spent in `rest`.
-        unreadable: what is wrong with its handles; empty where nothing is.
+        unreadable: what is wrong with its handles; empty if nothing is.
         stop_at: number of the op at which an earlier run was stopped; None: it was not.
     """
 

@@ -80,7 +80,7 @@ class WeightStore:
         return own
 
     def find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """The bytes of that digest (uint8, writable, private to the caller), or None where they are not here."""
+        """The bytes of that digest (uint8, writable, private to the caller), or None if they are not here."""
         path = self._path(digest)
         try:
             lent = self._files_of_others.find(digest, size)
@@ -106,7 +106,7 @@ class WeightStore:
     def adopt(self, digest: bytes, file: Path, proven: Callable[[bytes], None] = lambda _: None) -> bool:
         """Have `file`, too, without copying it, once its bytes have turned out to have that digest; `proven` is told then.
 
-        `file` must not be written to any more. False where it cannot be shared.
+        `file` must not be written to any more. False if it cannot be shared.
         """
         path = self._path(digest)
         name = path.with_name(f"{NEW}{secrets.token_hex(8)}")

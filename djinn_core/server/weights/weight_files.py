@@ -65,7 +65,7 @@ class WeightFiles:
         return total
 
     def find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """The bytes of that digest (uint8, writable, private to the caller), or None where they are in no file.
+        """The bytes of that digest (uint8, writable, private to the caller), or None if they are in no file.
 
         Raises:
             OSError: the file cannot be read any more.

@@ -86,7 +86,7 @@ _NAMES = (
 
 
 def judge_modules(classes: Iterable[str]) -> Judgement | None:
-    """Judge the workload type by class names; None where no name matches a rule."""
+    """Judge the workload type by class names; None if no name matches a rule."""
     for name in dict.fromkeys(classes):
         for pattern, workload in _NAMES:
             if pattern.search(name):

@@ -19,7 +19,7 @@ _log = logging.getLogger("djinn_jwt")
 
 @attrs.frozen
 class VerifyingKey:
-    """A public key. `name` is its `kid`, empty where it has none; `key` is PyJWT's."""
+    """A public key. `name` is its `kid`, empty if it has none; `key` is PyJWT's."""
 
     name: str
     key: Any

@@ -20,7 +20,7 @@ class CudaGraphs:
     name = "cudagraphs"
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """None where sizes differ from run to run, or where the device has no graphs."""
+        """None if sizes differ from run to run, or where the device has no graphs."""
         if context.device.type != "cuda" or context.grows:
             return None
         return RecordedRuns(context.graph_module, GraphRecorder(context.device), context.writes)

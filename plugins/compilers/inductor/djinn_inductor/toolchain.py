@@ -10,7 +10,7 @@ _COMPILERS: Final = ("g++", "clang++", "c++")
 
 
 def missing_toolchain() -> str:
-    """Missing prerequisites, and what to do about them; empty where inductor can work."""
+    """Missing prerequisites, and what to do about them; empty if inductor can work."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else _COMPILERS:
         if shutil.which(name):

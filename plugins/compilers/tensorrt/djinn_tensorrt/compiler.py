@@ -20,7 +20,7 @@ class TensorRT:
     name = "tensorrt"
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """None where the device is no CUDA device, sizes differ from run to run, or inputs are written.
+        """None if the device is no CUDA device, sizes differ from run to run, or inputs are written.
 
         Raises:
             UnsupportedOperation: torch-tensorrt is not installed.

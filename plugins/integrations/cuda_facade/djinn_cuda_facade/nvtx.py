@@ -23,7 +23,7 @@ def range_push(msg: str) -> int:
 
 
 def range_pop() -> int:
-    """End the innermost range; the depth that is left, or -2 where there was none, as NVTX says."""
+    """End the innermost range; the depth that is left, or -2 if there was none, as NVTX says."""
     if _depth.ranges == 0:
         return -2
     _depth.ranges -= 1

@@ -48,7 +48,7 @@ _OWN_HOOKS: Final = ("accelerate", "djinn_core", "transformers")
 
 
 def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: bool) -> str:
-    """Reason why the checks of this call of `generate()` cannot be late; empty where they can."""
+    """Reason why the checks of this call of `generate()` cannot be late; empty if they can."""
     if synced or getattr(config, "is_assistant", False):
         return "other processes or models wait for each step"
     if djinn.is_capturing() or is_watched():
@@ -66,7 +66,7 @@ def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: boo
 
 
 def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
-    """Reason why they cannot with this cache, which may outlive the call; empty where they can."""
+    """Reason why they cannot with this cache, which may outlive the call; empty if they can."""
     if cache is None or not outlives:
         return ""
     if not can_be_cut(cache):

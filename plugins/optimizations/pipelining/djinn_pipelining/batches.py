@@ -65,7 +65,7 @@ class BatchRegion:
 
 
 def region_of(context: OptimizationContext) -> BatchRegion | None:
-    """The nodes that can be done for parts of the batch; None where there is no batch, or nothing comes of it."""
+    """The nodes that can be done for parts of the batch; None if there is no batch, or nothing comes of it."""
     graph, residency = context.graph, context.profile.residency
     weight = DataResidency.PERSISTENT_WEIGHT
     data = [v for v in graph.inputs if residency.get(v) is not weight and graph.meta(v).shape[:1] > (1,)]

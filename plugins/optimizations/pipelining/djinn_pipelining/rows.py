@@ -33,12 +33,12 @@ class At:
         return self.shape((*self.node.outputs, *self.node.writes)[0])
 
 
-# Which operands have rows, for an op that works on each row by itself; None where it does not.
+# Which operands have rows, for an op that works on each row by itself; None if it does not.
 Rule = Callable[[At], tuple[int, ...] | None]
 
 
 def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """Operands of which a node uses each row by itself, for the same row of each result; None where it mixes rows."""
+    """Operands of which a node uses each row by itself, for the same row of each result; None if it mixes rows."""
     if node.form is None or node.random or not (node.outputs or node.writes):
         return None
     at = At(graph, node, arguments(node))

@@ -6,7 +6,7 @@ from djinn.hooks import DataResidency, OptimizationContext, storage_of
 
 
 def what_is_carried(context: OptimizationContext) -> str:
-    """Reason why programs of this kind have to come one after the other, in words; empty where nothing says so."""
+    """Reason why programs of this kind have to come one after the other, in words; empty if nothing says so."""
     graph = context.graph
     nodes = [graph.nodes[n] for n in context.plan.nodes]
     random = next((n for n in nodes if n.random), None)

@@ -42,7 +42,7 @@ class Pair:
 
 
 def pair_of(graph: Graph, pooling: Pooling) -> Pair | None:
-    """Rewrite of a pooling; None where nothing can."""
+    """Rewrite of a pooling; None if nothing can."""
     for rule in (_after_activation, _after_convolution, _after_pooling):
         if (pair := rule(graph, pooling)) is not None:
             return pair

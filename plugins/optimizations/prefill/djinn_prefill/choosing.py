@@ -87,7 +87,7 @@ def _times(context: OptimizationContext, rows: Rows) -> _Times:
 def _divided(
     context: OptimizationContext, rows: Rows, times: _Times, count: int
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Seconds until `count` chunks are computed, and their ends; None where that cannot be."""
+    """Seconds until `count` chunks are computed, and their ends; None if that cannot be."""
     if rows.rows < 2 * STEP * count or not _weights_fit(context, count):
         return None
     ends = _ends(rows.rows, times, count)
@@ -133,7 +133,7 @@ def _bytes_of_keys_and_values(rows: Rows) -> int:
 
 
 def _slowest(context: OptimizationContext) -> tuple[float, float]:
-    """Bandwidth and latency of the slowest link between two devices; 0 where none was measured."""
+    """Bandwidth and latency of the slowest link between two devices; 0 if none was measured."""
     ids = {device.id for device in context.topology.devices}
     links = [link for link in context.topology.links if {link.source, link.target} <= ids]
     bandwidth = min((link.bandwidth for link in links if link.bandwidth), default=0.0)

@@ -1,7 +1,7 @@
 """Propagation rules of the sequence dimension: from the operands of an op to its result.
 
 A rule is told a node, its arguments by name, and by value the dimension of the rows. It answers with the dimension for each
-result, and the arguments that are other ones for a part of the rows; or with None where parts of the rows do not give the
+result, and the arguments that are other ones for a part of the rows; or with None if parts of the rows do not give the
 same parts of the results.
 """
 
@@ -51,7 +51,7 @@ class Case:
         return self.graph.meta(value).shape
 
     def dim(self, value: Any) -> int | None:
-        """The dimension of the rows of a value; None where it has none."""
+        """The dimension of the rows of a value; None if it has none."""
         return self.dims.get(value) if isinstance(value, int) else None
 
     @property
@@ -68,7 +68,7 @@ Rule = Callable[[Case], Split | None]
 
 
 def split_of(case: Case) -> Split | None:
-    """Way to run a node for some of the rows; None where there is no rule for it, or the rule says that it cannot."""
+    """Way to run a node for some of the rows; None if there is no rule for it, or the rule says that it cannot."""
     rule = _RULES.get(case.node.operation) or (_aligned if _is_elementwise(case.node.op) else None)
     return rule(case) if rule is not None and case.node.outputs else None
 

@@ -22,7 +22,7 @@ class ReplicaChoice:
     """A set of replicas, and what the program takes with them.
 
     Attributes:
-        replicas: empty where everything is sent.
+        replicas: empty if everything is sent.
         seconds: from the start of the program to its end, as predicted; with what it takes to bring inputs there, shared by
             the runs that follow.
         interval: seconds between runs that follow each other without waiting.

@@ -110,7 +110,7 @@ class _Search:
         self.needs: dict[int, tuple[int, ...]] = {}
 
     def cone(self) -> Cone | None:
-        """Nodes that are not dearer than what they would save; None where there are none."""
+        """Nodes that are not dearer than what they would save; None if there are none."""
         for value in self.wanted:
             self.sending[value] = self._sent(value)
         budget = DEPTH * sum(self.sending.values())

@@ -19,7 +19,7 @@ class Heads:
     """The numbers of an attention.
 
     Attributes:
-        heads, kv_heads: heads of queries, and those of keys before they were repeated; None where shapes do not tell.
+        heads, kv_heads: heads of queries, and those of keys before they were repeated; None if shapes do not tell.
         head_size: how wide a query is.
         queries, keys: how many there are for each head.
     """

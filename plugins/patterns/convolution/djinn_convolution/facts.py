@@ -40,7 +40,7 @@ class Geometries:
         self._known: dict[Hashable, Geometry] = {}
 
     def of(self, node: Node) -> Geometry | None:
-        """The geometry of a convolution, or None where its operands do not tell."""
+        """The geometry of a convolution, or None if its operands do not tell."""
         if len(node.inputs) < 2 or not node.outputs:
             return None
         weight, result = self._graph.meta(node.inputs[1]).shape, self._graph.meta(node.outputs[0]).shape

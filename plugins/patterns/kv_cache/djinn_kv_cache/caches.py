@@ -33,7 +33,7 @@ class Cache:
             `kept` for whatever reason, or only `read` from outside.
         values: everything that is the cache: what came in, and what is left.
         nodes: ids of the ops that write it.
-        layout: whether it grows or has a fixed length; None where it cannot be told.
+        layout: whether it grows or has a fixed length; None if it cannot be told.
         sliding: whether what is oldest is let go.
         quantised: whether it is kept in fewer bits than it is read in.
     """

@@ -13,7 +13,7 @@ class Recurrence:
         nodes: ids of the ops that take part.
         kind: `lstm`, `gru`, `rnn`, `linear` (what is kept does not decide what is forgotten) or `loop` (anything else).
         form: `op` (one op does it all), `steps` (one after the other), `scan` (all positions at once).
-        steps: how many steps are seen; None where the op does not say so.
+        steps: how many steps are seen; None if the op does not say so.
         confidence, reason: as in `PatternMatch`.
         layers: how many layers one op holds. bidirectional: whether it goes both ways.
     """

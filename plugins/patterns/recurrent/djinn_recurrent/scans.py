@@ -121,7 +121,7 @@ def _convolved(graph: Graph, back: Node) -> Recurrence | None:
 
 
 def _given(graph: Graph, source: int, limit: int = 64) -> set[int] | None:
-    """The ops that make `source`, where they read weights and numbers alone; None where there are too many."""
+    """The ops that make `source`, where they read weights and numbers alone; None if there are too many."""
     nodes: set[int] = set()
     queue = [source]
     while queue:

@@ -113,7 +113,7 @@ class _Search:
         return [n for n in _joined(found) if not scores_places(self._graph, n.data, n.last.node.id)]
 
     def _through(self, node: Node) -> _Way | None:
-        """The way past one more op; None where something else than layers and given values leads to it."""
+        """The way past one more op; None if something else than layers and given values leads to it."""
         operation = node.operation
         if operation in CONVOLUTION and not self._is_by_channel(node):
             return None

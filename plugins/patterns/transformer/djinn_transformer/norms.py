@@ -170,7 +170,7 @@ def _is_same(graph: Graph, one: int, other: int) -> bool:
 
 
 def _less(graph: Graph, source: int) -> int | None:
-    """Minuend of the subtraction that gives `source`; None where nothing was."""
+    """Minuend of the subtraction that gives `source`; None if nothing was."""
     node = graph.flow.node(source)
     return graph.flow.operands(node)[0] if node is not None and node.operation == "sub" else None
 

@@ -8,7 +8,7 @@ from djinn_cost_based.options import PAYS, Option, Options, followed
 
 
 def for_groups(options: Options) -> Option | None:
-    """Each group on a device, the last one where most of the inputs live; None where there are none, or it is not faster."""
+    """Each group on a device, the last one where most of the inputs live; None if there are none, or it is not faster."""
     groups = options.context.plan.hints.get("groups", ())
     if not groups or len(groups) > len(options.devices):
         return None

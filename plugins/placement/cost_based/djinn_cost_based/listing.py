@@ -104,7 +104,7 @@ class Listing:
             self.first_idle.setdefault(self.hardware.row_of[device.id], []).append(device.id)
 
     def run(self, order: Sequence[int], choose: Choose) -> Listed | None:
-        """All units placed, on one of the devices that `choose` names; None where memory does not suffice."""
+        """All units placed, on one of the devices that `choose` names; None if memory does not suffice."""
         units, result = self.work.units, self.result
         for index in order:
             unit = units[index]

@@ -81,7 +81,7 @@ class Options:
             self._held[home] += self.work.sizes[storage]
 
     def listed(self, choose: Choose, fresh: str | None = None) -> Listed | None:
-        """The units on the devices that `choose` names, in an order in which they may run; None where memory does not suffice.
+        """The units on the devices that `choose` names, in an order in which they may run; None if memory does not suffice.
 
         `fresh`: where inputs come to that live nowhere yet, where that is not where they are used first.
         """
@@ -121,7 +121,7 @@ class Options:
         return [found[row] for row in sorted(found, key=quick.__getitem__)[:_TRIED]]
 
     def spread(self) -> Option | None:
-        """Each unit on the device that is done with it first; None where there is no choice."""
+        """Each unit on the device that is done with it first; None if there is no choice."""
         if len(self.devices) == 1:
             return None
         listed = self.listed(_soonest)

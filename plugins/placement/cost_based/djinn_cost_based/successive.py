@@ -25,7 +25,7 @@ class Rate:
 
 
 def for_successive(options: Options) -> Option | None:
-    """Option with the highest throughput of successive inputs; None where no hint announces them, or nothing gains."""
+    """Option with the highest throughput of successive inputs; None if no hint announces them, or nothing gains."""
     wanted = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
     if min(wanted, len(options.devices)) < LEAST:
         return None

@@ -29,11 +29,11 @@ class Unit:
     Attributes:
         nodes: ids in order.
         seconds: time on devices of each make, as in `Hardware.rows`.
-        storage: a storage that lives where the unit runs, or None where it makes and writes nothing.
+        storage: a storage that lives where the unit runs, or None if it makes and writes nothing.
         needs: bytes by the unit that makes them, that are not of this one.
         reads: storages of inputs that it reads.
         kept: bytes that it makes and that outlive the program.
-        home: device where most of what it reads lives already, or what it writes; None where nothing does.
+        home: device where most of what it reads lives already, or what it writes; None if nothing does.
         bound: whether it writes what lives at `home`.
         tokens: whether it belongs to a language model that generates.
         light: whether it and all that it needs are lighter than a message: it is done where the first that needs it is.

@@ -31,7 +31,7 @@ class Box:
         tip: everything that is known of it, a line each.
         phase: what nearly all of its ops are part of, or `MIXED`. share: its part of the whole program's predicted time, or else of its ops.
         count: how many equal parts it stands for. is_own: whether it is ops that belong to no inner module.
-        inner: the boxes in it. layout: their rows and arrows; None where there are none.
+        inner: the boxes in it. layout: their rows and arrows; None if there are none.
     """
 
     title: str

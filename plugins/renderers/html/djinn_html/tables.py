@@ -32,7 +32,7 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 @singledispatch
 def table_of(shown: object) -> str | None:
-    """A value as HTML; None where it has no table."""
+    """A value as HTML; None if it has no table."""
     del shown
     return None
 

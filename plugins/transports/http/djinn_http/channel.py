@@ -31,7 +31,7 @@ class Channel:
     Attributes:
         id: the secret that names the channel in requests.
         peer: who is at the other end, for messages.
-        certificate: TLS certificate that the client showed when it came, in DER; empty where it showed none.
+        certificate: TLS certificate that the client showed when it came, in DER; empty if it showed none.
         bytes_sent, bytes_received: bytes of all requests that concern the channel, HTTP's own included.
     """
 

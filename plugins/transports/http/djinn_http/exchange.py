@@ -26,7 +26,7 @@ from djinn_http.responses import ResponseReader
 
 @attrs.frozen
 class Endpoint:
-    """Address of a server. `prefix` comes before the paths of the dialect; `tls` is None where there is none."""
+    """Address of a server. `prefix` comes before the paths of the dialect; `tls` is None if there is none."""
 
     host: str
     port: int

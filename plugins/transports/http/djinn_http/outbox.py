@@ -78,7 +78,7 @@ class FrameOutbox:
         return self._error is not None and not self._parcels
 
     async def batch(self, seconds: float) -> list[Parcel]:
-        """All frames that wait, after waiting for one at most `seconds`; empty where none came or none will."""
+        """All frames that wait, after waiting for one at most `seconds`; empty if none came or none will."""
         self._filled.clear()
         if not self._parcels and self._error is None:
             try:

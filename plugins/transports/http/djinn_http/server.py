@@ -303,7 +303,7 @@ class HttpListener:
 
 
 def _certificate(request: web.BaseRequest) -> bytes:
-    """TLS certificate that the client showed, in DER; empty where it showed none."""
+    """TLS certificate that the client showed, in DER; empty if it showed none."""
     tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
 

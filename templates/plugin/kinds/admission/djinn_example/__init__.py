@@ -29,7 +29,7 @@ class ExamplePolicy:
         self._gib = settings.gib
 
     def decide(self, request: AdmissionRequest) -> AdmissionRefusal | AdmissionDelay | None:
-        """None where the session may begin."""
+        """None if the session may begin."""
         if request.memory <= self._gib * 2**30:
             return None
         return AdmissionRefusal(f"your programs hold more than {self._gib:g} GiB: end one of them", after=10.0)

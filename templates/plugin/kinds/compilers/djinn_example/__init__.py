@@ -17,7 +17,7 @@ class ExampleCompiler:
     name = "example"
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """A replay with the same results, or None where there is nothing better."""
+        """A replay with the same results, or None if there is nothing better."""
         module = context.graph_module
         if not any(node.op == "call_function" for node in module.graph.nodes):
             return None
