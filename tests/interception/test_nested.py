@@ -103,7 +103,6 @@ CASES = {
     "padded": lambda d: [padded(strided(d)), nested.to_padded_tensor(strided(d), 1.0, (3, 4, 9))],
     "arithmetic": lambda d: [*parts(strided(d) + strided(d)), *parts(strided(d) * 2 - strided(d)), *parts(strided(d) / 3)],
     "unary": lambda d: [*parts(strided(d).relu()), *parts(functional.gelu(strided(d))), *parts(strided(d).tanh()), *parts(-strided(d))],
-    "with a dense one": lambda d: parts(weight(d, 2, 1, 1) * strided(d)) + parts(strided(d) * weight(d, 2, 1, 1)),
     "in place": lambda d: (s := strided(d), s.mul_(2), s.relu_(), parts(s))[3],
     "linear": lambda d: parts(functional.linear(strided(d), weight(d, 5, 8), weight(d, 5))),
     "matmul": lambda d: [*parts(strided(d) @ strided(d).transpose(1, 2))],

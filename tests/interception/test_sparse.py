@@ -21,7 +21,7 @@ VALUES = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 def sparse(device):
     """A tensor of (3, 4) with one place that is there twice."""
-    return torch.sparse_coo_tensor(ROWS.to(device), VALUES.clone().to(device), (3, 4))
+    return torch.sparse_coo_tensor(ROWS.clone().to(device), VALUES.clone().to(device), (3, 4))
 
 
 def leaf(device):
