@@ -24,7 +24,7 @@ from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
-from djinn_core.ir.rebinding import rebind, rebind_profile
+from djinn_core.ir.rebinding import rebind, rebind_plan, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, Rewritten, not_derived
@@ -269,25 +269,39 @@ class Fewer:
         return getattr(self._plugins, name)
 
 
-def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request, cache: PlanCache) -> PipelineResult:
-    """As `plan`, but look the result up where a program of the same kind was planned before."""
+def planned(
+    program: Program | ProgramGraph,
+    plugins: Plugins,
+    request: Request,
+    cache: PlanCache,
+    known_plan: OptimizationPlan | None = None,
+) -> PipelineResult:
+    """As `plan`, but analyse nothing where a program with the same content was planned before, under the same names of modules."""
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
-    mark = fingerprint(graph.program, exact=not tolerate_growth(plugins, request.exact))
-    profile_key = (mark.topology, mark.shapes, _identity(plugins))
-    plan_key = (*profile_key, _circumstances(request, mark.values))
-    if (found := cache.find_plan(plan_key, graph.program)) is not None:
-        rebound = rebind(found.result, graph, found.values, mark.values)
-        if _still_fits(rebound, request):
-            return rebound
+    mark = fingerprint(graph.program)
+    profile_key = (mark.topology, mark.shapes, graph.module_names.key, _identity(plugins))
+    plan_key = (*profile_key, _circumstances(request, mark.values), _content(known_plan, mark.values))
+    if (found := cache.find_plan(plan_key)) is not None:
+        if found.values == mark.values:  # the same program once more
+            return attrs.evolve(found.result, seconds={})
+        if found.result.recorded is None:  # that of a rewritten one is in the names of the program that came of it
+            rebound = rebind(found.result, graph, found.values, mark.values)
+            if _still_fits(rebound, request):
+                return rebound
     known = cache.find_profile(profile_key)
-    profile = None
-    if known is not None and known.result.profile is not None:
-        profile = rebind_profile(known.result.profile, known.names(mark.values))
-    result = plan(graph, plugins, request, profile=profile)
-    if result.graph is not graph:  # another program, which came of this one
-        return result
+    recorded = known.result.recorded or known.result.profile if known is not None else None
+    profile = rebind_profile(recorded, known.names(mark.values)) if known is not None and recorded is not None else None
+    result = plan(graph, plugins, request, profile=profile, known_plan=known_plan)
     cache.store(profile_key, plan_key, Remembered(result, mark.values))
     return result
+
+
+def _content(known_plan: OptimizationPlan | None, values: tuple[int, ...]) -> Hashable:
+    """A plan, with values by their numbers."""
+    if known_plan is None:
+        return None
+    numbers = {value: number for number, value in enumerate(values)}
+    return repr(rebind_plan(known_plan, numbers))
 
 
 def _still_fits(result: PipelineResult, request: Request) -> bool:
@@ -298,13 +312,6 @@ def _still_fits(result: PipelineResult, request: Request) -> bool:
     there = (request.resident, request.copies, dict(request.pins), request.stream)
     context = PlacementContext(*known, *there, request.fetch, request.memory_limits)
     return not shortages(context, result.placement, spill=result.placement.spills)
-
-
-def tolerate_growth(plugins: Plugins, exact: bool = True) -> bool:
-    """True if the results of all plugins in use are equal for sizes and numbers of the same class; `exact` as in `Request`."""
-    choosing: list[Any] = [*plugins.placement_policies, *plugins.schedulers]
-    asked = [*plugins.patterns, *plugins.cost_models, *_wanted(plugins, exact), *choosing]
-    return all(map(tolerates_growth, asked))
 
 
 def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -20,24 +20,15 @@ from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
 from djinn_core.logs import get_logger
-from djinn_core.lru import LruCache
-from djinn_core.pipeline import Plugins, Request, plan
+from djinn_core.pipeline import Plugins, Request, planned
 from djinn_core.plugins.registry import Registry
 from djinn_core.stages.annotate import annotate
+from djinn_core.stages.cache import PlanCache
 from djinn_core.stages.place import place
 
 _log = get_logger("djinn.pipeline")
 _ALONE = NetworkTopology((DeviceCapabilities("remote_accelerator:0", "unknown", "no server is connected"),))
 _CAPACITY = 128
-
-
-@attrs.frozen
-class _Made:
-    """A schedule, and what it was made from: that stays, so that its id is not given to something else."""
-
-    graph: ProgramGraph
-    plan: OptimizationPlan | None
-    schedule: ExecutionSchedule
 
 
 class Scheduler:
@@ -60,7 +51,7 @@ class Scheduler:
         self._plugins: Plugins = plugins or Registry(cost_models=(Roofline(),))
         self._request = Request(network_topology, placement_policy=placement_policy, scheduler=scheduler)
         self._lock = threading.Lock()
-        self._cache: LruCache[Hashable, _Made] = LruCache(_CAPACITY)
+        self._cache = PlanCache(_CAPACITY)
         self._counts: Counter[str] = Counter()
 
     def create_schedule(
@@ -68,21 +59,12 @@ class Scheduler:
     ) -> ExecutionSchedule:
         """The schedule of `graph`; with `optimization_plan`, of what that plan leaves of it.
 
-        Asked again for the same graph and plan, it answers from its cache.
+        Asked again for a graph and a plan with the same content, it analyses nothing.
 
         Raises:
             DoesNotFit: no device has room for it, or the dtypes that it needs; the message has the figures.
         """
-        key = (id(graph.program), id(optimization_plan))
-        with self._lock:
-            found = self._cache.use(key)
-            self._counts["hits" if found else "misses"] += 1
-            if found is not None:
-                return found.schedule
-        schedule = self._create(graph, optimization_plan)
-        with self._lock:
-            self._cache.store(key, _Made(graph, optimization_plan, schedule))
-        return schedule
+        return self._create(graph, optimization_plan)
 
     def statistics(self) -> Mapping[str, int]:
         """Hits and misses of the cache, and schedules made by each way."""
@@ -109,18 +91,24 @@ class Scheduler:
                 )
                 failed += (f"{way} scheduling failed with {type(error).__name__}: {error}",)
                 continue
-            return self._counted(way, schedule, failed)
-        return self._counted("minimal", self._minimal(graph, optimization_plan), failed)
+            return self._with_reasons(way, schedule, failed)
+        return self._with_reasons("minimal", self._minimal(graph, optimization_plan), failed)
 
-    def _counted(self, way: str, schedule: ExecutionSchedule, failed: tuple[str, ...]) -> ExecutionSchedule:
+    def _with_reasons(self, way: str, schedule: ExecutionSchedule, failed: tuple[str, ...]) -> ExecutionSchedule:
+        if not failed:
+            return schedule
+        self._count(way)
+        return attrs.evolve(schedule, reasons=(*failed, *schedule.reasons))
+
+    def _count(self, *names: str) -> None:
         with self._lock:
-            self._counts[way] += 1
-        return attrs.evolve(schedule, reasons=(*failed, *schedule.reasons)) if failed else schedule
+            self._counts.update(names)
 
     def _cost_aware(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
-        result = plan(graph, self._plugins, self._request, known_plan=optimization_plan)
+        result = planned(graph, self._plugins, self._request, self._cache, optimization_plan)
         if result.schedule is None:  # cannot be: the request goes as far as the schedule
             raise AssertionError
+        self._count(*(("misses", "cost_aware") if result.seconds else ("hits",)))
         return result.schedule
 
     def _basic(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:

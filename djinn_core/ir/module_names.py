@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import attrs
 import torch
@@ -25,6 +25,11 @@ class ModuleNames:
     classes: tuple[str, ...] = ()
     runs: dict[int, int] = attrs.field(factory=dict)
     called: dict[tuple[int, str], str] = attrs.field(factory=dict)
+
+    @property
+    def key(self) -> Hashable:
+        """All of it, as a key of a cache."""
+        return tuple(self.paths.items()), self.classes, tuple(self.runs.items()), tuple(self.called.items())
 
 
 def module_names(calls: Sequence[ModuleCall | None]) -> ModuleNames:

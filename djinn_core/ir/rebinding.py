@@ -43,7 +43,7 @@ class ReboundResult(PipelineResult):
     def plan(self) -> OptimizationPlan | None:
         """Optimization plan of the program."""
         plan = self._made.plan
-        return plan and _plan(plan, self._names)
+        return plan and rebind_plan(plan, self._names)
 
     @cached_property
     def placement(self) -> Placement | None:
@@ -55,7 +55,7 @@ class ReboundResult(PipelineResult):
     def schedule(self) -> ExecutionSchedule | None:
         """Schedule of the program."""
         schedule = self._made.schedule
-        return schedule and _schedule(schedule, self.graph, self._names)
+        return schedule and rebind_schedule(schedule, self.graph, self._names)
 
 
 def rebind(result: PipelineResult, graph: ProgramGraph, old: tuple[int, ...], new: tuple[int, ...]) -> PipelineResult:
@@ -133,7 +133,8 @@ def _match(match: PatternMatch, names: Names) -> PatternMatch:
     )
 
 
-def _plan(plan: OptimizationPlan, names: Names) -> OptimizationPlan:
+def rebind_plan(plan: OptimizationPlan, names: Names) -> OptimizationPlan:
+    """`plan` with every value called by its new name."""
     return attrs.evolve(
         plan,
         replace=_both(plan.replace, names),
@@ -152,7 +153,8 @@ def _placement(placement: Placement, names: Names) -> Placement:
     return attrs.evolve(placement, values=_keys(placement.values, names), copies=_keys(placement.copies, names))
 
 
-def _schedule(schedule: ExecutionSchedule, graph: Any, names: Names) -> ExecutionSchedule:
+def rebind_schedule(schedule: ExecutionSchedule, graph: Any, names: Names) -> ExecutionSchedule:
+    """`schedule` for `graph`, with every value called by its new name."""
     return attrs.evolve(
         schedule,
         program=graph.program,

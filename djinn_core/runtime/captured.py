@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
 from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_core.ir.semantics import semantic_metadata
+from djinn_core.pipeline import planned
 from djinn_core.runtime import client
 from djinn_core.runtime.planning.planning import NOWHERE, plan_program
 from djinn_core.showing.rendering import notebook_view, render, renderer_for
@@ -120,6 +121,8 @@ def get_graph() -> ProgramGraph:
 def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") -> PipelineResult:
     """Run the stages over a program, as far as `until`, for the device that is connected (or an unknown one).
 
+    The result of a program with the same content, recorded before, is found again and nothing is analysed.
+
     Raises:
         ConfigurationError: there is no such stage.
     """
@@ -128,7 +131,7 @@ def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") 
     if isinstance(program, Captured):
         program = program.graph
     out, place = client.switched_off(program), (client.registry(), client.settings(), client.device() or NOWHERE)
-    return plan_program(program, *place, until, without=out)
+    return plan_program(program, *place, until, without=out, make=partial(planned, cache=client.context.analysed))
 
 
 @for_users

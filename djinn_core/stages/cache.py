@@ -1,8 +1,8 @@
-"""Plan cache: the steady state looks up what the first run decided.
+"""Plan cache of `djinn.plan`, `djinn.explain` and captures: a program whose like was analysed is not analysed again.
 
-Two levels. The *profile* of a program is found again by its fingerprint and the plugins with their versions. The whole *plan*
-is found again by these, where its inputs live, what is fetched, and the devices. Where an entry was found by classes of
-sizes, its facts, such as the number of keys, are those of the program that it was made for.
+Two levels. The *profile* of a program is found again by its fingerprint, the names of its modules and the plugins with their
+versions. The whole *plan* is found again by these, where its inputs live, what is fetched, and the devices. Plans of programs
+that run are found by their structure, for sizes that vary (`runtime/planning/plans.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Hashable, Mapping
 
 import attrs
 
-from djinn_core.ir.plan import conditions_hold
-from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.lru import LruCache
 
@@ -55,22 +53,16 @@ class Remembered:
 class PlanCache:
     """Results of the pipeline, bounded by number, for any number of threads."""
 
-    def __init__(self, capacity: int = 256) -> None:
+    def __init__(self, capacity: int = 16) -> None:
         """Remember at most `capacity` plans and as many profiles."""
         self._lock = threading.Lock()
         self._profiles = _Level(capacity)
         self._plans = _Level(capacity)
 
-    def find_plan(self, key: Hashable, program: Program) -> Remembered | None:
-        """The plan of that key, if the scalars of `program` meet the plan's conditions."""
+    def find_plan(self, key: Hashable) -> Remembered | None:
+        """The plan of that key."""
         with self._lock:
-            found = self._plans.find(key)
-            plan = found.result.plan if found else None
-            if plan is not None and not conditions_hold(plan.equal_slots, program.slots):
-                self._plans.count.hits -= 1
-                self._plans.count.misses += 1
-                return None
-            return found
+            return self._plans.find(key)
 
     def find_profile(self, key: Hashable) -> Remembered | None:
         """A result with the profile of that key."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 
 import pytest
@@ -10,7 +11,14 @@ import torch
 
 import djinn
 from djinn_core.interception.recording import program_prediction
-from djinn_core.interception.recording.program_prediction import OPENING, PIECES, first_piece, pieces_of
+from djinn_core.interception.recording.program_prediction import (
+    LONGEST,
+    OPENING,
+    PIECES,
+    SHORTEST,
+    first_piece,
+    pieces_of,
+)
 from djinn_core.interception.recording.recorded_call import record_call
 from djinn_core.interception.recording.recorder import recorders
 
@@ -41,11 +49,26 @@ def submissions(run):
 
 def test_pieces_grow_and_the_last_is_not_small():
     for length in range(1500):
-        ends = [0, *pieces_of(length), length]
+        ends = [0, *pieces_of(same(length)), length]
         sizes = [b - a for a, b in itertools.pairwise(ends)]
         assert sum(sizes) == length
-        assert all(size in PIECES for size in sizes[:-1])
-        assert len(sizes) == 1 or PIECES[0] <= sizes[-1] <= 2 * PIECES[-1]
+        assert all(a == b for a, b in zip(sizes[:-1], PIECES, strict=False))
+        assert all(SHORTEST <= size <= LONGEST for size in sizes[len(PIECES) : -1])
+        assert len(sizes) == 1 or PIECES[0] <= sizes[-1] <= SHORTEST + LONGEST
+
+
+def test_equal_steps_in_one_program_have_the_same_pieces():
+    step = tuple(range(385))
+    ids, kinds = step * 10, set()
+    for first, end in itertools.pairwise([*pieces_of(ids), len(ids)]):
+        kinds.add(ids[first:end])
+    assert len(pieces_of(ids)) > 20
+    assert len(kinds) < 10
+
+
+def same(length):
+    """Signatures of a program of equal ops."""
+    return (1,) * length
 
 
 def test_the_first_piece_keeps_the_executor_busy_if_that_comes_soon():
@@ -56,7 +79,7 @@ def test_the_first_piece_keeps_the_executor_busy_if_that_comes_soon():
     x = torch.ones(4, 4)
     remote = x.to(DEVICE)
     took = [submissions(lambda: chain(chain(remote, 12) @ remote, 100).cpu()) for _ in range(6)]
-    assert took[3:] == [len(pieces_of(113, 13)) + 1] * 3
+    assert took[3:] == [len(pieces_of(same(113), 13)) + 1] * 3
 
 
 def test_a_program_that_comes_again_is_sent_in_pieces_from_the_third_time_on():
@@ -64,8 +87,8 @@ def test_a_program_that_comes_again_is_sent_in_pieces_from_the_third_time_on():
     remote = x.to(DEVICE)
     took = [submissions(lambda: chain(remote).cpu()) for _ in range(6)]
     assert took[:2] == [1, 1]
-    assert took[2] == sum(cut >= OPENING for cut in pieces_of(200)) + 1, "it was recognised by its opening"
-    assert took[3:] == [len(pieces_of(200)) + 1] * 3, "it comes after itself"
+    assert took[2] == sum(cut >= OPENING for cut in pieces_of(same(200))) + 1, "it was recognised by its opening"
+    assert took[3:] == [len(pieces_of(same(200))) + 1] * 3, "it comes after itself"
 
 
 def test_a_few_steps_send_no_template_but_that_of_the_first(monkeypatch):
@@ -89,7 +112,7 @@ def test_programs_that_take_turns_are_sent_from_their_first_instructions_on():
 
     for _ in range(4):
         turn()
-    expected = [len(pieces_of(200)) + 1, 1, len(pieces_of(120)) + 1]
+    expected = [len(pieces_of(same(200))) + 1, 1, len(pieces_of(same(120))) + 1]
     assert turn() == expected
     assert submissions(lambda: chain(remote, 120, turn=3).cpu()) < expected[2], "another one came"
     for _ in range(4):
@@ -117,13 +140,57 @@ def test_results_are_the_same_whatever_follows_the_opening():
         assert torch.equal(chain(remote, length).cpu(), chain(x, length)), length
 
 
+def test_what_follows_a_wrong_prediction_goes_in_pieces_that_are_known():
+    remote = torch.ones(4, device=DEVICE)
+
+    def steps(others=()):
+        x = remote
+        for number in range(10):
+            x = x.sub(1.5) if number in others else x
+            for _ in range(8):
+                x = chain(x * 1.01 - 0.25, 8).relu().neg()
+        return x.cpu()
+
+    for _ in range(5):
+        expected = steps()
+    made = []
+    for other in (1, 2, 3, 4, 5, 6, 7, 8):
+        before = djinn.stats()
+        steps({other})
+        assert djinn.stats()["submissions"] - before["submissions"] > 2
+        made.append(djinn.stats()["plans_made"] - before["plans_made"])
+        assert torch.equal(steps(), expected)
+    assert sum(made[3:]) <= 2, made
+
+
+def test_programs_that_vary_in_each_step_share_the_plans_of_their_pieces():
+    generator = random.Random(0)
+
+    def steps():
+        total, expected = torch.zeros((), device=DEVICE), 0.0
+        for _ in range(12):
+            rows = generator.choice((1, 2, 3, 5, 6, 7))
+            for _ in range(4):
+                total = total + (chain(torch.ones(rows, 4).to(DEVICE) * rows, 40) / rows).mean()
+                expected += 1 + 20 / rows
+        assert total.item() == pytest.approx(expected)
+
+    made = []
+    for _ in range(40):
+        before = djinn.stats()["plans_made"]
+        steps()
+        made.append(djinn.stats()["plans_made"] - before)
+    assert sum(made[:4]) == 4, "whole programs"
+    assert sum(made[28:]) < 6, made
+
+
 def test_what_proves_wrong_is_not_foreseen_for_ever():
     remote = torch.arange(4.0).to(DEVICE)
     for _ in range(3):
         chain(remote).cpu()
     for _ in range(10):
         last = submissions(lambda: chain(remote, turn=60).cpu())
-    assert last == len(pieces_of(200)) + 1, "the new course is foreseen now"
+    assert last == len(pieces_of(same(200))) + 1, "the new course is foreseen now"
 
 
 def test_steady_state_plans_nothing():

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
+
 import pytest
 import torch
 
 import djinn
+from djinn_core.ir.result import PipelineResult
+from djinn_core.stages.annotate import annotate
+from djinn_core.stages.estimate import estimate
 
 DEVICE = "remote_accelerator:0"
 
@@ -91,6 +98,61 @@ def test_plans_stop_where_they_are_told() -> None:
     assert "annotate" in djinn.explain(result)
     assert "optimize" not in djinn.explain(result)
     assert "schedule" in djinn.explain(captured)
+
+
+@pytest.mark.usefixtures("embedded")
+def test_a_second_capture_of_the_same_content_is_not_analysed(monkeypatch) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).to(DEVICE)
+    analysed = []
+    monkeypatch.setattr("djinn_core.pipeline.annotate", counted(analysed, annotate))
+    monkeypatch.setattr("djinn_core.pipeline.estimate", counted(analysed, estimate))
+
+    def captured_on(rows: int, layers: torch.nn.Module = model) -> PipelineResult:
+        with djinn.capture() as captured:
+            layers(torch.ones(rows, 8, device=DEVICE)).sum()
+        assert captured.profile.phases
+        assert "Linear" in djinn.explain(captured)
+        return djinn.plan(captured)
+
+    first, second = captured_on(3), captured_on(3)
+    assert analysed == ["annotate", "estimate"]
+    assert second.schedule is not None
+    assert second.graph is not first.graph
+    assert set(second.schedule.replace) <= set(second.graph.outputs) | {
+        v for n in second.graph.nodes for v in n.outputs
+    }
+    captured_on(4)
+    assert len(analysed) == 4  # of another size, all figures are other ones
+    captured_on(3, torch.nn.Sequential(model))
+    assert len(analysed) == 6  # modules of another name
+    scheduler = djinn.Scheduler()
+    made = [scheduler.create_schedule(result.graph) for result in (first, second)]
+    assert scheduler.statistics() == {"hits": 1, "misses": 1, "cost_aware": 1, "basic": 0, "minimal": 0}
+    assert [schedule.program for schedule in made] == [first.graph.program, second.graph.program]
+
+
+def counted(seen: list[str], stage: Callable[..., object]) -> Callable[..., object]:
+    """The stage, which puts its name into `seen` when it is called."""
+
+    def called(*args: object, **kwargs: object) -> object:
+        seen.append(stage.__name__)
+        return stage(*args, **kwargs)
+
+    return called
+
+
+@pytest.mark.usefixtures("embedded")
+def test_an_analysed_model_is_freed_with_its_last_reference() -> None:
+    model = torch.nn.Linear(8, 8).to(DEVICE)
+    freed = weakref.ref(model)
+    with djinn.capture() as captured:
+        model(torch.ones(3, 8, device=DEVICE))
+    djinn.plan(captured)
+    del model, captured
+    with djinn.capture():  # the last capture of a thread is kept
+        pass
+    gc.collect()
+    assert freed() is None
 
 
 def test_no_graph_without_a_capture_in_this_thread(python, plain_environment) -> None:

@@ -27,9 +27,9 @@ def test_a_loop_keeps_its_profile_when_it_is_sent_in_pieces(monkeypatch):
     monkeypatch.setattr("djinn_core.pipeline.annotate", counted(annotated, "djinn_core.pipeline"))
     real = session_plans.plan_program
 
-    def planned(*args, profile=None, **kwargs):
-        result = real(*args, profile=profile, **kwargs)
-        if profile is not None:
+    def planned(*args, make, **kwargs):
+        result = real(*args, make=make, **kwargs)
+        if make.keywords["profile"] is not None:
             pieces.append(result)
         return result
 

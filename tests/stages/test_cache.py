@@ -14,12 +14,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from djinn.fx import fx_graph
 from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, replay_schedule, topology
 from djinn_core.builtins import builtin_plugins
+from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import make_handle, new_storage, storage_of
 from djinn_core.pipeline import Request, plan, planned
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.stages.cache import PlanCache
-from djinn_core.stages.fingerprint import fingerprint
 
 PLUGINS = ("attention", "kv_cache", "cleanup")
 
@@ -93,29 +93,6 @@ def interned(program: Program) -> Program:
 SIGNATURES: dict = {}
 
 
-def rough(program):
-    return fingerprint(program, exact=False)
-
-
-def test_what_counts_as_the_same_where_plugins_tolerate_growth():
-    base = rough(build(length=100))
-    assert rough(build(length=101)).shapes == base.shapes
-    assert rough(build(length=100, slot=3.0)).shapes != base.shapes  # numbers that are no positions count
-    assert rough(build(length=400)).shapes != base.shapes
-    assert rough(build(length=400)).topology == base.topology
-    assert rough(build(length=100, dim=9)).shapes != base.shapes  # weights count exactly
-    assert rough(build(length=100, held=True)).topology != base.topology
-    assert rough(build(length=100, shared=True)).topology != base.topology
-
-
-def test_a_loop_with_a_growing_value_finds_its_plan_nine_times_in_ten(registry):
-    cache, request = PlanCache(), Request(topology())
-    for length in range(16, 144):
-        planned(build(length=length), registry, request, cache)
-    counts = cache.statistics()
-    assert counts["plan_hits"] / (counts["plan_hits"] + counts["plan_misses"]) > 0.9
-
-
 def test_devices_residence_plugins_and_choices_count(registry):
     cache, program = PlanCache(), build(length=10)
     base = Request(topology(2))
@@ -137,21 +114,6 @@ def test_devices_residence_plugins_and_choices_count(registry):
     planned(program, attrs.evolve(registry, patterns=()), base, cache)
     counts = cache.statistics()
     assert (counts["plan_hits"], counts["plan_misses"]) == (1, 7)
-
-
-def test_conditions_on_scalars_are_asked_again(registry):
-    def twice(slots):
-        builder = ProgramBuilder()
-        x = builder.input(3, 3)
-        a, b = (builder.op("aten::mul.Scalar", x, shape=(3, 3), slots=(s,)) for s in slots)
-        builder.op("aten::add.Tensor", a, b, shape=(3, 3))
-        builder.drop(a, b)
-        return interned(builder.program())
-
-    cache, request = PlanCache(), Request(topology())
-    sizes = [len(planned(twice(s), registry, request, cache).plan.nodes) for s in ((100, 100), (101, 101), (100, 101))]
-    assert sizes == [2, 2, 3]
-    assert cache.statistics()["plan_hits"] == 1
 
 
 def test_the_cache_forgets_the_least_recently_used(registry):
@@ -213,7 +175,7 @@ def test_a_found_decode_plan_keeps_its_semantics(registry):
     cache, request = PlanCache(), Request(topology())
     planned(graph, registry, request, cache)
     program = again(graph.program)
-    result = planned(program, registry, request, cache)
+    result = planned(ProgramGraph(program, graph.modules), registry, request, cache)
     (match,) = (m for m in result.profile.patterns if m.pattern == "kv_cache")
     assert set(match.residency) <= set(program.operands)
     (together, *_) = result.plan.hints["colocate"]

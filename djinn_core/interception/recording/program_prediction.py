@@ -2,14 +2,15 @@
 
 A program that was recorded before is sent in pieces while it is being recorded: from its first instructions on where it
 came after the same program as now, else as soon as it is known by how it begins. A piece is a program like any other, so
-nothing has to be undone where a prediction is wrong: the rest is sent as one piece. Pieces end at positions in the predicted
-program, never by time, so that client and executor know each piece the next time.
+nothing has to be undone where a prediction is wrong: the rest goes in pieces that end where its content says. Pieces never end
+by time, so that client and executor know each piece the next time.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Final
 
 import attrs
@@ -18,7 +19,9 @@ from djinn_core.interception.recording.entry import Entry
 from djinn_core.wire.templates import TemplateCache
 
 OPENING: Final = 24  # instructions by which a program is recognised
-PIECES: Final = (8, 24, 64, 128)  # lengths of the first pieces, the last for all further ones
+PIECES: Final = (8, 24, 64)  # lengths of the first pieces
+SHORTEST, LONGEST = 64, 192  # lengths of all further ones
+CONTEXT: Final = 8  # instructions, from a cut on, that decide where it is
 # What keeps an executor busy. Where the first piece has none it is done at once, and the executor waits for the second.
 _PRODUCTS: Final = frozenset({
     "aten::addmm", "aten::mm", "aten::baddbmm", "aten::bmm", "aten::linear", "aten::matmul", "aten::convolution", "aten::conv1d",
@@ -28,27 +31,37 @@ SHORT: Final = 64  # instructions of a program below which it is sent in one pie
 # Times in a row that a program must have been the same, or the next one, before it is predicted: its pieces are planned, sent and
 # compiled again, which takes about as long as these runs gain by it.
 MIN_REPEATS: Final = 8
+# Times in a row that a program began like the one before and was another one, before it goes in pieces that end where its
+# content says: each would be planned whole, though most of it is known.
+VARIED: Final = 4
 _MAX_MISSES: Final = 3  # times in a row that another one came before it is forgotten
 
 Ids = tuple[int, ...]
 
 
-@attrs.define
+@attrs.define(slots=False)
 class PredictableProgram:
     """A program as it was recorded last time.
 
     Attributes:
-        ids: signatures of its instructions. cuts: positions at which it is cut into pieces.
-        repeats: how often it was the same in a row. misses: how often in a row it was predicted and another one came.
+        ids: signatures of its instructions. first: number of them in the first piece.
+        repeats: how often it was the same in a row. varied: how often in a row it was not.
+        misses: how often in a row it was predicted and another one came.
         next_opening: opening of the program that came after it. next_repeats: how often in a row that was so.
     """
 
     ids: Ids
-    cuts: tuple[int, ...]
+    first: int
     repeats: int = 1
+    varied: int = 0
     misses: int = 0
     next_opening: Ids = ()
     next_repeats: int = 0
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """Positions at which it is cut into pieces."""
+        return pieces_of(self.ids, self.first)
 
     def follow(self, opening: Ids) -> None:
         """Note how the program after this one began."""
@@ -63,16 +76,33 @@ def first_piece(ops: Sequence[str]) -> int:
     return max(PIECES[0], busy + 1)
 
 
-def pieces_of(length: int, first: int = PIECES[0]) -> tuple[int, ...]:
-    """Cut points of a program of `length` instructions: at growing distances, with no small piece at the end."""
+def pieces_of(ids: Ids, first: int = PIECES[0]) -> tuple[int, ...]:
+    """Cut points of a program with these signatures: at growing distances, with no small piece at the end.
+
+    Later ones are chosen by content, as in `cut_points`: of several equal steps in one program most have the same pieces, and
+    each is planned, sent and compiled once.
+    """
     cuts: list[int] = []
     at = 0
-    while length >= SHORT:
-        at += PIECES[min(len(cuts), len(PIECES) - 1)] if cuts else first
-        if length - at < PIECES[min(len(cuts) + 1, len(PIECES) - 1)] // 2:
+    while len(ids) >= SHORT:
+        if not cuts:
+            at = first
+        elif len(cuts) < len(PIECES):
+            at += PIECES[len(cuts)]
+        else:
+            at = _least_context(ids, range(at + SHORTEST, min(at + LONGEST, len(ids) - PIECES[0]) + 1))
+        following = PIECES[len(cuts) + 1] if len(cuts) + 1 < len(PIECES) else SHORTEST
+        if len(ids) - at < following // 2:
             break
         cuts.append(at)
+        if len(cuts) >= len(PIECES) and len(ids) - at < SHORTEST + following // 2:
+            break
     return tuple(cuts)
+
+
+def _least_context(ids: Ids, positions: range) -> int:
+    """The last position whose next instructions have the least hash."""
+    return min(reversed(positions), key=lambda at: hash(ids[at : at + CONTEXT]))
 
 
 class PredictablePrograms:
@@ -88,11 +118,11 @@ class PredictablePrograms:
         with self._lock:
             program = self._kept.get(opening)
             if program is not None and program.ids == ids:
-                program.repeats += 1
+                program.repeats, program.varied = program.repeats + 1, 0
             else:
-                program = PredictableProgram(
-                    ids, pieces_of(len(ids), first_piece([entry.call.op for entry in entries]))
-                )
+                varied = program.varied + 1 if program is not None else 0
+                opening_ops = [entry.call.op for entry in entries[: PIECES[0] + PIECES[1]]]
+                program = PredictableProgram(ids, first_piece(opening_ops), varied=varied)
                 self._kept.put(opening, program, len(ids))
         return program
 
@@ -101,6 +131,12 @@ class PredictablePrograms:
         with self._lock:
             program = self._kept.get(opening)
         return program if program is not None and program.repeats >= MIN_REPEATS else None
+
+    def vary(self, opening: Ids) -> bool:
+        """True if programs that begin so are other ones each time."""
+        with self._lock:
+            program = self._kept.get(opening)
+        return program is not None and program.varied >= VARIED
 
     def forget(self) -> None:
         """Predict nothing until programs have been seen again."""
@@ -111,7 +147,7 @@ class PredictablePrograms:
 class ProgramPredictor:
     """Predictor of one thread: its position in the predicted program."""
 
-    __slots__ = ("_current", "_last", "_next", "_piece", "_predicted", "_programs", "_sent")
+    __slots__ = ("_by_content", "_current", "_last", "_next", "_piece", "_predicted", "_programs", "_sent")
 
     def __init__(self, programs: PredictablePrograms) -> None:
         """`programs`: programs that any thread has recorded."""
@@ -124,6 +160,7 @@ class ProgramPredictor:
         self._sent = 0  # instructions of the program that have been sent
         self._next = 0  # which cut comes next
         self._piece = 0  # length of the piece that is being sent
+        self._by_content = False  # its pieces end where its content says: what comes is not predicted
         last = self._last
         self._current = (
             self._programs.known(last.next_opening) if last is not None and last.next_repeats >= MIN_REPEATS else None
@@ -132,17 +169,21 @@ class ProgramPredictor:
 
     def opens(self) -> bool:
         """True if the program has yet to be recognised."""
-        return self._current is None and not self._sent
+        return self._current is None and not self._sent and not self._by_content
 
     def recognise(self, entries: Sequence[Entry]) -> None:
         """Look for a known program that begins with `entries`."""
         self._predicted = False
-        self._current = program = self._programs.known(_opening(_ids(entries)))
+        opening = _opening(_ids(entries))
+        self._current = program = self._programs.known(opening)
+        self._by_content = program is None and self._programs.vary(opening)
         if program is not None:
             self._next = sum(cut < len(entries) for cut in program.cuts)
 
     def until_cut(self) -> int | None:
         """Number of instructions until the next cut; None where none is predicted."""
+        if self._by_content:
+            return LONGEST + CONTEXT
         if self._current is None or self._next >= len(self._current.cuts):
             return None
         return self._current.cuts[self._next] - self._sent
@@ -152,6 +193,9 @@ class ProgramPredictor:
 
         Entries recorded in bulk may reach beyond the cut; they wait where hardly anything follows.
         """
+        if self._by_content:
+            self._piece = _least_context(_ids(entries), range(SHORTEST, LONGEST + 1))
+            return True
         program = self._current
         assert program is not None
         end = self._sent + len(entries)
@@ -163,6 +207,11 @@ class ProgramPredictor:
             return False
         self._piece = len(entries)
         return True
+
+    @property
+    def cut(self) -> Callable[[Sequence[Entry]], int]:
+        """Number of entries in the piece that is due, by the entries: all, or the first of them."""
+        return (lambda _: self._piece) if self._by_content else len
 
     def taken(self, entries: Sequence[Entry]) -> None:
         """`entries` are being sent: the piece that was due, or else the rest of the program."""
@@ -181,6 +230,7 @@ class ProgramPredictor:
             program.misses += 1
             if program.misses >= _MAX_MISSES:
                 program.repeats = 0
+        self._by_content = self._sent > 0
 
     def _learn(self, entries: Sequence[Entry]) -> None:
         ids = _ids(entries)

@@ -193,7 +193,7 @@ class Recorder:
         elif foresight.opens():
             foresight.recognise(self.entries)
         elif foresight.until_cut() is not None and foresight.is_due(self.entries):
-            self._send(_runtime(), SyncRequest())
+            self._send(_runtime(), SyncRequest(), foresight.cut)
         self._set_limit()
 
     def _set_limit(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -12,13 +12,13 @@ from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult
-from djinn_core.ir.profile import DataResidency, WorkloadProfile
+from djinn_core.ir.profile import DataResidency
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.logs import get_logger
-from djinn_core.pipeline import Fewer, Request, plan
+from djinn_core.pipeline import Fewer, Plugins, Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime.planning.calibrations import calibration_of
@@ -68,14 +68,13 @@ def plan_program(
     settings: Settings,
     device: DeviceInfo,
     until: Stage = "schedule",
-    profile: WorkloadProfile | None = None,
-    known: Mapping[int, DataResidency] = NOTHING_KNOWN,
     without: Mapping[str, str] = NOTHING_LEFT_OUT,
+    make: Callable[[ProgramGraph, Plugins, Request], PipelineResult] = plan,
 ) -> PipelineResult:
     """Plan a program for one device, as far as `until`.
 
-    `profile` where it is known from a program that this is part of; `known` is what earlier programs say of its values;
-    `without`: optimizations to leave out, each with the reason.
+    `without`: optimizations to leave out, each with the reason; `make`: `plan` with what else is known of the program, or
+    `planned` with a cache.
     """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     # Free memory as of the connect time is stale; with one device, the executor enforces its own limit.
@@ -93,13 +92,13 @@ def plan_program(
     )
     rest = Fewer(registry, tuple(o for o in registry.optimizations if o.name not in without)) if without else registry
     try:
-        result = plan(graph, rest, request, profile=profile, known=known)
+        result = make(graph, rest, request)
     except DoesNotFit as error:
         if memory_limits:
             raise
         _log.warning("a program may not fit", error=str(error), instead="ops that do not fit raise OutOfMemoryError")
         request = attrs.evolve(request, topology=_unmeasured(topology, total=True))
-        result = plan(graph, rest, request, profile=profile, known=known)
+        result = make(graph, rest, request)
     if not without or result.plan is None:
         return result
     left_out = [OptimizationResult(name, applied=False, reason=reason) for name, reason in without.items()]

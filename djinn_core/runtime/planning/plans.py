@@ -14,12 +14,13 @@ import attrs
 
 from djinn_core.ir.program import Program, Slot
 from djinn_core.lru import LruCache
-from djinn_core.runtime.planning.size_range import FACTOR, SizeRange, size_range, size_slots
+from djinn_core.runtime.planning.scalar_classes import ScalarClasses
+from djinn_core.runtime.planning.size_range import FACTOR, SizeRange, SlotKind, size_range, slot_kinds
 from djinn_core.runtime.planning.structure import ProgramStructure, structure_of, taking
-from djinn_core.stages.fingerprint import classes_of
 from djinn_core.wire.templates import TemplateCache
 
 STRUCTURES_LIMIT = 16  # structures of programs with the same kinds of calls; the least recently used goes first
+_MODES_BELOW, _QUANTITIES_BELOW = 8, 2  # whole numbers below which each counts exactly
 RANGES_LIMIT = 8  # ranges of sizes of one structure; the same
 
 P = TypeVar("P")
@@ -57,17 +58,17 @@ class _SameCalls(Generic[P]):
     """Programs whose calls are of the same kinds, by the classes of their scalars and by structure.
 
     Attributes:
-        take: picks the scalars that are not sizes from the slots. sizes: positions of the sizes.
-        planned: structures by the classes of these scalars, the last one used first.
+        modes, quantities: pick the scalars of these kinds from the slots. sizes: positions of the sizes.
+        planned: structures by the classes of modes and quantities, the last one used first.
     """
 
-    take: Callable[[Sequence[Slot]], tuple[Slot, ...]]
+    modes: Callable[[Sequence[Slot]], tuple[Slot, ...]]
+    quantities: Callable[[Sequence[Slot]], tuple[Slot, ...]]
     sizes: tuple[int, ...]
     planned: LruCache[Hashable, list[_Planned[P]]] = attrs.field(factory=lambda: LruCache(STRUCTURES_LIMIT))
 
-    def find(self, program: Program) -> tuple[_Planned[P], tuple[int, ...]]:
-        """The plans for programs of the structure that this one has, and its values."""
-        key = classes_of(self.take(program.slots))
+    def find(self, program: Program, key: Hashable) -> tuple[_Planned[P], tuple[int, ...]]:
+        """The plans for programs of the structure that this one has, and its values; `key`: classes of its scalars."""
         structures = self.planned.use(key)
         if structures is None:
             structures = []
@@ -96,6 +97,7 @@ class PlansByStructure(Generic[P]):
         self.factor = factor
         self.ranges_left = 0  # how often the sizes of a program of a known structure were in no range
         self._alike: TemplateCache[_SameCalls[P]] = TemplateCache()
+        self._modes, self._quantities = ScalarClasses(_MODES_BELOW), ScalarClasses(_QUANTITIES_BELOW)
 
     def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
         """The plans of the program's structure and sizes, to which new ones are added, and its values by first appearance."""
@@ -104,7 +106,9 @@ class PlansByStructure(Generic[P]):
         if alike is None:
             alike = _alike_of(program)
             self._alike.put(kinds, alike, len(program))
-        planned, values = alike.find(program)
+        slots = program.slots
+        key = (self._modes.of(alike.modes(slots)), self._quantities.of(alike.quantities(slots)))
+        planned, values = alike.find(program, key)
         for index, one in enumerate(planned.ranges):
             if one.covers(program):
                 if index:
@@ -119,6 +123,8 @@ class PlansByStructure(Generic[P]):
 
 
 def _alike_of(program: Program) -> _SameCalls[Any]:
-    marks = [mark for call in program.calls for mark in size_slots(call)]
-    sizes = [position for position, is_size in enumerate(marks) if is_size]
-    return _SameCalls(taking([p for p, is_size in enumerate(marks) if not is_size]), tuple(sizes))
+    positions: dict[SlotKind, list[int]] = {kind: [] for kind in SlotKind}
+    for position, kind in enumerate(kind for call in program.calls for kind in slot_kinds(call)):
+        positions[kind].append(position)
+    picks = (taking(positions[SlotKind.MODE]), taking(positions[SlotKind.QUANTITY]))
+    return _SameCalls(*picks, tuple(positions[SlotKind.SIZE]))

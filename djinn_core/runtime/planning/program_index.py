@@ -73,7 +73,8 @@ class KnownPrograms:
 
 
 def _calls(program: Program) -> bytes:
-    return array("q", [call.signature.id for call in program.calls]).tobytes()
+    """Ops and numbers of operands: a piece with a size of one is described by the program that has other sizes there."""
+    return array("q", [hash((call.op, call.operand_count, call.new_count)) for call in program.calls]).tobytes()
 
 
 def _starts(program: Program) -> tuple[int, ...]:

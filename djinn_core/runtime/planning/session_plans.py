@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from djinn_core.config import Settings
 from djinn_core.hookspecs.growth import tolerates_growth
@@ -15,7 +16,7 @@ from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
-from djinn_core.pipeline import asked_by_size
+from djinn_core.pipeline import asked_by_size, plan
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.context import ClientContext
 from djinn_core.runtime.planning.ab_tests import Without, judge_among
@@ -47,7 +48,8 @@ class SessionPlans:
         profile = piece[0] if piece is not None else None
         known = self._earlier.residency(program) if piece is None else {}
         device = context.opened[0].attached.device if context.opened else NOWHERE
-        result = plan_program(program, *context.configured(), device, profile=profile, known=known, without=without)
+        make = partial(plan, profile=profile, known=known)
+        result = plan_program(program, *context.configured(), device, without=without, make=make)
         about = result.recorded or result.profile
         assert about is not None
         if piece is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from typing import Final
 
 import attrs
@@ -27,6 +28,10 @@ NARROW_FACTOR: Final = 4  # where one of them does not: it is asked again sooner
 Place = tuple[int, int]  # a call of a program, and a position among its operands
 
 _NOT_SIZES = CONVOLUTION | POOLING  # strides and kernels, which belong to a model
+_CALCULATING = frozenset({  # by whatever number, what feeds what is the same
+    "add", "addcdiv", "addcmul", "clamp", "clamp_max", "clamp_min", "div", "eq", "fill", "full", "full_like", "ge", "gt", "le",
+    "lerp", "lt", "masked_fill", "mul", "ne", "rsub", "scalar_tensor", "sub", "true_divide", "where",
+})  # fmt: skip
 _RANGES = frozenset({"arange"})  # numbers of any type, which are the size of the result
 
 
@@ -94,21 +99,29 @@ def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[boo
         yield operand in weights
 
 
-def size_slots(call: Call) -> tuple[bool, ...]:
-    """Of each slot of a call whether it is a size: a length, an index, a shape, as the op's schema says."""
-    return _size_slots(call.signature.form)
+class SlotKind(Enum):
+    """Purpose of a scalar of an op, as the op's schema says."""
+
+    SIZE = 1  # a length, an index, a shape
+    QUANTITY = 2  # a number to calculate with
+    MODE = 3  # anything else: it may select what the op does
+
+
+def slot_kinds(call: Call) -> tuple[SlotKind, ...]:
+    """The kind of each slot of a call."""
+    return _slot_kinds(call.signature.form)
 
 
 @functools.lru_cache(maxsize=16384)
-def _size_slots(form: Form) -> tuple[bool, ...]:
-    named = _sizes_of(form.op)
-    found: list[bool] = []
+def _slot_kinds(form: Form) -> tuple[SlotKind, ...]:
+    named = _kinds_of(form.op)
+    found: list[SlotKind] = []
     for position, argument in enumerate(form.args):
-        is_size = position < len(named) and named[position][1]
-        found += [is_size] * _taken(argument)
+        kind = named[position][1] if position < len(named) else SlotKind.MODE
+        found += [kind] * _taken(argument)
     by_name = dict(named)
     for name, argument in form.kwargs:
-        found += [by_name.get(name, False)] * _taken(argument)
+        found += [by_name.get(name, SlotKind.MODE)] * _taken(argument)
     return tuple(found)
 
 
@@ -119,8 +132,8 @@ def _taken(argument: Argument) -> int:
 
 
 @functools.cache
-def _sizes_of(op: str) -> tuple[tuple[str, bool], ...]:
-    """Each parameter of an op by name, and whether it takes sizes; nothing for ops that this PyTorch does not have."""
+def _kinds_of(op: str) -> tuple[tuple[str, SlotKind], ...]:
+    """The kind of each parameter of an op, by name; nothing for ops that this PyTorch does not have."""
     if op in OWN_OPERATORS:
         return ()
     packet, overload = split_name(op)
@@ -132,6 +145,13 @@ def _sizes_of(op: str) -> tuple[tuple[str, bool], ...]:
     if packet in _NOT_SIZES:
         return ()
     if packet in _RANGES:
-        return tuple((name, True) for name in names)
-    written = str(schema)
-    return tuple((name, re.search(rf"\bSymInt\S* {name}\b", written) is not None) for name in names)
+        return tuple((name, SlotKind.SIZE) for name in names)
+    return tuple((name, _kind_of(packet.removesuffix("_"), name, str(schema))) for name in names)
+
+
+def _kind_of(packet: str, name: str, schema: str) -> SlotKind:
+    if re.search(rf"\bSymInt\S* {name}\b", schema) is not None:
+        return SlotKind.SIZE
+    if packet in _CALCULATING and re.search(rf"\b(Scalar|float|Tensor)\S* {name}\b", schema) is not None:
+        return SlotKind.QUANTITY
+    return SlotKind.MODE
