@@ -111,6 +111,14 @@ def settings_of_the_module():
         configure_anew()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def log_of_the_module():
+    """Commands of `djinn` that ran in this process showed Djinn's log, and kept it from `caplog`; not in the next module."""
+    yield
+    if (logs := sys.modules.get("djinn_core.logs")) is not None:
+        logs.hide()
+
+
 @pytest.fixture
 def embedded():
     """The device, on the executor that this process starts for itself; most tests share one. Gives its name."""

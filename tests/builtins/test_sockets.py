@@ -90,7 +90,7 @@ def test_frames_arrive_byte_by_byte_and_through_timeouts(raw_and_ours):
         with pytest.raises(TimeoutError):
             connection.receive(0.0)
     raw.send(stream[-1:])
-    frame = connection.receive(1)
+    frame = connection.receive(300)
     assert (frame.head, [bytes(b) for b in frame.body]) == (b"head", [b"body", b"", b"more"])
     assert connection.bytes_received == len(stream)
 
@@ -98,7 +98,7 @@ def test_frames_arrive_byte_by_byte_and_through_timeouts(raw_and_ours):
 def test_many_frames_in_one_piece(raw_and_ours):
     raw, connection = raw_and_ours
     raw.sendall(b"".join(encoded(Frame(b"%d" % n, [b"x" * (n % 3)])) for n in range(500)))
-    assert [connection.receive(1).head for _ in range(500)] == [b"%d" % n for n in range(500)]
+    assert [connection.receive(300).head for _ in range(500)] == [b"%d" % n for n in range(500)]
 
 
 def test_more_buffers_than_the_kernel_takes_at_once():
@@ -107,7 +107,7 @@ def test_more_buffers_than_the_kernel_takes_at_once():
     body = [os.urandom(n % 50) for n in range(5000)]
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(sender.send, Frame(b"", body))
-        assert [bytes(b) for b in receiver.receive(10).body] == body
+        assert [bytes(b) for b in receiver.receive(300).body] == body
         sending.result()
     assert sender.bytes_sent == receiver.bytes_received
     sender.close()
@@ -122,7 +122,7 @@ def test_all_but_the_beginning_of_a_large_body_is_read_into_place(raw_and_ours, 
     body = bytes(range(256)) * (64 << 10)
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(raw.sendall, encoded(Frame(b"head", [body])))
-        assert connection.receive(10).body[0] == body
+        assert connection.receive(300).body[0] == body
         sending.result(60)
     assert sum(copied) <= 256 << 10
 
@@ -148,30 +148,30 @@ def test_the_end_within_a_frame_is_told_apart(raw_and_ours):
     raw.sendall(encoded(Frame(b"head"))[:-1])
     raw.close()
     with pytest.raises(TransportError, match="in the middle of a frame"):
-        connection.receive(1)
+        connection.receive(300)
 
 
 def test_garbage_closes_the_connection(raw_and_ours):
     raw, connection = raw_and_ours
     raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     with pytest.raises(ProtocolError, match="the other end: not a frame"):
-        connection.receive(1)
-    raw.settimeout(5)
+        connection.receive(300)
+    raw.settimeout(300)
     with pytest.raises((ConnectionError, TimeoutError)) as caught:
         while raw.recv(100):
             pass
         raise ConnectionResetError
     assert not isinstance(caught.value, TimeoutError)
     with pytest.raises(TransportError):
-        connection.receive(1)
+        connection.receive(300)
 
 
 def test_frames_before_the_first_wrong_byte_are_delivered(raw_and_ours):
     raw, connection = raw_and_ours
     raw.sendall(encoded(Frame(b"the reason", [b"why"])) + bytes(100))
-    assert connection.receive(1).head == b"the reason"
+    assert connection.receive(300).head == b"the reason"
     with pytest.raises(ProtocolError, match="not a frame"):
-        connection.receive(1)
+        connection.receive(300)
 
 
 def test_an_accepted_connection_reads_on_after_its_last_word():
@@ -180,14 +180,14 @@ def test_an_accepted_connection_reads_on_after_its_last_word():
     connection.send(Frame(b"the reason"))
     with raw, ThreadPoolExecutor(1) as pool:
         closing = pool.submit(connection.close)
-        raw.settimeout(10)
+        raw.settimeout(300)
         raw.sendall(bytes(8 << 20))  # more than fits between the two: it would break off if the other end did not read
         assert b"the reason" in raw.recv(1000)
         assert raw.recv(1000) == b""
         raw.shutdown(socket.SHUT_WR)
         closing.result(60)
     with pytest.raises(TransportError):
-        connection.receive(1)
+        connection.receive(300)
 
 
 @pytest.mark.parametrize("bound", ["_LINGER_SECONDS", "_LINGER_BYTES"])
@@ -196,7 +196,7 @@ def test_an_accepted_connection_does_not_read_on_for_ever(monkeypatch, bound):
     raw, ours = socket.socketpair()
     connection = AcceptedConnection(ours, LIMITS, "the client")
     with raw:
-        raw.settimeout(10)
+        raw.settimeout(300)
         with ThreadPoolExecutor(1) as pool:
             closing = pool.submit(connection.close)
             with pytest.raises(ConnectionError):
@@ -213,7 +213,7 @@ def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours, interruptible):
         connection.receive()
     timer.join()
     raw.sendall(stream[500:])
-    assert connection.receive(1).head == b"head"
+    assert connection.receive(300).head == b"head"
 
 
 def test_what_comes_after_a_long_silence_is_received(monkeypatch):
@@ -331,7 +331,7 @@ def test_a_forked_child_leaves_the_connection_alone(raw_and_ours):
             os._exit(0)
     os.waitpid(child, 0)
     connection.send(Frame(b"parent"))
-    raw.settimeout(5)
+    raw.settimeout(300)
     assert b"parent" in raw.recv(100)
 
 
@@ -342,7 +342,7 @@ def test_the_socket_is_closed_and_nothing_leaks():
         one, other = SocketConnection(left, LIMITS, "a"), SocketConnection(right, LIMITS, "b")
         one.close()
         with pytest.raises(TransportError):
-            other.receive(1)
+            other.receive(300)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -356,7 +356,7 @@ def test_a_listener_survives_an_accept_that_fails_badly(caplog):
     try:
         for _ in range(3):
             with socket.create_connection(sock.getsockname()) as client:
-                client.settimeout(5)
+                client.settimeout(300)
                 assert client.recv(1) == b""
     finally:
         listener.close()

@@ -55,10 +55,10 @@ def test_connections(transport: Transport, rude: bool) -> None:
     listener = transport.listen(f"{transport.schemes[0]}://127.0.0.1:0", Limits(), accept)
     with contextlib.closing(listener):
         for _ in range(3):
-            client = transport.connect(listener.url, Limits(head=8 << 20), 10.0)
+            client = transport.connect(listener.url, Limits(head=8 << 20), SECONDS)
             client.send(Frame(b"hello", [bytes(100_000)]))
             if not rude:
-                client.receive(10.0)
+                client.receive(SECONDS)
             client.send(Frame(bytes(2 << 20 if rude else 5)))
             client.close()
         assert gone(accepted, 3)

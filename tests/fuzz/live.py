@@ -52,7 +52,7 @@ from djinn_core.wire.messages import (
 )
 from djinn_core.wire.peer_messages import AwaitTransfer, SendValues, TransferHeader
 
-SECONDS = 20.0
+SECONDS = 120.0
 SHORT_SECONDS = 0.1
 WAITING = (BlobOffer, AwaitTransfer, TransferHeader, SendValues)
 SLOW_SECONDS = 1.0

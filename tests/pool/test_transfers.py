@@ -80,7 +80,7 @@ class Ways:
         ours, theirs = (Breaking(end, self._chance, self._odds) for end in connected_pair())
         self.connections.append(ours)
         threading.Thread(target=self._welcome, args=(theirs,), daemon=True).start()
-        return ours, decode(ours.receive(5.0).head).received
+        return ours, decode(ours.receive(300.0).head).received
 
     def _welcome(self, theirs):
         with contextlib.suppress(DjinnError):
@@ -133,7 +133,7 @@ def test_each_arrives_once_and_in_order(ways, odds):
     both.connect()
     for number in range(1, count + 1):
         both.send(number)
-        found = both.inbox.take(100 + number, HERE, 10.0)
+        found = both.inbox.take(100 + number, HERE, 300.0)
         assert content(found) == [(number, bytes(packed(number, 300_000 if number % 9 == 0 else 10)[0][1]))]
     assert (len(both.connections) > 1) == (odds > 0)
     assert both.noted == sorted(set(both.noted))
@@ -212,7 +212,7 @@ def peer_listeners():
     here, there = (PeerListener(registry.transports, patience=5.0) for _ in range(2))
 
     def accept(connection):
-        guest = there.redeem(decode(connection.receive(5.0).head).ticket)
+        guest = there.redeem(decode(connection.receive(300.0).head).ticket)
         if guest is not None:
             with contextlib.suppress(DjinnError):
                 guest.serve(connection)

@@ -225,7 +225,7 @@ def test_a_library_that_is_missing_is_named(plain_environment, tmp_path, options
     process = fresh_python(
         *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=plain_environment | {"PYTHONPATH": path}
     )
-    output = process.communicate(timeout=100)[0].decode()
+    output = process.communicate(timeout=580)[0].decode()
     assert process.returncode == 1, output
     assert said in " ".join(output.split())
     assert "Traceback" not in output

@@ -16,7 +16,7 @@ import torch
 import djinn
 from djinn_core.launch.connection_file import read_connection_file
 
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def test_small_frames_are_not_held_back_and_dead_peers_are_noticed():
 
     def accept(connection):
         sockets.append(connection._socket)
-        connection.receive(10)
+        connection.receive(300)
 
     listener = TcpTransport().listen("tcp://localhost:0", Limits(), accept)
     client = TcpTransport().connect(listener.url, Limits(), 5)
@@ -52,6 +52,6 @@ def test_ipv6_addresses_stand_in_brackets():
     listener = TcpTransport().listen("tcp://[::1]:0", Limits(), lambda connection: connection.send(Frame(b"six")))
     assert listener.url.startswith("tcp://[::1]:")
     client = TcpTransport().connect(listener.url, Limits(), 5)
-    assert client.receive(5).head == b"six"
+    assert client.receive(300).head == b"six"
     client.close()
     listener.close()

@@ -61,7 +61,7 @@ def listen():
     def listen(tls):
         def accept(connection):
             connection.send(Frame(b"let in"))
-            connection.receive(10)
+            connection.receive(300)
 
         listeners.append(TcpTransport().secured(tls).listen("tcps://localhost:0", Limits(), accept))
         return listeners[-1].url
@@ -74,7 +74,7 @@ def listen():
 def greeting(url, tls):
     client = TcpTransport().secured(tls).connect(url, Limits(), 5)
     try:
-        return client.receive(5).head
+        return client.receive(300).head
     finally:
         client.close()
 
@@ -104,14 +104,14 @@ def test_old_versions_of_tls_are_refused(tls, listen):
     context.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with socket.create_connection((host, int(port)), 5) as plain, pytest.raises(ssl.SSLError):
+    with socket.create_connection((host, int(port)), 300) as plain, pytest.raises(ssl.SSLError):
         context.wrap_socket(plain)
 
 
 def test_who_does_not_begin_tls_is_hung_up_on(tls, listen, monkeypatch):
     monkeypatch.setattr(transport, "_HANDSHAKE_SECONDS", 0.2)
     host, port = listen(tls).removeprefix("tcps://").split(":")
-    with socket.create_connection((host, int(port)), 60) as silent:
+    with socket.create_connection((host, int(port)), 300) as silent:
         assert silent.recv(1) == b""
 
 
