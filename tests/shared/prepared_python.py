@@ -57,6 +57,7 @@ IMPORTED = (
     "tokenizers",
 )
 FOLDER = str(Path.cwd())
+SCRIPT = str(Path(sys.executable).with_name("djinn"))
 
 
 class Forks:
@@ -229,10 +230,13 @@ class Worker:
 
 
 def executors_forked(forks):
-    """A `subprocess.Popen` for which executors and their workers are forks, and everything else is what it was."""
+    """A `subprocess.Popen` for which executors, their workers and `djinn serve` are forks, and all else is what it was."""
 
     class Popen(subprocess.Popen):
         def __new__(cls, command, *_, **options):
+            if isinstance(command, list) and command[:2] == [SCRIPT, "serve"]:
+                streams = {name: options[name] for name in ("stdout", "stderr")}
+                return forks.start("-m", "djinn_core.cli", *command[1:], env=dict(os.environ), **streams)
             if (
                 not isinstance(command, list)
                 or command[1:3] != ["-P", "-m"]
