@@ -62,7 +62,8 @@ def rebind(result: PipelineResult, graph: ProgramGraph, old: tuple[int, ...], ne
     """`result` with each value in `old` renamed to the one in its place in `new`; each part when it is first accessed."""
     rebound = ReboundResult.__new__(ReboundResult)
     rebound.__dict__.update(_made=result, _values=(old, new))
-    for name, known in (("graph", graph), ("topology", result.topology), ("costs", result.costs), ("seconds", {})):
+    same = {name: getattr(result, name) for name in ("topology", "costs", "recorded")}
+    for name, known in ({"graph": graph, "seconds": {}} | same).items():
         object.__setattr__(rebound, name, known)
     return rebound
 
