@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,14 +72,14 @@ def found(points: Callable[[], list[Any]]) -> Callable[..., PluginCommands]:
 
 
 @pytest.fixture
-def djinn(site: Path, plain_environment: dict[str, str]) -> Djinn:
+def djinn(python: Any, site: Path, plain_environment: dict[str, str]) -> Djinn:
     """Run the command `djinn` with what was installed in the test."""
 
     def djinn(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
         environment = plain_environment | {"PYTHONPATH": path, "COLUMNS": "300"} | environ
-        command = [sys.executable, "-m", "djinn_core.cli", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        done: subprocess.CompletedProcess[str] = python.run("-m", "djinn_core.cli", *arguments, env=environment)
+        return done
 
     return djinn
 
