@@ -425,6 +425,12 @@ def schema_of(func: Any) -> Any:
     return func._schema
 
 
+def class_of_script_object(instance: torch.ScriptObject) -> str:
+    """The name of the C++ class of an object that TorchScript knows, such as packed weights."""
+    name: str = instance._type().name()
+    return name
+
+
 def writes_out(func: Any) -> bool:
     """True if an overload has arguments `out=`."""
     return any(argument.is_out for argument in func._schema.arguments)

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import torch
 
+from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.bounded_memo import make_room
 from djinn_core.interception.device.device_state import Handler, device_state
 from djinn_core.interception.device.known_generators import operand_of
@@ -49,7 +50,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import holds_parts
 from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
 from djinn_core.ir.program import Call, Slot
-from djinn_core.torch_private import CGenerator, schema_of
+from djinn_core.torch_private import CGenerator, class_of_script_object, schema_of
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
@@ -256,7 +257,9 @@ def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) ->
 
 def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]) -> None:
     key.append(kind)
-    if isinstance(a, LazyTensor):
+    if kind is bool:
+        key.append(a)
+    elif isinstance(a, LazyTensor):
         key.append(a.remote.meta)
         operands.append(a)
     elif isinstance(a, torch.Tensor):
@@ -271,6 +274,11 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
         key.append(state is None)
         if state is not None:
             operands.append(state)
+    elif isinstance(a, torch.ScriptObject):
+        raise UnsupportedOperation(
+            f"a {class_of_script_object(a)}, in which modules of torch.ao.quantization keep their weights, is an object of this process and cannot "
+            "be sent to an executor: run the module on the CPU, or dequantize its weights"
+        )
     else:
         key.append(repr(a) if kind is complex else a)
 

@@ -160,6 +160,10 @@ CASES = {
         csr(d).clone(),
         csr(d).to(torch.int64),
     ],
+    "without elements, like it": lambda d: [
+        torch.zeros_like(torch.stack([square(d), square(d)]).to_sparse_csr(), layout=torch.sparse_csc),
+        torch.zeros_like(of_layout(torch.sparse_bsr, d), layout=torch.sparse_bsc),
+    ],
     "copied": lambda d: [csr(d).copy_(csr(d) * 2), csr(d).copy_(csr("cpu") * 2)],
     "gradients of mm": gradients(torch.sparse.mm),
     "gradients of matmul": gradients(lambda s, w: s @ w),

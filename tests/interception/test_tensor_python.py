@@ -341,6 +341,28 @@ def test_dlpack_is_refused_by_every_door(embedded):
     assert torch.from_dlpack(torch.to_dlpack(numbers("cpu", 3))).tolist() == [0.0, 1.0, 2.0]
 
 
+def test_foreign_memory_is_copied_to_the_device(embedded):
+    given = np.arange(3.0)
+    made = [
+        torch.from_dlpack(given).to(embedded),
+        torch.from_dlpack(given, device=embedded),
+        torch.from_dlpack(torch.from_numpy(given), device=embedded, copy=True),
+        torch.asarray(given, device=embedded),
+        torch.asarray(torch.to_dlpack(torch.from_numpy(given)), device=embedded),
+        torch.as_tensor(given, device=embedded),
+        torch.frombuffer(given, dtype=torch.float64).to(embedded),
+    ]
+    given += 1
+    assert [one.tolist() for one in made] == [[0.0, 1.0, 2.0]] * len(made)
+    assert {one.device for one in made} == {torch.device(embedded)}
+    for aliased in (
+        lambda: torch.asarray(given, device=embedded, copy=False),
+        lambda: torch.from_dlpack(given, device=embedded, copy=False),
+    ):
+        with pytest.raises(ValueError, match=r"can't alias|without copying"):
+            aliased()
+
+
 def test_other_doors_to_memory(embedded):
     x = numbers(embedded, 3)
     assert not hasattr(x, "__cuda_array_interface__")

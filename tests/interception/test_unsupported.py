@@ -25,6 +25,15 @@ def test_other_layouts_are_refused_at_the_op(embedded, case):
     djinn.synchronize()  # nothing failed on the executor
 
 
+@pytest.mark.filterwarnings("ignore:.*(deprecated|functions that produce|TypedStorage)")
+def test_modules_with_packed_weights_are_refused_by_what_they_hold(embedded):
+    converted = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(4, 3)), {torch.nn.Linear})
+    x = torch.ones(2, 4, device=embedded)
+    with pytest.raises(djinn.UnsupportedOperation, match=r"LinearPackedParamsBase.*run the module on the CPU"):
+        converted(x)
+    assert x.sum().item() == 8
+
+
 def test_files_are_not_mapped_into_remote_memory(embedded, tmp_path):
     file = tmp_path / "data"
     file.write_bytes(bytes(16))

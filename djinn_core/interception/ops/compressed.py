@@ -15,7 +15,13 @@ from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.layout_calls import call
 from djinn_core.interception.sync import fetch
-from djinn_core.interception.tensors.compressed_tensor import BY_ROWS, IN_BLOCKS, CompressedTensor, wrap_compressed
+from djinn_core.interception.tensors.compressed_tensor import (
+    BY_ROWS,
+    IN_BLOCKS,
+    LAYOUTS,
+    CompressedTensor,
+    wrap_compressed,
+)
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.upload import upload_copy
 
@@ -122,16 +128,26 @@ def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`empty_like`, which has the indices of its source, and `zeros_like`, which has no elements."""
     source, device = args[0], kwargs.get("device")
     dtype, layout = kwargs.get("dtype") or source.dtype, kwargs.get("layout") or source.held_layout
-    if layout != source.held_layout or (device is not None and not is_remote(device)):
+    if layout not in LAYOUTS or (device is not None and not is_remote(device)):
         return torch.zeros(source.shape, dtype=dtype, layout=layout, device=device or source.device)
     if func is aten.empty_like.default:
+        if layout != source.held_layout:
+            raise RuntimeError(
+                f"empty_like with different sparse layout is not supported (self is {source.held_layout} but you requested {layout})"
+            )
         compressed, plain = (
             record(aten.clone.default, (part,), {}) for part in (source.held_compressed, source.held_plain)
         )
         values = record(aten.zeros_like.default, (source.held_values,), {"dtype": dtype})
         return wrap_compressed(layout, compressed, plain, values, source.shape)
     batch = source.held_compressed.dim() - 1
-    blocks = list(source.held_values.shape[batch + 1 : batch + 3]) if layout in IN_BLOCKS else []
+    blocks = list(source.held_values.shape[batch + 1 : batch + 3]) if source.held_layout in IN_BLOCKS else []
+    if bool(blocks) != (layout in IN_BLOCKS):
+        raise RuntimeError(
+            f"zeros_like: a tensor of layout {source.held_layout} says nothing of the blocks of layout {layout}"
+            if layout in IN_BLOCKS
+            else f"zeros_like: blocksize cannot be specified for non-block layout {layout}"
+        )
     return _without_elements(source.shape, layout, dtype, source.held_values.device, batch, blocks)
 
 

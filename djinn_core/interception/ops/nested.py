@@ -202,6 +202,8 @@ def reshaped(original: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(source: torch.Tensor, shape: Sequence[int]) -> Any:
         if not isinstance(source, NestedTensor):
             return original(source, shape)
+        if not shape:
+            raise RuntimeError("shape '[]' is invalid for a nested tensor")
         if shape[0] != len(source.sizes):
             raise RuntimeError("reshape: For now nested reshape cannot change or infer the implicit batch dimension")
         return source.view(shape)

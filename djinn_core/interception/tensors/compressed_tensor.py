@@ -14,6 +14,7 @@ from djinn_core.tracebacks import for_users
 
 BY_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 IN_BLOCKS = frozenset({torch.sparse_bsr, torch.sparse_bsc})
+LAYOUTS = BY_ROWS | IN_BLOCKS | {torch.sparse_csc}
 
 
 class CompressedTensor(PartsTensor):
