@@ -427,7 +427,7 @@ def schema_of(func: Any) -> Any:
 
 def class_of_script_object(instance: torch.ScriptObject) -> str:
     """The name of the C++ class of an object that TorchScript knows, such as packed weights."""
-    name: str = instance._type().name()
+    name: str = instance._type().name()  # type: ignore[attr-defined]
     return name
 
 

@@ -210,6 +210,17 @@ def test_the_executor_runs_no_other_op_in_the_name_of_sparse_tensors():
         layout_call("aten::add.Tensor", values, values)
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.float16])
+def test_whole_numbers_become_floats_of_the_programs_default(embedded, default):
+    torch.set_default_dtype(default)
+    try:
+        whole = [torch.sparse_coo_tensor(ROWS.to(d), VALUES.long().to(d), (3, 4)) for d in ("cpu", embedded)]
+        made = [[s / 2, s.sqrt(), s.to(torch.float32), s.to_sparse_csr().sin()] for s in whole]
+        assert equal(plain(made[0]), plain(made[1]))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_what_a_failed_op_would_have_made_cannot_be_read_through_a_sparse_tensor(embedded):
     table = torch.ones(4, 2, device=embedded)
     broken = table[torch.tensor([0, 9], device=embedded)]

@@ -48,6 +48,8 @@ from djinn_core.torch_private import schema_of
 
 aten = torch.ops.aten
 
+_EXECUTORS_DEFAULT = torch.float32
+
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Have the executor run `func`, and wait for the kind and the sizes of what it returns."""
@@ -59,12 +61,26 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ]
     given = {name: value for name, value in kwargs.items() if name not in {"non_blocking", "pin_memory"}}
     results = _ask(func, args, given)
+    default = torch.get_default_dtype()
+    if default != _EXECUTORS_DEFAULT and _became_floats((*args, *given.values()), results):
+        args = tuple([a.to(default) if isinstance(a, torch.Tensor) else a for a in args])
+        results = _ask(func, args, given)
     if written:
         _write(written[0], results[0])
         return written[0]
     if schema.returns and str(schema.returns[0].type) != "Tensor":
         return results[0].item()
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
+    """True if the op made floats of whole numbers, whose dtype is the default of the process in which it runs."""
+    given = [a for a in arguments if isinstance(a, torch.Tensor)]
+    if any(a.dtype.is_floating_point or a.dtype.is_complex or a.is_quantized for a in given):
+        return False
+    made = [r for r in results if isinstance(r, torch.Tensor)]
+    named = any(a is _EXECUTORS_DEFAULT for a in arguments)
+    return not named and any(r.dtype == _EXECUTORS_DEFAULT for r in made)
 
 
 def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
