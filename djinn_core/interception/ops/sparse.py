@@ -113,7 +113,7 @@ def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor
 def _zeros_like(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, dtype = args[0], kwargs.get("dtype")
     device = kwargs.get("device")
-    if kwargs.get("memory_format") not in {None, torch.preserve_format} and kwargs.get("layout") != torch.strided:
+    if kwargs.get("memory_format") is not None and kwargs.get("layout") != torch.strided:
         raise RuntimeError("memory format option is only supported by strided tensors")
     if kwargs.get("layout") not in {None, torch.sparse_coo} or (device is not None and not is_remote(device)):
         layout = kwargs.get("layout") or torch.sparse_coo
