@@ -290,9 +290,13 @@ def nested_of_elements(elements: torch.Tensor, sizes: torch.Tensor) -> torch.Ten
 
 
 def elements_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Elements of a nested CPU tensor of the strided layout, one after the other, and the sizes of its tensors."""
-    whole = tensor.detach().contiguous()
-    return whole.values().reshape(-1), whole._nested_tensor_size()
+    """Copies of the elements of a nested CPU tensor of the strided layout, one after the other, and the sizes of its tensors.
+
+    `values()` of it is all of the memory that it looks into, in whatever order.
+    """
+    pieces = [one.reshape(-1) for one in tensor.detach().unbind()]
+    elements = torch.cat(pieces) if pieces else tensor.new_empty(0)
+    return elements, tensor._nested_tensor_size()
 
 
 def composite_of_nested(func: Any) -> Callable[..., Any]:
@@ -423,6 +427,11 @@ def schema_named(packet: str, overload: str) -> Any:
 def schema_of(func: Any) -> Any:
     """The schema of an `OpOverload`: its arguments and returns, with types and alias information."""
     return func._schema
+
+
+def makes_view(func: Any) -> bool:
+    """True if a result of an overload shares the memory of an argument, and is not that argument."""
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns)
 
 
 def class_of_script_object(instance: torch.ScriptObject) -> str:

@@ -114,3 +114,9 @@ def test_what_quantized_tensors_do_not_have_is_refused_by_name(embedded, refused
     ):
         refused(q)
     assert q.int_repr().sum().item() == quantized("cpu").int_repr().sum().item()
+
+
+def test_channels_do_not_move(embedded):
+    for device in ("cpu", embedded):
+        with pytest.raises(RuntimeError):
+            by_channel(device).transpose(0, 1)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from compared_layouts import equal, plain
+from compared_layouts import equal, one_of_each, plain
 
 import djinn
 from djinn_core.server.running.layout_calls import layout_call
@@ -219,6 +219,20 @@ def test_whole_numbers_become_floats_of_the_programs_default(embedded, default):
         assert equal(plain(made[0]), plain(made[1]))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:(.*functions that produce|The PyTorch API of nested)")
+def test_views_are_made_in_inference_mode(embedded):
+    def views(device):
+        held = one_of_each(device)
+        ragged = torch.nested.as_nested_tensor([torch.ones(2, 3, device=device), torch.ones(1, 3, device=device)])
+        with torch.inference_mode():
+            made = [t.detach() for t in (*held, ragged)]
+            return [*made, held[3].t(), held[3].view(64), ragged[0], ragged.transpose(1, 2)]
+
+    here, there = views("cpu"), views(embedded)
+    assert equal(plain(here), plain(there))
+    assert [t.is_inference() for t in there] == [False] * len(there)
 
 
 def test_what_a_failed_op_would_have_made_cannot_be_read_through_a_sparse_tensor(embedded):

@@ -6,6 +6,7 @@ What only looks at such a tensor, or makes one of strided parts, happens at the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -59,6 +60,9 @@ def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     first = first_of_parts((*args, *kwargs.values()))
     assert first is not None
+    if torch.is_inference_mode_enabled() and not first.is_inference() and torch_private.makes_view(func):
+        with torch.inference_mode(False), torch.no_grad():  # a view is an inference tensor where its base is
+            return dispatch_layout(func, args, kwargs)
     handler = _LOCAL[type(first)].get(func)
     if handler is not None:
         return handler(func, args, kwargs)
@@ -106,4 +110,13 @@ def register() -> list[torch.library.Library]:
         for name, kernel in kernels.items():
             library.impl(name, torch_private.never_compiled(for_users(kernel)), key)
         libraries.append(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that its kernels are replaced
+        for name, handler in nested.APART.items():
+            packet, _, overload = name.partition(".")
+            original = torch_private.kernel_at(
+                getattr(getattr(aten, packet), overload or "default"), "AutogradNestedTensor"
+            )
+            kernel = torch_private.never_compiled(for_users(nested.taken_apart(original, handler)))
+            libraries[-1].impl(name, kernel, "AutogradNestedTensor", with_keyset=True, allow_override=True)
     return libraries

@@ -65,10 +65,29 @@ def _chunk(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
             "Chunk for nested tensors is currently only supported for the last dimension, whose size must be divisible by the "
             f"number of chunks: got dimension {dim} and {chunks} chunks"
         )
-    each, tensors = width // chunks, _unbind(_func, (source,), {})
-    sizes = tuple((*size[:-1], each) for size in source.sizes)
-    columns = [[one[..., k * each : (k + 1) * each].reshape(-1) for one in tensors] for k in range(chunks)]
-    return [wrap_nested(record(aten.cat.default, (column,), {}), sizes) for column in columns]
+    return _split(source, [width // chunks] * chunks)
+
+
+def _split_with_sizes(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    source, widths, dim = args[0], args[1], args[2] if len(args) > 2 else 0
+    last = source.dim() - 1
+    if dim not in {-1, last} or source.common(last) != sum(widths):
+        raise RuntimeError(
+            f"split_with_sizes for nested tensors is currently only supported for the last dimension, and into sizes that sum to its "
+            f"size: got dimension {dim} and {list(widths)}"
+        )
+    return _split(source, widths)
+
+
+def _split(source: NestedTensor, widths: Sequence[int]) -> list[NestedTensor]:
+    """Parts of the last dimension."""
+    tensors, made, start = _unbind(None, (source,), {}), [], 0
+    for width in widths:
+        columns = [one[..., start : start + width].reshape(-1) for one in tensors]
+        sizes = tuple((*size[:-1], width) for size in source.sizes)
+        made.append(wrap_nested(record(aten.cat.default, (columns,), {}), sizes))
+        start += width
+    return made
 
 
 def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -223,6 +242,47 @@ def reshaped_as(original: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+class _Apart(torch.autograd.Function):
+    """An op that takes a nested tensor apart: PyTorch's formulas of its gradient look into the C++ object of a CPU tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, source: NestedTensor, handler: Handler, *args: Any) -> Any:
+        made = handler(None, (source.detach(), *args), {})
+        ctx.sizes, ctx.given = source.sizes, 1 + len(args)
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        device = next(g.device for g in gradients if g is not None)
+        if any(isinstance(g, NestedTensor) for g in gradients):
+            columns = [g.unbind() for g in gradients]
+            rows = [torch.cat(row, -1) for row in zip(*columns, strict=True)]
+        else:
+            rows = [
+                torch.zeros(size, device=device) if g is None else g
+                for g, size in zip(gradients, ctx.sizes, strict=True)
+            ]
+        return aten._nested_tensor_from_tensor_list.default(rows), *[None] * ctx.given
+
+
+def taken_apart(original: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
+    """Kernel of `unbind` and its like for nested tensors under autograd; `original` takes those that are not remote."""
+
+    def kernel(keys: Any, source: torch.Tensor, *args: Any) -> Any:
+        if not isinstance(source, NestedTensor):
+            return original(keys, source, *args)
+        if torch.is_grad_enabled() and source.requires_grad:
+            return list(_Apart.apply(source, handler, *(args or (0,))))  # type: ignore[no-untyped-call]
+        return handler(None, (source, *args), {})
+
+    return kernel
+
+
+# Ops that have a formula of their own for the gradient of nested tensors, which reads memory that those of a CPU have.
+APART: Final[Mapping[str, Handler]] = MappingProxyType(
+    {"unbind.int": _unbind, "chunk": _chunk, "split_with_sizes": _split_with_sizes}
+)
+
 _ELEMENTWISE = (
     "abs abs_ cos gelu gelu_ gelu_backward isinf isnan isneginf isposinf logical_not logical_not_ native_dropout_backward neg "
     "neg_ relu relu_ sgn sgn_ silu silu_ silu_backward sin sqrt tanh tanh_ tanh_backward threshold_backward zero_ cos_ sin_ exp "
@@ -264,6 +324,7 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.values.default: _answer(lambda source: record(aten.detach.default, (source.held_values,), {})),
         aten.unbind.int: _unbind,
         aten.chunk.default: _chunk,
+        aten.split_with_sizes.default: _split_with_sizes,
         aten.detach.default: _same,
         aten.alias.default: _same,
         aten._to_copy.default: _to_copy,
