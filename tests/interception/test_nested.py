@@ -126,7 +126,6 @@ CASES = {
     "gradients of matmul": gradients(lambda n, w: padded(n @ n.transpose(1, 2)).sum() + w.sum()),
     "gradients of unbind": gradients(lambda n, w: sum(t.square().sum() for t in n.unbind()) + w.sum()),
     "gradients of one tensor": gradients(lambda n, w: n.unbind()[1].square().sum() + w.sum()),
-    "gradients of chunk": gradients(lambda n, w: padded(n.chunk(2, -1)[0].contiguous().sin()).sum() + w.sum()),
     "gradients of split": gradients(lambda n, w: sum(padded(t.contiguous().sin()).sum() for t in torch.split(n, [3, 5], -1)) + w.sum()),
     "gradients of layers": layer,
     "attention": attention(STRIDED),
