@@ -85,14 +85,14 @@ def test_what_a_renderer_raises_is_its_plugins(
     with pytest.raises(djinn.PluginError, match=r"the renderer 'broken' of plugin 'Plugin' .* raised KeyError: 'ink'"):
         render(result, renderer_of("broken", registry), registry)
     with caplog.at_level(logging.WARNING):
-        assert notebook_view(result, "text/html", registry) == "<b>PipelineResult</b>"
+        assert notebook_view(result, "text/html", registry) == f"<b>{type(result).__name__}</b>"
     assert "the renderer 'broken'" in caplog.text
     assert notebook_view(result, "image/svg+xml", registry) is None
 
 
 def test_notebooks_ask_the_renderers(result: PipelineResult, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("djinn_core.runtime.client.registry", lambda: registry_of(Dots()))
-    assert result._repr_html_() == "<b>PipelineResult</b>"
+    assert result._repr_html_() == f"<b>{type(result).__name__}</b>"
     assert result._repr_svg_() is None
     monkeypatch.setattr("djinn_core.runtime.client.registry", registry_of)
     assert result._repr_html_() is None
