@@ -48,6 +48,7 @@ from djinn_core.ir.profile import (
     PatternMatch,
     SemanticMetadata,
     WorkloadProfile,
+    WorkloadType,
 )
 from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
 from djinn_core.logs import set_debug_level
@@ -57,6 +58,7 @@ from djinn_core.runtime.client import (
     attach,
     cancel,
     configure,
+    get_runtime_state,
     init,
     init_async,
     is_initialized,
@@ -123,6 +125,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "WorkloadProfile",
+    "WorkloadType",
     "cancel",
     "capture",
     "configure",
@@ -130,6 +133,7 @@ __all__ = [
     "execute",
     "explain",
     "get_graph",
+    "get_runtime_state",
     "hookimpl",
     "init",
     "init_async",

@@ -45,6 +45,11 @@ PARTS = (
     "verify",
 )
 
+# Loggers of what a stage of the pipeline does, by its names.
+STAGE_PARTS = dict.fromkeys(
+    ("annotate", "estimate", "optimize", "place", "schedule", "scheduler", "semantic"), ("pipeline", "stages")
+)
+
 _SECRET_KEYS = re.compile(r"token|secret|password|ticket|authorization|cookie|credential", re.IGNORECASE)
 _SECRET_TEXT = (
     re.compile(r"(?i)(?P<keep>\b(?:token|ticket|secret|password|access_token)\s*[=:]\s*)[^\s&,;'\"]+"),
@@ -141,13 +146,14 @@ def hide() -> None:
 def set_debug_level(parts: str) -> None:
     """Show the debug messages of `parts`: names joined by commas, such as `"runtime,server"`, or `"all"`.
 
-    An empty text or `"off"` ends it. A plugin's logger is named in full: `"djinn_attention"`.
+    An empty text or `"off"` ends it. A plugin's logger is named in full: `"djinn_attention"`. The name of a stage stands for
+    the parts that log what it does.
 
     Raises:
         ConfigurationError: there is no such part.
     """
     names = [part.strip() for part in parts.split(",") if part.strip()]
-    loggers = [_logger_of(name) for name in names if name != "off"]
+    loggers = [_logger_of(part) for name in names if name != "off" for part in STAGE_PARTS.get(name, (name,))]
     shown = _own_handler()
     shown_level = shown.shown_level if shown else None
     if shown is None or shown_level is None:

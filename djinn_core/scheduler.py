@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -12,6 +13,8 @@ from djinn_core.builtins.costs import Roofline
 from djinn_core.builtins.placement import FirstFit, SingleDevice
 from djinn_core.builtins.scheduling import Sequential
 from djinn_core.errors import DoesNotFit
+from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.optimizations import Optimization
 from djinn_core.hookspecs.placement import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import Costs, DeviceCapabilities, NetworkTopology
@@ -31,6 +34,17 @@ _ALONE = NetworkTopology((DeviceCapabilities("remote_accelerator:0", "unknown", 
 _CAPACITY = 128
 
 
+class _Added:
+    """Plugins with other cost models or optimizations."""
+
+    def __init__(self, plugins: Plugins, **others: Sequence[Any]) -> None:
+        self._plugins = plugins
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plugins, name)
+
+
 class Scheduler:
     """Makes schedules: with costs and plugins where they work, in program order where they do not. For any number of threads.
 
@@ -45,10 +59,16 @@ class Scheduler:
         plugins: Plugins | None = None,
         placement_policy: str = "single",
         scheduler: str = "sequential",
+        cost_estimator: CostModel | None = None,
     ) -> None:
-        """Schedule for the devices of `network_topology`, with the given plugins or the built-in ones alone."""
+        """Schedule for the devices of `network_topology`, with the given plugins or the built-in ones alone.
+
+        `cost_estimator`: a cost model that is asked before those of the plugins.
+        """
         self.network_topology = network_topology
         self._plugins: Plugins = plugins or Registry(cost_models=(Roofline(),))
+        if cost_estimator is not None:
+            self._plugins = _Added(self._plugins, cost_models=(cost_estimator, *self._plugins.cost_models))
         self._request = Request(network_topology, placement_policy=placement_policy, scheduler=scheduler)
         self._lock = threading.Lock()
         self._cache = PlanCache(_CAPACITY)
@@ -66,7 +86,16 @@ class Scheduler:
         """
         return self._create(graph, optimization_plan)
 
-    def statistics(self) -> Mapping[str, int]:
+    def add_optimization_strategy(self, optimization: Optimization) -> None:
+        """Ask `optimization` after those of the plugins, for schedules that are made from now on."""
+        added = (*self._plugins.optimizations, optimization)
+        self._plugins = _Added(self._plugins, optimizations=added)
+
+    def clear_cache(self) -> None:
+        """Forget the schedules that were made."""
+        self._cache.clear()
+
+    def get_stats(self) -> Mapping[str, int]:
         """Hits and misses of the cache, and schedules made by each way."""
         with self._lock:
             return {name: self._counts[name] for name in ("hits", "misses", "cost_aware", "basic", "minimal")}

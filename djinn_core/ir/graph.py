@@ -264,6 +264,10 @@ class ProgramGraph(ShownInNotebooks):
         """
         return self._metas[value]
 
+    def get_node_by_id(self, node: int) -> Node | None:
+        """The node with an id, or None if there is none."""
+        return self.nodes[node] if 0 <= node < len(self.nodes) else None
+
     def producer(self, value: int) -> Node | None:
         """The node that makes a value, or None for an input."""
         return self._producers.get(value)

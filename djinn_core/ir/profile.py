@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, IntFlag
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.networkx_graph import profile_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 
@@ -103,6 +104,9 @@ class WorkloadType(str, Enum):
     TRAINING = "training"
 
 
+MemoryPattern = Literal["none", "streaming", "reuse", "random"]  # a view; once, in order; several times; by index
+
+
 class Nodes(tuple[int, ...]):
     """Ids of nodes in the hints or details of a match: where a program is cut into pieces, they are renumbered."""
 
@@ -141,7 +145,16 @@ class PatternMatch:
 
 @attrs.frozen
 class SemanticMetadata:
-    """Everything that is known of one node, joined from the graph and the side tables."""
+    """Everything that is known of one node, joined from the graph and the side tables.
+
+    Attributes:
+        role: that of a match, or of the op's family; each node has one.
+        synchronises: whether the client waits for the op, because its result's shape or a number depends on data.
+        lineage: kinds of inputs that its results derive from. is_gradient: whether they derive from a gradient.
+        memory_pattern: how it reads memory.
+        cost: estimate for the first device; None where costs were not asked for.
+        hints: those of its matches, by name, for placement and scheduling.
+    """
 
     node: int
     op: str
@@ -161,6 +174,10 @@ class SemanticMetadata:
     mutates: bool
     synchronises: bool = False
     lineage: Lineage = Lineage.NOTHING
+    memory_pattern: MemoryPattern = "streaming"
+    is_gradient: bool = False
+    cost: CostEstimate | None = None
+    hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
 
 
 @attrs.frozen(repr=False)

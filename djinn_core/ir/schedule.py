@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 
@@ -111,3 +112,32 @@ class ExecutionSchedule(ShownInNotebooks):
     scheduler: str = ""
     reasons: tuple[str, ...] = ()
     rewritten: Rewritten | None = attrs.field(default=None, repr=False)
+
+    @property
+    def stages(self) -> tuple[tuple[SchedulingGroup, ...], ...]:
+        """The groups of each stage; stages run in order."""
+        numbers = sorted({group.stage for group in self.groups})
+        return tuple(tuple(group for group in self.groups if group.stage == number) for number in numbers)
+
+    @property
+    def total_stages(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    @property
+    def node_to_stage(self) -> dict[int, int]:
+        """For each node that runs, the position of its stage in `stages`."""
+        return {node: at for at, stage in enumerate(self.stages) for group in stage for node in group.nodes}
+
+    @property
+    def node_to_group(self) -> dict[int, int]:
+        """For each node that runs, the position of its group in `groups`."""
+        return {node: at for at, group in enumerate(self.groups) for node in group.nodes}
+
+    @property
+    def strategy(self) -> SchedulingStrategy:
+        """The strategy of most nodes."""
+        counts = Counter({SchedulingStrategy.SEQUENTIAL: 0})
+        for group in self.groups:
+            counts[group.strategy] += len(group.nodes)
+        return counts.most_common(1)[0][0]

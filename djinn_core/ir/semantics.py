@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
+from typing import Any
 
+import torch
+
+from djinn_core.ir.attention import FUSED_ATTENTION
+from djinn_core.ir.costs import CostEstimate, Costs
+from djinn_core.ir.dataflow import is_view
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.profile import DataResidency, Lineage, PatternMatch, SemanticMetadata, WorkloadProfile
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, INDEXING, MATRIX_PRODUCT, general_role, is_backward
+from djinn_core.ir.operators import split_name
+from djinn_core.ir.profile import (
+    DataResidency,
+    Lineage,
+    MemoryPattern,
+    PatternMatch,
+    SemanticMetadata,
+    WorkloadProfile,
+)
 
 
-def semantic_metadata(graph: Graph, profile: WorkloadProfile) -> tuple[SemanticMetadata, ...]:
-    """One record per node, in order."""
+def semantic_metadata(
+    graph: Graph, profile: WorkloadProfile, costs: Costs | None = None
+) -> tuple[SemanticMetadata, ...]:
+    """One record per node, in order; with what it costs on the first device, where `costs` are given."""
     matches: dict[int, list[PatternMatch]] = defaultdict(list)
     for match in profile.patterns:
         for node in match.nodes:
             matches[node].append(match)
     depths = _depths(graph)
-    return tuple(_of_node(graph, profile, node, matches[node.id], depths[node.id]) for node in graph.nodes)
+    estimates = next(iter(costs.by_device.values()), ()) if costs is not None else ()
+    return tuple(
+        _of_node(graph, profile, node, matches[node.id], depths[node.id], estimates[at] if estimates else None)
+        for at, node in enumerate(graph.nodes)
+    )
 
 
 def _of_node(
-    graph: Graph, profile: WorkloadProfile, node: Node, matches: list[PatternMatch], depth: int
+    graph: Graph,
+    profile: WorkloadProfile,
+    node: Node,
+    matches: list[PatternMatch],
+    depth: int,
+    cost: CostEstimate | None,
 ) -> SemanticMetadata:
+    lineage = profile.lineage[node.id] if profile.lineage else Lineage.NOTHING
     metas = [graph.meta(v) for v in node.outputs]
     return SemanticMetadata(
         node=node.id,
@@ -29,7 +57,7 @@ def _of_node(
         dtypes=tuple(str(m.dtype).removeprefix("torch.") for m in metas),
         device=next((m.device for m in metas), 0),
         module=node.module,
-        role=profile.roles.get(node.id, ""),
+        role=profile.roles.get(node.id) or general_role(graph, node),
         phase=profile.phases[node.id],
         modality=profile.modalities[node.id],
         residency=tuple(profile.residency.get(v, DataResidency.EPHEMERAL_ACTIVATION) for v in node.outputs),
@@ -39,8 +67,39 @@ def _of_node(
         inputs=node.inputs,
         random=node.random,
         mutates=bool(node.writes),
-        lineage=profile.lineage[node.id] if profile.lineage else Lineage.NOTHING,
+        synchronises=_depends_on_data(node.op),
+        lineage=lineage,
+        memory_pattern=_memory_pattern(node),
+        is_gradient=Lineage.GRADIENT in lineage or is_backward(node),
+        cost=cost,
+        hints=_hints(matches),
     )
+
+
+def _hints(matches: list[PatternMatch]) -> dict[str, tuple[Any, ...]]:
+    found: dict[str, tuple[Any, ...]] = {}
+    for match in matches:
+        for name, fact in match.hints.items():
+            found[name] = (*found.get(name, ()), fact)
+    return found
+
+
+def _memory_pattern(node: Node) -> MemoryPattern:
+    if is_view(node):
+        return "none"
+    if node.operation in INDEXING | EMBEDDING:
+        return "random"
+    return "reuse" if node.operation in MATRIX_PRODUCT | CONVOLUTION | FUSED_ATTENTION else "streaming"
+
+
+@functools.lru_cache(maxsize=4096)
+def _depends_on_data(name: str) -> bool:
+    """True if PyTorch marks an op as one whose result's shape, or a number that it returns, depends on data."""
+    packet, overload = split_name(name)
+    if not name.startswith("aten::") or not hasattr(torch.ops.aten, packet):
+        return False
+    tags = getattr(getattr(torch.ops.aten, packet), overload or "default").tags
+    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
 def _depths(graph: Graph) -> list[int]:

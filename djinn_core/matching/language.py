@@ -11,7 +11,13 @@ from djinn_core.matching.terms import Either, Op, Term, names_of
 
 
 def op(*operations: str | Iterable[str]) -> Op:
-    """One op of these names (or sets of names), such as `op("gelu", "relu")` or `op(MATRIX_PRODUCT)`."""
+    """One op of these names (or sets of names), such as `op("gelu", "relu")` or `op(MATRIX_PRODUCT)`.
+
+    Raises:
+        TypeError: a term is given in place of a name.
+    """
+    if any(isinstance(given, Term) for given in operations):
+        raise TypeError('op() takes names of ops; what flows into an op is written before it: op("relu") >> op("exp")')
     names = [name for given in operations for name in ([given] if isinstance(given, str) else given)]
     return Op(names_of(names))
 

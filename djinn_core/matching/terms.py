@@ -44,6 +44,8 @@ class Term(ABC):
     def __getitem__(self, name: str) -> Term:
         return Named(self, name)
 
+    __iter__ = None  # else Python would ask for the names 0, 1, 2 and so on for ever
+
     def where(self, *conditions: Condition) -> Term:
         """The same, where each of `conditions` is true of the node."""
         return Where(self, conditions)

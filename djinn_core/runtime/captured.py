@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 
 import torch
+from torch.nn.utils.stateless import _reparametrize_module
 
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.interception.dispatch import forget_calls
@@ -29,6 +31,8 @@ from djinn_core.showing.rendering import notebook_view, render, renderer_for
 from djinn_core.showing.text import Explanation
 from djinn_core.showing.text import explain as describe_result
 from djinn_core.tracebacks import for_users
+
+_DEVICE = "remote_accelerator"
 
 
 class Captured:
@@ -82,7 +86,7 @@ class Captured:
     @cached_property
     def semantic_metadata(self) -> tuple[SemanticMetadata, ...]:
         """Everything that is known of each node."""
-        return semantic_metadata(self.graph, self.profile)
+        return semantic_metadata(self.graph, self.profile, plan(self.graph, until="estimate").costs)
 
 
 @display.register(object)
@@ -91,17 +95,31 @@ def _(value: object, media_type: str) -> str | None:
 
 
 @contextmanager
-def capture() -> Iterator[Captured]:
+def capture(model: torch.nn.Module | None = None) -> Iterator[Captured]:
     """Record what this thread does inside the block, without a server and without running it.
 
     Factories without a device argument make remote tensors there. What was recorded runs when something needs a result.
+
+    Args:
+        model: a module whose parameters and buffers that are on the CPU are copies on the device inside the block; what is
+            written into these, gradients too, is lost with them.
     """
-    with capturing() as under_way:
+    with capturing() as under_way, _moved(model):
         captured = client.context.captures.latest = Captured(under_way)
         yield captured
     if port.counts_when_open():  # there is a server: the first op that is meant for it finds out whether it can be used
         forget_calls()
     _ = captured.graph.module_names  # while the modules are there
+
+
+def _moved(model: torch.nn.Module | None) -> AbstractContextManager[object]:
+    tensors = dict(itertools.chain(model.named_parameters(), model.named_buffers())) if model is not None else {}
+    moved = {name: _on_device(tensor) for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+    return _reparametrize_module(model, moved, tie_weights=True) if model is not None and moved else nullcontext()
+
+
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(_DEVICE).requires_grad_(tensor.requires_grad)
 
 
 @for_users

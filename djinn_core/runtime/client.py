@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
+import attrs
 import msgspec
 
 from djinn_core.config import Settings, resolve
@@ -340,6 +341,38 @@ def register_init_hook(hook: InitHook) -> None:
 def is_initialized() -> bool:
     """True while a session is open."""
     return context.session is not None and not context.session.lost and not context.forked
+
+
+@attrs.frozen
+class RuntimeState:
+    """State of the client.
+
+    Attributes:
+        initialized: whether a session is open.
+        servers: what messages call the servers of the session, in the order of the devices.
+        devices: their physical devices.
+        plugins: names of the plugins in use.
+        stats: counters, as `djinn.stats()` gives them.
+    """
+
+    initialized: bool
+    servers: tuple[str, ...]
+    devices: tuple[DeviceInfo, ...]
+    plugins: tuple[str, ...]
+    stats: Mapping[str, int]
+
+
+@for_users
+def get_runtime_state() -> RuntimeState:
+    """The state of the client, without connecting it."""
+    opened = context.opened if is_initialized() else ()
+    return RuntimeState(
+        initialized=is_initialized(),
+        servers=tuple([one.server for one in opened]),
+        devices=tuple([one.now.device for one in opened]),
+        plugins=tuple([row.name for row in registry().rows if row.status == "active"]),
+        stats=stats(),
+    )
 
 
 @for_users

@@ -169,6 +169,10 @@ def test_structures_that_are_no_trees():
 def test_a_term_that_says_nothing_is_refused():
     with pytest.raises(djinn.ConfigurationError, match="may end with any op"):
         matcher("all", anything(), confidence=1.0, reason="always")
+    with pytest.raises(TypeError, match=r'op\("relu"\) >> op\("exp"\)'):
+        op("exp", op("relu"))
+    with pytest.raises(TypeError, match="not iterable"):
+        list(op("exp"))
     with pytest.raises(TypeError, match="nothing can flow into"):
         op("tanh") >> outside()
 
