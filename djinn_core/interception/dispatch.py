@@ -121,6 +121,8 @@ def _record_unknown(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], operands: list[LazyTensor]
 ) -> Any:
     """Infer the results of a new call, record it, and cache the inference."""
+    if func.name() in port.missing:
+        return handles(func)(take_apart)(func, args, kwargs)
     call: Call | None = None
     if has_formula(func):
         slots = slots_of(args, kwargs)

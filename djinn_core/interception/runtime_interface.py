@@ -167,6 +167,7 @@ class Port:
     ops_captured: int = 0
     ops_inferred: int = 0  # ops for which a meta kernel was run
     fallback: Fallback | None = None
+    missing: Mapping[str, str] = attrs.field(factory=dict)  # ops that a server of the session lacks, and which server
     forked: bool = False
 
     def runtime(self) -> Runtime:

@@ -35,7 +35,7 @@ from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.client_session import ClientSession
-from djinn_core.runtime.connecting.connect import open_connections
+from djinn_core.runtime.connecting.connect import missing_operators, open_connections
 from djinn_core.runtime.connecting.embedded import start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.status import why_unavailable
@@ -279,11 +279,24 @@ def _open() -> ClientSession:
             one.close()
         raise
     context.opened, context.session = opened, session
+    port.missing = missing_operators(opened)
+    if port.missing:
+        forget_calls()  # also those that were recorded before there was a server
+        _warn_of_missing(port.missing)
     port.whole_programs += session.needs_whole_programs
     log.info("connected", server=session.server, session=session_name())
     kinds = tuple(one.attached.device.kind for one in opened)
     context.observers.tell("connected", server=session.server, fallbacks=opened[0].fallbacks, kinds=kinds)
     return session
+
+
+def _warn_of_missing(missing: Mapping[str, str]) -> None:
+    """Name what was recorded before there was a server and is missing there; ops after that are refused when they are recorded."""
+    latest = context.captures.latest
+    recorded = {entry.call.op for recorder in recorders.all() for entry in recorder.entries}
+    recorded.update(call.op for call in (latest.program.calls if latest is not None else ()))
+    for name in sorted(recorded & missing.keys()):
+        log.warning("a recorded program needs an op that a server lacks", op=name, server=missing[name])
 
 
 def _new_session(opened: tuple[Opened, ...]) -> ClientSession:

@@ -59,7 +59,7 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op as the ops that it is made of, each of which is recorded.
 
     Raises:
-        UnsupportedOperation: programs may not contain it, and it is not made of other ops.
+        UnsupportedOperation: programs may not contain it, or a server lacks it, and it is not made of other ops.
     """
     if needs_other_layout(func.name()) and port.fallback is None:
         raise UnsupportedOperation(
@@ -71,6 +71,12 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return kernel(*args, **kwargs)
     if port.fallback is not None:
         return port.fallback.compute(func, args, kwargs)
+    if func.name() in port.missing:
+        raise UnsupportedOperation(
+            f"{func.name()} cannot run on {DEVICE_NAME}: {port.missing[func.name()]} does not have it, and this client runs PyTorch "
+            f"{torch.__version__}. Install the same PyTorch on both sides, move its inputs to the CPU first, or let it be computed "
+            "there: djinn.configure(client_fallback=True)"
+        )
     raise UnsupportedOperation(
         f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that are; "
         "move its inputs to the CPU first, or let it be computed there: djinn.configure(client_fallback=True)"

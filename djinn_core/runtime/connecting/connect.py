@@ -15,6 +15,7 @@ import torch
 from djinn_core.backoff import Backoff
 from djinn_core.config import Settings, unknown_variables
 from djinn_core.errors import AccessRefused, DjinnError, PluginError, ServerBusy, TransportError
+from djinn_core.ir.operators import allowed_operators
 from djinn_core.launch.addresses import called, has_transport
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.tls_transports import travels_bare
@@ -259,12 +260,23 @@ def _compare_torch(opened: Opened) -> None:
     ours, theirs = str(torch.__version__), opened.attached.torch
     if ours.partition("+")[0] != theirs.partition("+")[0]:
         _log.warning(
-            "client and executor run different torch: ops that one of them lacks fail, results may differ in the last "
-            "digits. Install the same version on both sides",
+            "client and executor run different torch: ops that the executor lacks are taken apart or refused, results may differ "
+            "in the last digits. Install the same version on both sides",
             client=ours,
             executor=theirs,
             url=opened.url,
         )
+
+
+def missing_operators(opened: Sequence[Opened]) -> dict[str, str]:
+    """Ops of this client that a server lacks, each with the words for that server."""
+    missing: dict[str, str] = {}
+    for one in opened:
+        theirs = one.attached.operators
+        if theirs is not None:
+            lacks = allowed_operators().difference(theirs)
+            missing |= dict.fromkeys(lacks, f"{one.server}, which runs PyTorch {one.attached.torch},")
+    return missing
 
 
 def with_patience(attempt: Callable[[], T], seconds: float) -> T:

@@ -1,0 +1,76 @@
+"""Ops that a server lacks are taken apart or refused by name.
+
+That the server's list of operators is shorter is a fake: there is no other PyTorch here. What the client does with it is real.
+"""
+
+from __future__ import annotations
+
+import attrs
+import msgspec
+import pytest
+import torch
+
+import djinn
+from djinn_core.ir.operators import allowed_operators
+from djinn_core.runtime import client
+
+DEVICE = "remote_accelerator:0"
+LACKING = {"aten::erfinv", "aten::linear", "aten::relu"}
+
+
+@pytest.fixture(autouse=True)
+def older_server(embedded, monkeypatch):
+    """A session with a server of another PyTorch, as far as its list of operators says."""
+    real = client.open_connections
+
+    def opened(*args):
+        return tuple(
+            attrs.evolve(
+                one,
+                attached=msgspec.structs.replace(
+                    one.attached, torch="2.9.0", operators=tuple(sorted(allowed_operators() - LACKING))
+                ),
+            )
+            for one in real(*args)
+        )
+
+    djinn.shut_down()
+    monkeypatch.setattr(client, "open_connections", opened)
+    yield
+    djinn.shut_down()
+
+
+def test_a_missing_op_is_refused_by_name_and_the_session_goes_on():
+    x = torch.full((3,), 0.5, device=DEVICE)
+    djinn.init()
+    with pytest.raises(djinn.UnsupportedOperation, match=r"aten::erfinv .* runs PyTorch 2.9.0, does not have it"):
+        x.erfinv()
+    assert x.sum().item() == 1.5
+
+
+def test_a_missing_composite_op_runs_as_what_it_is_made_of():
+    weight, bias, x = torch.rand(2, 3), torch.rand(2), torch.rand(4, 3)
+    with torch.no_grad():
+        made = torch.nn.functional.linear(x.to(DEVICE), weight.to(DEVICE), bias.to(DEVICE))
+    torch.testing.assert_close(made.cpu(), torch.nn.functional.linear(x, weight, bias))
+
+
+def test_the_client_computes_it_where_that_is_allowed():
+    djinn.configure(client_fallback=True)
+    try:
+        x = torch.full((3,), 0.5)
+        assert torch.equal(x.to(DEVICE).erfinv().cpu(), x.erfinv())
+    finally:
+        djinn.configure(client_fallback=False)
+
+
+def test_a_captured_program_is_told_at_connecting(caplog):
+    with djinn.capture():
+        kept = torch.ones(3).relu()
+    torch.ones(1, device=DEVICE).cpu()
+    said = [
+        r.getMessage() for r in caplog.records if "a recorded program needs an op that a server lacks" in r.getMessage()
+    ]
+    assert len(said) == 1
+    assert "aten::relu" in said[0]
+    del kept
