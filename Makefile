@@ -28,7 +28,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops pytorch-tests zoo curves lock changelog changelog-draft dist clean FORCE
+.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves lock changelog changelog-draft dist clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -94,6 +94,9 @@ hostile-ops: $(READY) ## ops with hostile arguments, and programs of them, besid
 
 pytorch-tests: $(READY) ## PyTorch's own tests, from an unpacked source of it, here and on a server; SOURCE=DIR ARGS="test_nn --stride 10"
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/pytorch/run_pytorch_tests.py '$(or $(SOURCE),$(error say SOURCE=...))' $(ARGS)
+
+transformers-tests: $(READY) ## Hugging Face's common model tests, from an unpacked source of transformers; SOURCE=DIR ARGS="bert llama --stride 10"
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/pytorch/run_pytorch_tests.py --families --results build/transformers-tests '$(or $(SOURCE),$(error say SOURCE=...))' $(ARGS)
 
 zoo: $(READY) ## models of many architectures, here and on a server; ARGS="--json FILE" writes the results
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_zoo.py $(ARGS)

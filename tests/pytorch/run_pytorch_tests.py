@@ -32,8 +32,9 @@ from rich.table import Table  # noqa: E402
 from servers import fresh_python, start_server  # noqa: E402
 from worker import REMOTE, Order  # noqa: E402
 
-DOCUMENT = HERE.parents[1] / "docs" / "pytorch_tests.md"
-BEGIN, END = "<!-- results: made by `make pytorch-tests` -->", "<!-- end of results -->"
+FAMILIES = HERE.parent / "huggingface" / "families.py"
+DOCUMENTS = HERE.parents[1] / "docs"
+BEGIN, END = "<!-- results: made by `make {}` -->", "<!-- end of results -->"
 Start = Callable[..., Any]
 
 
@@ -46,6 +47,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="unpacked PyTorch source")
     parser.add_argument("files", nargs="*", help="such as test_nn")
+    parser.add_argument(
+        "--families", action="store_true", help="SOURCE is that of transformers, the files are families of models"
+    )
     parser.add_argument("--only", default="", help="regular expression that names of tests must contain")
     parser.add_argument("--stride", type=int, default=1, help="run every so-many-th test")
     parser.add_argument("--again", action="store_true", help="keep the results of the CPU, run on the device again")
@@ -54,11 +58,19 @@ def main() -> int:
     parser.add_argument("--file-seconds", type=float, default=1200.0)
     parser.add_argument("--results", type=Path, default=Path("build/pytorch-tests"), help="folder that keeps results")
     parser.add_argument("--json", type=Path, help="write the comparison to this file")
-    parser.add_argument("--document", action="store_true", help=f"write it to {DOCUMENT.name}")
+    parser.add_argument(
+        "--document", action="store_true", help="write it to docs/pytorch_tests.md or docs/transformers_tests.md"
+    )
     options = parser.parse_args()
     console = Console(width=180)
     for name in options.files:
-        file = options.source / "test" / f"{name}.py"
+        file = FAMILIES if options.families else options.source / "test" / f"{name}.py"
+        if options.families:
+            os.environ |= {
+                "TRANSFORMERS_SOURCE": str(options.source.absolute()),
+                "DJINN_TEST_FAMILY": name,
+                "HF_HUB_OFFLINE": "1",
+            }
         results = FileResults.read(options.results, name) if options.again or options.failed else FileResults(name)
         try:
             run_file(file, results, options)
@@ -73,7 +85,7 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(as_values(everything), indent=1) + "\n")
     if options.document:
-        write_document(everything)
+        write_document(everything, "transformers" if options.families else "pytorch")
     return 0
 
 
@@ -125,7 +137,7 @@ def run_worker(
         FileError: it ends without a result.
     """
     limits = (options.test_seconds, options.file_seconds)
-    order = Order(str(file.absolute()), device, named, options.only, options.stride, *limits)
+    order = Order(str(file.absolute()), device, named, options.only, options.stride, *limits, not options.families)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "order").write_text(json.dumps(attrs.asdict(order)))
@@ -156,11 +168,12 @@ def show(files: Sequence[FileResults], console: Console) -> None:
     console.print(totals(files))
 
 
-def write_document(files: Sequence[FileResults]) -> None:
-    """Put the results between the markers of the document."""
-    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+def write_document(files: Sequence[FileResults], project: str) -> None:
+    """Put the results between the markers of the project's document."""
+    document, begin = DOCUMENTS / f"{project}_tests.md", BEGIN.format(f"{project}-tests")
+    before, _, rest = document.read_text().partition(begin)
     _, _, after = rest.partition(END)
-    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{markdown(files)}\n\n{END}{after}")
+    document.write_text(f"{before}{begin}\n\n{markdown(files)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,15 @@ from results import FileResults, as_values, markdown
 SAMPLE = Path(__file__).parent / "sample" / "test" / "device_generic.py"
 
 
+def options(families: bool) -> argparse.Namespace:
+    """Options of a run. Only the test that hangs waits for its limit; on a busy machine, the others must not come near it."""
+    return argparse.Namespace(families=families, only="", stride=1, failed=False, test_seconds=15.0, file_seconds=600.0)
+
+
 @pytest.fixture(scope="module")
 def results(python):
     results = FileResults("device_generic")
-    # Only the test that hangs waits for its limit; on a busy machine, the others must not come near it.
-    options = argparse.Namespace(only="", stride=1, failed=False, test_seconds=15.0, file_seconds=600.0)
-    run_pytorch_tests.run_file(SAMPLE, results, options, python.start)
+    run_pytorch_tests.run_file(SAMPLE, results, options(families=False), python.start)
     return results
 
 
@@ -54,3 +57,17 @@ def test_each_exception_is_named_with_its_reason(results):
         "not done": {"device_generic": ["`TestSampleCPU.test_fails_on_the_device`"]},
     }
     assert "- device_generic: `TestSampleCPU.test_fails_on_the_device`" in markdown([results])
+
+
+@pytest.mark.slow
+def test_plain_test_cases_run_on_the_device_of_the_environment(python):
+    results = FileResults("plain")
+    run_pytorch_tests.run_file(SAMPLE.with_name("plain.py"), results, options(families=True), python.start)
+    assert {name: outcome.outcome for name, outcome in results.cpu.items()} == {
+        "PlainTest.test_adds": "passed",
+        "PlainTest.test_fails_on_the_device": "passed",
+    }
+    assert {name: outcome.outcome for name, outcome in results.remote.items()} == {
+        "PlainTest.test_adds": "passed",
+        "PlainTest.test_fails_on_the_device": "failed",
+    }

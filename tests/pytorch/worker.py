@@ -38,7 +38,8 @@ GRACE = 30.0  # seconds beyond its limit after which a test that does not react 
 class Order:
     """Tests to run: those that are `named`, or else those that match `only`, every `stride`-th.
 
-    A test may take `test_seconds`, all together `file_seconds`.
+    A test may take `test_seconds`, all together `file_seconds`. `device_generic`: only tests that PyTorch makes for each device;
+    otherwise every `TestCase` of the file.
     """
 
     file: str
@@ -48,6 +49,7 @@ class Order:
     stride: int
     test_seconds: float
     file_seconds: float
+    device_generic: bool = True
 
 
 def main() -> None:
@@ -57,11 +59,12 @@ def main() -> None:
     sys.argv = sys.argv[:1]  # PyTorch's test utilities parse the rest otherwise
     os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = "cpu" if order.device == "cpu" else "privateuse1"
     if order.device != "cpu":
+        os.environ |= {"TRANSFORMERS_TEST_DEVICE": REMOTE, "TRANSFORMERS_TEST_DEVICE_SPEC": "device_spec.py"}
         import djinn  # noqa: F401 - before PyTorch's test utilities look for backends
     import torch
 
     torch.set_num_threads(1)
-    tests = tests_of(load(Path(order.file)))
+    tests = tests_of(load(Path(order.file)), order.device_generic)
     chosen = [name for name in tests if re.search(order.only, name)][:: order.stride]
     if order.named is not None:
         chosen = [name for name in order.named if name in tests]
@@ -93,14 +96,15 @@ def load(file: Path) -> Any:
     return module
 
 
-def tests_of(module: Any) -> dict[str, unittest.TestCase]:
-    """The tests that PyTorch made for the device, by their common names."""
+def tests_of(module: Any, device_generic: bool) -> dict[str, unittest.TestCase]:
+    """The tests of a file, or those that PyTorch made for the device, by their common names."""
     from torch.testing._internal.common_device_type import DeviceTypeTestBase
 
+    base = DeviceTypeTestBase if device_generic else unittest.TestCase
     found: dict[str, unittest.TestCase] = {}
     for name in sorted(vars(module)):
         case = vars(module)[name]
-        if isinstance(case, type) and issubclass(case, DeviceTypeTestBase) and case.__module__ == module.__name__:
+        if isinstance(case, type) and issubclass(case, base) and case.__module__ == module.__name__:
             for test in unittest.defaultTestLoader.getTestCaseNames(case):
                 found[common_name(f"{name}.{test}")] = case(test)
     return found
