@@ -185,7 +185,7 @@ class Admission:
         if isinstance(pool, Refusal):
             self._refuse(connection, _denied(pool), "Hello", identity)
             return
-        found = pool.find(hello.device)
+        found = pool.assign(hello.device)
         if isinstance(found, Refusal):
             self._refuse(connection, _denied(found), "Hello", identity)
             return

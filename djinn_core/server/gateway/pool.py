@@ -12,6 +12,7 @@ from djinn_core.launch.orders import Sessions
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.logs import get_logger
 from djinn_core.server.events import ServerEvents
+from djinn_core.server.gateway.assignment import ExecutorLoad, LoadMeter, least_loaded
 from djinn_core.server.greetings import Refusal
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 
@@ -33,6 +34,7 @@ class Seat:
         self._state = "starting"
         self._device_id = config.device
         self._restarts = 0
+        self._meter = LoadMeter()
         self._process = ExecutorProcess(config)
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
@@ -83,6 +85,20 @@ class Seat:
         except StartupError as error:
             _log.warning("an executor does not report", process=self._process.process_id, error=str(error))
             return None
+
+    def look(self) -> None:
+        """Ask for a report if the last one is too old to say how loaded it is."""
+        if self._meter.is_due and (report := self.report()) is not None:
+            self._meter.note(report)
+
+    @property
+    def load(self) -> ExecutorLoad:
+        """Its load, by its last report and what was assigned to it since."""
+        return self._meter.load()
+
+    def assign(self) -> None:
+        """Note that a session was assigned to it."""
+        self._meter.assign()
 
     def evict(self, tokens: tuple[str, ...]) -> None:
         """End the sessions of tokens that are not good any more."""
@@ -154,6 +170,7 @@ class Pool:
             StartupError: a process cannot be started.
         """
         self._seats: list[Seat] = []
+        self._assigning = threading.Lock()
         try:
             for one in configs:
                 self._seats.append(Seat(one, start_timeout, events))
@@ -173,13 +190,36 @@ class Pool:
 
     def find(self, device: str) -> tuple[int, ExecutorProcess] | Refusal:
         """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or why there is none."""
+        found = self._candidates(device)
+        return found if isinstance(found, Refusal) else found[0]
+
+    def assign(self, device: str) -> tuple[int, ExecutorProcess] | Refusal:
+        """As `find`; of several with the same kind of device the least loaded, for which this is a session to come."""
+        found = self._candidates(device)
+        if isinstance(found, Refusal):
+            return found
+        first = found[0][1].device
+        alike = [one for one in found if (one[1].device.kind, one[1].device.name) == (first.kind, first.name)]
+        if len(alike) == 1:  # also each further device of a client that wants several
+            return alike[0]
+        for number, _ in alike:
+            self._seats[number].look()
+        with self._assigning:  # one client after the other: each assignment is load for the next
+            number, executor = alike[least_loaded([self._seats[number].load for number, _ in alike])]
+            self._seats[number].assign()
+        return number, executor
+
+    def _candidates(self, device: str) -> list[tuple[int, ExecutorProcess]] | Refusal:
         ready = [(n, seat.executor) for n, seat in enumerate(self._seats) if seat.executor is not None]
-        full = ""
+        full, found = "", []
         for number, executor in ready:
             if not device or device in {str(number), executor.device.id, executor.device.kind}:
-                full = executor.full()
-                if not full:
-                    return number, executor
+                reason = executor.full()
+                full = full or reason
+                if not reason:
+                    found.append((number, executor))
+        if found:
+            return found
         if full:
             return Refusal(full, retry=True)
         if len(ready) < len(self._seats):
