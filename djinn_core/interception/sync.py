@@ -13,6 +13,7 @@ from djinn_core.interception.recording.recorder import SyncRequest, current, rec
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
+from djinn_core.interception.tensors.element_copies import fetch_part, is_small_part
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
@@ -31,6 +32,8 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
     expected = fetches.take(tensor.remote.handle) if fetches is not None else None
     if expected is not None:
         return expected
+    if is_small_part(tensor):
+        return fetch_part(tensor, _fetch_whole)
     if tensor.remote.meta.nbytes > PART_BYTES:
         return fetch_in_parts(tensor, _fetch_whole)
     return _fetch_whole(tensor)

@@ -21,13 +21,14 @@ from djinn_core.interception.recording.call_site import user_site
 from djinn_core.interception.recording.module_calls import module_now
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.interception.tensors.memory_views import view_of
 from djinn_core.ir.module_path import ModuleCall, is_backward, module_path
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Site, Slot, describe_site
 from djinn_core.ir.unflatten_call import call_arguments
 from djinn_core.logs import get_logger
 from djinn_core.runtime.differences import Difference, Tolerance, VerificationError, distance, in_words
-from djinn_core.runtime.receiving.cpu_copies import CpuCopies, Look, view_of
+from djinn_core.runtime.receiving.cpu_copies import CpuCopies, Look
 
 log = get_logger("djinn.verify")
 

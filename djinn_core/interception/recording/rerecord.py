@@ -8,6 +8,7 @@ import torch
 
 from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.append import append
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import borrow
 from djinn_core.ir.program import Call, Instruction, Program
@@ -24,6 +25,7 @@ def reissue(
     Raises:
         DjinnError: a given input does not have the metadata of the one that it stands for.
     """
+    port.reissued += 1
     instructions = list(program.instructions())
     tensors: dict[int, LazyTensor] = {}
     for node in nodes:

@@ -11,6 +11,7 @@ from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_stora
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
+    from djinn_core.interception.tensors.element_copies import ElementCopy
 
 
 def take_freed() -> list[Value]:
@@ -46,10 +47,12 @@ class Storage:
         user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
         written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
         addresses: results of `data_ptr()`; absent before its first call.
+        elements: what is known here of its contents, or None; absent before it is asked for.
     """
 
-    __slots__ = ("addresses", "last", "nbytes", "readers", "user", "written", "written_at")
+    __slots__ = ("addresses", "elements", "last", "nbytes", "readers", "user", "written", "written_at")
     addresses: range
+    elements: ElementCopy | None
 
     def __init__(self, nbytes: int, user: Recorder | None) -> None:
         self.last = new_storage() * HANDLE_STEP  # `make_handle(..., 0)`, written out on the hot path

@@ -7,16 +7,11 @@ from collections.abc import Iterable
 
 import torch
 
-from djinn_core.interception.dispatch import record
 from djinn_core.interception.recording.op_observer import fetch_all
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_core.interception.tensors.memory_views import from_the_beginning
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.values import TensorMeta
 
-aten = torch.ops.aten
-_conj, _neg_view = (
-    getattr(aten, name).default for name in ("_conj", "_neg_view")
-)  # names of ops, not private functions
 Look = tuple[Value, TensorMeta]  # a value, and the metadata that it had when it was used
 
 
@@ -42,7 +37,7 @@ class CpuCopies:
             elif storage not in wanted or _end(wanted[storage][1]) < _end(meta):
                 wanted[storage] = value, meta
         self._trim(kept)
-        flat = [_from_the_beginning(value, _end(meta)) for value, meta in wanted.values()]
+        flat = [from_the_beginning(value, _end(meta)) for value, meta in wanted.values()]
         for storage, fetched in zip(wanted, fetch_all(flat), strict=True):
             self._bytes[storage] = fetched.clone()
 
@@ -63,28 +58,5 @@ class CpuCopies:
                 total -= self._bytes.pop(storage).nbytes
 
 
-def view_of(copy: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    """The tensor with this metadata over a copy."""
-    with torch.inference_mode():
-        view = torch.empty(0, dtype=meta.dtype, device="cpu").set_(
-            copy.untyped_storage(), meta.offset, meta.shape, meta.stride
-        )
-        if meta.conj:
-            view = torch.conj(view)
-        return _neg_view(view) if meta.neg else view
-
-
 def _end(meta: TensorMeta) -> int:
     return meta.extent * meta.dtype.itemsize
-
-
-def _from_the_beginning(value: Value, end: int) -> LazyTensor:
-    """The first `end` bytes of the memory that a value looks into, as one dimension."""
-    with torch.no_grad():
-        plain: LazyTensor = wrap(value)
-        if value.meta.conj:
-            plain = record(_conj, (plain,), {})
-        if value.meta.neg:
-            plain = record(_neg_view, (plain,), {})
-        count = -(-end // value.meta.dtype.itemsize)
-        return record(aten.as_strided.default, (plain, [count], [1], 0), {})  # type: ignore[no-any-return]
