@@ -282,7 +282,7 @@ def planned(
     profile_key = (mark.topology, mark.shapes, graph.module_names.key, _identity(plugins))
     plan_key = (*profile_key, _circumstances(request, mark.values), _content(known_plan, mark.values))
     if (found := cache.find_plan(plan_key)) is not None:
-        if found.values == mark.values:  # the same program once more
+        if found.values == mark.values and _still_fits(found.result, request):  # the same program once more
             return attrs.evolve(found.result, seconds={})
         if found.result.recorded is None:  # that of a rewritten one is in the names of the program that came of it
             rebound = rebind(found.result, graph, found.values, mark.values)

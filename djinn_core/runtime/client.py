@@ -405,6 +405,7 @@ def _end_session() -> None:
     session.close()
     recorders.drop_everything()
     forget_what_was_learnt()
+    port.missing = {}
     context.first_storage = new_storage()
     context.observers.tell("disconnected", server=session.server)
     context.closed = (

@@ -10,6 +10,8 @@ import pytest
 from djinn import testing
 from djinn_core.plugins.kinds import KINDS
 
+QUIET = "ignore::pytest.PytestAssertRewriteWarning"  # a fork has modules of plugins of pytest imported already
+
 TEXT = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
 
 
@@ -31,7 +33,7 @@ def test_the_plugin_recognises_what_the_guide_says(python, plain_environment, wr
 
 
 def test_its_tests_pass(python, plain_environment, written: Path) -> None:
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error"]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error", "-W", QUIET]
     done = python.run("-m", "pytest", *options, cwd=written, env=plain_environment)
     assert done.returncode == 0, done.stdout
     assert "8 passed" in done.stdout

@@ -44,6 +44,8 @@ print(made.placement.policy, made.schedule.scheduler)
 
 
 # Builds a wheel of each folder that it is given, as pip does: `build_wheel` is called in the folder.
+QUIET = "ignore::pytest.PytestAssertRewriteWarning"  # a fork has modules of plugins of pytest imported already
+
 BUILD = """
 import os, sys
 from hatchling.build import build_wheel
@@ -180,7 +182,18 @@ def _cells(line: str) -> list[str]:
 
 def test_each_passes_its_own_tests(scratch: Scratch) -> None:
     folders = [scratch.sources / f"djinn-new-{kind.name.replace('_', '-')}" for kind in KINDS]
-    options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", "-p", "no:asyncio"]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        "-W",
+        "error",
+        "-W",
+        QUIET,
+        "-p",
+        "no:asyncio",
+    ]
     done = scratch.run("-m", "pytest", *options, *folders)
     assert done.returncode == 0, done.stdout[-4000:]
 

@@ -127,7 +127,7 @@ def test_a_second_capture_of_the_same_content_is_not_analysed(monkeypatch) -> No
     assert len(analysed) == 6  # modules of another name
     scheduler = djinn.Scheduler()
     made = [scheduler.create_schedule(result.graph) for result in (first, second)]
-    assert scheduler.statistics() == {"hits": 1, "misses": 1, "cost_aware": 1, "basic": 0, "minimal": 0}
+    assert scheduler.get_stats() == {"hits": 1, "misses": 1, "cost_aware": 1, "basic": 0, "minimal": 0}
     assert [schedule.program for schedule in made] == [first.graph.program, second.graph.program]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.operators import allowed_operators
 from djinn_core.runtime import client
 
@@ -38,6 +39,7 @@ def older_server(embedded, monkeypatch):
     monkeypatch.setattr(client, "open_connections", opened)
     yield
     djinn.shut_down()
+    assert not port.missing, "it is not known what the next server lacks"
 
 
 def test_a_missing_op_is_refused_by_name_and_the_session_goes_on():

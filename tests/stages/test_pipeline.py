@@ -99,7 +99,7 @@ def test_a_cost_model_that_raises_still_gives_a_correct_schedule(registry, caplo
     assert made.scheduler == "sequential"
     assert sorted(n for g in made.groups for n in g.nodes)
     assert len([r for r in caplog.records if "'fails'" in r.getMessage()]) == 1
-    assert scheduler.statistics()["cost_aware"] == 1
+    assert scheduler.get_stats()["cost_aware"] == 1
 
 
 class Broken:
@@ -115,7 +115,7 @@ def test_basic_when_planning_fails_and_minimal_when_that_fails_too(caplog):
     made = basic.create_schedule(graph)
     assert "LookupError: no rows here" in made.reasons[0]
     assert made.scheduler == "sequential"
-    assert basic.statistics()["basic"] == 1
+    assert basic.get_stats()["basic"] == 1
     nothing = Scheduler(attrs.evolve(topology(), devices=()), Broken())
     made = nothing.create_schedule(graph)
     assert made.scheduler == "minimal"
@@ -127,7 +127,7 @@ def test_the_scheduler_remembers_and_counts(registry):
     graph, scheduler = random_graph(6), Scheduler(topology(), registry)
     first = scheduler.create_schedule(graph)
     assert scheduler.create_schedule(graph) is first
-    counts = scheduler.statistics()
+    counts = scheduler.get_stats()
     assert (counts["hits"], counts["misses"], counts["cost_aware"]) == (1, 1, 1)
 
 
