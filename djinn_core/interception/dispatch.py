@@ -122,7 +122,7 @@ def _record_unknown(
 ) -> Any:
     """Infer the results of a new call, record it, and cache the inference."""
     if func.name() in port.missing:
-        return handles(func)(take_apart)(func, args, kwargs)
+        return take_apart(func, args, kwargs)  # in this session
     call: Call | None = None
     if has_formula(func):
         slots = slots_of(args, kwargs)

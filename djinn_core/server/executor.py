@@ -168,7 +168,7 @@ class Executor:
     def _begin(self, connection: Connection, admitted: Admitted) -> None:
         """A session from its beginning to its end."""
         grant = admitted.grant
-        owner = SessionIdentity(secrets.token_urlsafe(16), grant.client, secrets.token_urlsafe(32), grant.badge)
+        owner = SessionIdentity(secrets.token_hex(16), grant.client, secrets.token_urlsafe(32), grant.badge)
         leased = self._leases.lease(owner, connection) if self._leases.seconds else None
         talk = leased or PlainExecutorChannel(connection)
         self._converse(owner, talk, connection, self._attached(owner, admitted))

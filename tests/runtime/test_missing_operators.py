@@ -55,6 +55,10 @@ def test_a_missing_composite_op_runs_as_what_it_is_made_of():
     with torch.no_grad():
         made = torch.nn.functional.linear(x.to(DEVICE), weight.to(DEVICE), bias.to(DEVICE))
     torch.testing.assert_close(made.cpu(), torch.nn.functional.linear(x, weight, bias))
+    djinn.shut_down()
+    with djinn.capture() as captured, torch.no_grad():
+        torch.nn.functional.linear(torch.ones(4, 3), torch.ones(2, 3), torch.ones(2))
+    assert "linear" in captured.graph.by_op, "the next server has it"
 
 
 def test_the_client_computes_it_where_that_is_allowed():
