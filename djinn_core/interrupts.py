@@ -8,16 +8,21 @@ interrupts back, and says itself where one is raised: in every wait, a few times
 from __future__ import annotations
 
 import _thread
+import _weakrefset
 import ctypes
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol
 
 LOOK_SECONDS: Final = 0.1  # of waiting, after which it is looked whether there was an interrupt
+_NEAR: Final = 6  # frames that a finalizer may be away
+_WEAK: Final = ("remove", "_remove")  # what weak dictionaries and sets call when a key dies
+_WEAK_MODULES: Final = (weakref.__file__, _weakrefset.__file__)
 
 
 class Lock(Protocol):
@@ -133,11 +138,11 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
     """The handler of Ctrl-C, in place of Python's own: raises `KeyboardInterrupt`, a moment later where PyTorch could not bear it.
 
     PyTorch asks Python for the device of a tensor, also where an exception in C++ aborts the process, and Python then looks
-    for signals. So inside PyTorch's C++ the signal is sent once more instead.
+    for signals. So inside PyTorch's C++ the signal is sent once more instead, and where Python drops what is raised.
     """
     if _is_handling(frame):
         return  # what is just being decided holds for this one, too
-    if _inside_torch():
+    if _inside_torch() or _is_dropped(frame):
         _thread.start_new_thread(_press_again, ())
     else:
         signal.default_int_handler(number, frame)
@@ -153,6 +158,18 @@ def _is_handling(frame: FrameType | None) -> bool:
     """True if a signal arrived while this handler ran."""
     while frame is not None and frame.f_code.co_filename == __file__:
         if frame.f_code is raise_outside_torch.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_dropped(frame: FrameType | None) -> bool:
+    """True in a finalizer, and in what weak dictionaries and sets do when a key dies: Python ignores exceptions of these."""
+    for _ in range(_NEAR):
+        if frame is None:
+            return False
+        code = frame.f_code
+        if code.co_name == "__del__" or (code.co_name in _WEAK and code.co_filename.startswith(_WEAK_MODULES)):
             return True
         frame = frame.f_back
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -268,3 +269,40 @@ def test_no_finalizer_swallows_an_interrupt(session):
     del x
     djinn.synchronize()
     assert session.submissions.last_number > handle
+
+
+class _PressesWhenFreed:
+    """Presses Ctrl-C in its finalizer, whose exceptions Python ignores."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+class _Key:
+    """A key whose hash, which a weak dictionary asks for when it is freed, presses Ctrl-C."""
+
+
+class _Presses(dict):
+    def __delitem__(self, key):
+        super().__delitem__(key)
+        signal.raise_signal(signal.SIGINT)
+
+
+def _freed_in_a_weak_dictionary():
+    held, key = weakref.WeakKeyDictionary(), _Key()
+    held[key] = 1
+    held.data = _Presses(held.data)
+    return held, [key]
+
+
+@pytest.mark.parametrize("make", [lambda: (None, [_PressesWhenFreed()]), _freed_in_a_weak_dictionary])
+def test_an_interrupt_where_python_drops_exceptions_is_raised_afterwards(make):
+    before = signal.signal(signal.SIGINT, raise_outside_torch)
+    kept, last = make()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            last.clear()
+            time.sleep(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    del kept
