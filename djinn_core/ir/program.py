@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import zlib
 from collections.abc import Iterator
 from types import CodeType
 from typing import Final
@@ -21,7 +22,8 @@ from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import TensorMeta
 
 Slot = int | float
-_signature_ids = itertools.count()
+CONTENT: Final = 0xFFFF_FFFF  # bits of a signature's id that follow from its form and operand classes
+_signature_numbers = itertools.count(1)
 
 
 @attrs.define(eq=False)
@@ -32,6 +34,9 @@ class Signature:
     results out as the client predicted (`layout_trusted`), and in which order of dimensions it lays them out where it does
     not (`orders`, by result), is learnt by signature; so are the dtypes of results (`dtypes`, by result) that kernels choose.
     Where nothing is predicted (`predicts`), because the executor was asked, there is nothing to confirm.
+
+    `id` is unique. Its bits in `CONTENT` are the same in every process, so that what is chosen by them, such as where a program
+    is cut, depends on the program alone.
     """
 
     form: Form
@@ -40,7 +45,14 @@ class Signature:
     orders: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     dtypes: dict[int, torch.dtype] | None = None
     predicts: bool = True
-    id: int = attrs.field(init=False, factory=lambda: next(_signature_ids))
+    id: int = attrs.field(
+        init=False, default=attrs.Factory(lambda self: _unique_id(self.form, self.operand_classes), takes_self=True)
+    )
+
+
+def _unique_id(form: Form, operand_classes: tuple[object, ...]) -> int:
+    content = zlib.crc32(repr((form, operand_classes)).encode())
+    return next(_signature_numbers) << CONTENT.bit_length() | content
 
 
 @attrs.frozen(eq=False, repr=False)

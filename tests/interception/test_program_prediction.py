@@ -21,6 +21,8 @@ from djinn_core.interception.recording.program_prediction import (
 )
 from djinn_core.interception.recording.recorded_call import record_call
 from djinn_core.interception.recording.recorder import recorders
+from djinn_core.ir.form import Form
+from djinn_core.ir.program import Signature
 
 DEVICE = "remote_accelerator:0"
 
@@ -64,6 +66,15 @@ def test_equal_steps_in_one_program_have_the_same_pieces():
         kinds.add(ids[first:end])
     assert len(pieces_of(ids)) > 20
     assert len(kinds) < 10
+
+
+def test_pieces_depend_on_the_program_and_not_on_what_was_recorded_before():
+    def program():
+        return tuple([Signature(Form(f"aten::op{i}", (), (), (), False), ()).id for i in range(90)]) * 9
+
+    first, second = program(), program()
+    assert not set(first) & set(second), "ids are unique"
+    assert pieces_of(first) == pieces_of(second)
 
 
 def same(length):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from djinn_core.interception.recording.entry import Entry
+from djinn_core.ir.program import CONTENT
 
 CONTEXT = 8  # instructions, from the cut on, that decide how it looks
 
@@ -21,7 +22,7 @@ def steady_cut(entries: Sequence[Entry]) -> int:
     point only from its second piece on; a longer loop yields a few kinds of pieces.
     """
     first = max(len(entries) // 4, 1)
-    looks = [hash((call.signature.id, site[1])) for call, _, _, site, _ in entries[first:]]
+    looks = [hash((call.signature.id & CONTENT, site[1])) for call, _, _, site, _ in entries[first:]]
     if len(looks) <= CONTEXT:
         return len(entries)
     contexts = [hash(tuple(looks[i : i + CONTEXT])) for i in range(len(looks) - CONTEXT)]

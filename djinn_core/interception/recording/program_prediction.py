@@ -16,6 +16,7 @@ from typing import Final
 import attrs
 
 from djinn_core.interception.recording.entry import Entry
+from djinn_core.ir.program import CONTENT
 from djinn_core.wire.templates import TemplateCache
 
 OPENING: Final = 24  # instructions by which a program is recognised
@@ -102,7 +103,10 @@ def pieces_of(ids: Ids, first: int = PIECES[0]) -> tuple[int, ...]:
 
 def _least_context(ids: Ids, positions: range) -> int:
     """The last position whose next instructions have the least hash."""
-    return min(reversed(positions), key=lambda at: hash(ids[at : at + CONTEXT]))
+    contents = [id_ & CONTENT for id_ in ids[positions.start : positions.stop - 1 + CONTEXT]]
+    return min(
+        reversed(positions), key=lambda at: hash(tuple(contents[at - positions.start : at - positions.start + CONTEXT]))
+    )
 
 
 class PredictablePrograms:
