@@ -28,7 +28,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves lock changelog changelog-draft dist clean FORCE
+.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves lock changelog changelog-draft dist unseen clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -70,6 +70,9 @@ bench-scheduling: $(READY) ## what knowing programs is worth on several executor
 
 semantics: $(READY) ## how right the semantic layer is; ARGS="--part development --misses --no-timing"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/semantics.py $(ARGS)
+
+unseen: $(READY) ## the same for the architectures of docs/unseen.md, with bounds; ARGS="--misses --only reformer"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/semantics.py --part unseen --no-timing $(ARGS)
 
 load: $(READY) ## many clients, overload, crashes, slow clients, sessions that are dropped; ARGS="--only clients --minutes 1"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/load.py $(ARGS)

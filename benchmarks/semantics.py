@@ -1,6 +1,6 @@
 """Accuracy of the semantic layer on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
 
-    python benchmarks/semantics.py [--json] [--part development|report|blind|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
+    python benchmarks/semantics.py [--json] [--part development|report|blind|unseen|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
 
 What is true comes from how the models are built and called (`tests/semantics/README.md`), never from the matchers. Develop
 on the part `development` only. `--misses` lists what is wrong there; of the parts `report` and `blind` only sums are shown.
@@ -26,7 +26,7 @@ sys.path[:0] = [str(_TESTS / "semantics"), str(_TESTS / "zoo")]
 
 from ground_truth import Labelled  # noqa: E402 - its folder is on the path since the line before
 from labelled_zoo import LABELLED, labelled  # noqa: E402
-from scoring import KINDS, NAMES, Score, Sum, score  # noqa: E402
+from scoring import KINDS, NAMES, Score, Sum, least, score  # noqa: E402
 from semantics_timing import predictions, timings  # noqa: E402
 
 import djinn  # noqa: E402
@@ -67,7 +67,8 @@ def main() -> int:
     for name, entry in LABELLED.items():
         wanted = name in options.only.split(",") if options.only else options.part in {"all", entry.part}
         if wanted:
-            _take(tally, name, options.misses and (entry.part == "development" or bool(options.only)), options.flops)
+            misses = options.misses and (entry.part in {"development", "unseen"} or bool(options.only))
+            _take(tally, name, misses, options.flops)
     _show(tally, time.process_time() - started)
     timed = {**timings(), **predictions()} if options.timing else {}
     for name, value in timed.items():
@@ -80,7 +81,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    parser.add_argument("--part", choices=("development", "report", "blind", "all"), default="all")
+    parser.add_argument("--part", choices=("development", "report", "blind", "unseen", "all"), default="all")
     parser.add_argument("--only", default="", help="names of entries, with commas between them")
     parser.add_argument("--misses", action="store_true", help="say what is wrong, program by program")
     parser.add_argument("--no-flops", dest="flops", action="store_false", help="leave the comparison of FLOPs out")
@@ -161,6 +162,8 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
         "flops_mismatches": len(tally.differing),
         **{name: timed.get(name) for name in _TIMED},
         "pattern_precision": precision,
+        "pattern_precision_least": {n: least(*_counts([j.right for j in score.judged[n]])) for n in NAMES},
+        "pattern_recall_least": {n: least(score.found[n], score.found[n] + score.missed[n]) for n in NAMES},
         "pattern_recall": recall,
         "phase_accuracy_inference": tally.full.phase_accuracy(*_WITHOUT_TRAINING),
         "phase_accuracy_training": tally.full.phase_accuracy("train"),
@@ -182,6 +185,12 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
         "flops_compared": tally.flops,
         "broken": len(tally.broken),
     }
+
+
+def _counts(answers: list[bool | None]) -> tuple[int, int]:
+    """Right answers, and all that are not open."""
+    closed = [answer for answer in answers if answer is not None]
+    return sum(closed), len(closed)
 
 
 _TIMED = ("time_median_error", "time_r2_log", "analysis_ms_1000", "analysis_ratio_100k", "hit_us", "hit_rate")
@@ -213,15 +222,24 @@ def _mean(answers: list[bool]) -> float | None:
 def _show(tally: Tally, seconds: float) -> None:
     score = tally.structural
     print(f"\n{tally.programs} programs, {tally.nodes:,} nodes, {seconds:.0f} s of processor time")
-    print(
-        f"\n{'pattern':16}{'instances':>10}{'found':>8}{'recall':>8}{'matches':>9}{'right':>8}{'precision':>10}{'open':>7}"
+    header = (
+        f"{'instances':>10}{'found':>8}{'recall':>8}{'least':>7}{'matches':>9}{'right':>8}{'precision':>10}{'least':>7}"
     )
+    print(f"\n{'pattern':16}{header}{'open':>7}   (least: the lower bound of Wilson's 95 % interval)")
     for name in NAMES:
         judged = [j.right for j in score.judged[name]]
         closed = [r for r in judged if r is not None]
         count = score.found[name] + score.missed[name]
-        counts = f"{count:10}{score.found[name]:8}{_written(score.recall(name)):>8}{len(closed):9}{sum(closed):8}"
-        print(f"{name:16}{counts}{_written(score.precision(name)):>10}{len(judged) - len(closed):7}")
+        recall = f"{_written(score.recall(name)):>8}{_written(least(score.found[name], count)):>7}"
+        precision = f"{_written(score.precision(name)):>10}{_written(least(sum(closed), len(closed))):>7}"
+        counts = f"{count:10}{score.found[name]:8}{recall}{len(closed):9}{sum(closed):8}"
+        print(f"{name:16}{counts}{precision}{len(judged) - len(closed):7}")
+    found, instances = sum(score.found.values()), sum(score.found.values()) + sum(score.missed.values())
+    closed = [j.right for name in NAMES for j in score.judged[name] if j.right is not None]
+    print(
+        f"{'all':16}{instances:10}{found:8}{_written(found / max(instances, 1)):>8}{_written(least(found, instances)):>7}"
+        f"{len(closed):9}{sum(closed):8}{_written(_mean(closed)):>10}{_written(least(sum(closed), len(closed))):>7}"
+    )
     print(f"\n{'phases':16}" + "  ".join(f"{s} {_written(tally.full.phase_accuracy(s))}" for s in score.phases))
     tiers = {"structure": score.workloads, "operations": tally.counted, "all tiers": tally.full.workloads}
     print(f"{'workload type':16}" + "  ".join(f"{tier} {_written(_mean(right))}" for tier, right in tiers.items()))

@@ -22,7 +22,9 @@ _RECURRENT = re.compile(
 _MLP = re.compile(r"(MLP|Mlp|FeedForward|FeedForwardNetwork|PositionWiseFF|PerceptronTower)$")
 _NOT_NORMS = {"NoNorm"}
 _NOT_MIXERS = {"PatchTSMixer"}
-_MIXTURES = {"GptOssMLP"}
+_MIXTURES = {"GptOssMLP", "DbrxFFN"}
+# They choose attention heads; the paper counts them among mixtures of experts and names them otherwise.
+_CHOOSING_HEADS = {"JetMoeTopKGating"}
 # They mix positions by other means than weights over keys.
 _NOT_ATTENTION = {
     "RwkvSelfAttention",
@@ -30,7 +32,15 @@ _NOT_ATTENTION = {
     "MiniMaxLightningAttention",
     "SwiftFormerEfficientAdditiveAttention",
     "PatchTSMixerGatedAttention",
+    "AutoformerAttention",
+    "GatesAttention",
 }
+# One attention by their papers, computed in several softmaxes or in none.
+_IN_PARTS = {
+    "BigBirdAttention", "BigBirdPegasusEncoderAttention", "ConvBertAttention", "CosineReweightedAttention", "EfficientAttention",
+    "ElementwiseLinearAttention", "LEDEncoderAttention", "LongformerAttention", "NystromformerAttention",
+    "PegasusXGlobalLocalAttention", "PerformerAttention", "ReformerAttention", "YosoAttention",
+}  # fmt: skip
 # Feed-forward networks with something unusual within: a convolution, or attention's results beside the hidden layer.
 _UNUSUAL = {"FluxSingleTransformerBlock", "GLPNLayer", "PvtV2BlockLayer", "SegformerLayer"}
 
@@ -39,6 +49,11 @@ def is_attention(module: nn.Module) -> bool:
     """True if the module is attention: queries, keys, projections, positions and norms, and nothing else."""
     name = type(module).__name__
     return bool(_ATTENTION.search(name)) and not _WHOLE.search(name) and name not in _NOT_ATTENTION
+
+
+def is_in_parts(module: nn.Module) -> bool:
+    """True if the module is one attention that is computed in several softmaxes, or in none."""
+    return type(module).__name__ in _IN_PARTS
 
 
 def may_be_block(module: nn.Module) -> bool:
@@ -66,6 +81,11 @@ def is_mixture(module: nn.Module) -> bool:
     """True if the module has a router that chooses among experts."""
     name = type(module).__name__
     return bool(_MIXTURE.search(name)) or name in _MIXTURES
+
+
+def chooses_heads(module: nn.Module) -> bool:
+    """True if the module chooses among heads of attention: a mixture of experts or not."""
+    return type(module).__name__ in _CHOOSING_HEADS
 
 
 def is_recurrent(module: nn.Module) -> bool:
@@ -109,4 +129,5 @@ def _is_of_recommenders(module: nn.Module) -> bool:
         "recommender_models",
         "recommender_networks",
         "recommender_towers",
+        "unseen_networks",
     }

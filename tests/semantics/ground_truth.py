@@ -50,6 +50,7 @@ class Instance:
         required: whether not finding it is a mistake. Where the model's modules leave it open, finding it or not is right.
         facts: what the configuration says of it, in the words of `PatternMatch.details`.
         where: path of the module, for people.
+        enough: the share of the core that a match must cover; None where the pattern says it.
     """
 
     pattern: str
@@ -59,6 +60,7 @@ class Instance:
     required: bool = True
     facts: Mapping[str, object] = attrs.field(factory=dict)
     where: str = ""
+    enough: float | None = None
 
 
 @attrs.frozen

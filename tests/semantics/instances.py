@@ -99,11 +99,29 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
     for index in scene.outermost(rules.is_attention):
         run = scene.runs[index]
         cores = sorted(scene.ops(run.span, WEIGHING))
+        if rules.is_in_parts(run.module) and len(cores) != 1:
+            yield _in_parts(scene, run, frozenset(cores))
+            continue
         for core in cores:
             facts = facts_of(scene.graph, scene.runs, index, core)
             if len(cores) == 1:
                 facts |= projections_of(scene.graph, scene.runs, index, core)
             yield Instance("attention", frozenset({core}), frozenset(run.span), facts=facts, where=run.path)
+
+
+def _in_parts(scene: Scene, run: ModuleRun, softmaxes: frozenset[int]) -> Instance:
+    """One attention computed in several softmaxes or in none: half of them make a match, or of the products of two results."""
+    given = {storage_of(v) for v in scene.graph.inputs}
+    products = frozenset(
+        i for i in scene.ops(run.span, PRODUCTS) if not given.intersection(map(storage_of, scene.node(i).inputs))
+    )
+    core = softmaxes or scene.ops(run.span, frozenset({"exp"})) & _after_sums(scene, run) or products
+    return Instance("attention", core, frozenset(run.span), where=run.path, enough=0.5)
+
+
+def _after_sums(scene: Scene, run: ModuleRun) -> frozenset[int]:
+    """The exponentials of a softmax that is written out: there is a logarithm of a sum of exponentials in the module."""
+    return frozenset(run.span) if scene.ops(run.span, frozenset({"logsumexp"})) else frozenset()
 
 
 def _mixtures(scene: Scene) -> Iterator[Instance]:
@@ -112,6 +130,10 @@ def _mixtures(scene: Scene) -> Iterator[Instance]:
         choice = scene.ops(run.span, _CHOICES) or scene.ops(run.span, frozenset({"max"}))
         if choice:  # layers of the same class may be dense
             yield Instance("moe", choice, frozenset(run.span), where=run.path)
+    for index in scene.outermost(rules.chooses_heads):
+        run = scene.runs[index]
+        span = frozenset(range(len(scene.graph.nodes)))
+        yield Instance("moe", scene.ops(run.span, _CHOICES), span, required=False, where=run.path)
 
 
 def _blocks(

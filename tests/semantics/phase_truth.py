@@ -33,6 +33,12 @@ WORKLOADS: dict[str, tuple[WorkloadType, ...]] = {
     "autoencoder": (WorkloadType.VISION, WorkloadType.DIFFUSION),
     "recommender": (WorkloadType.RECOMMENDER,),
     "generic": (WorkloadType.GENERIC,),
+    "graph": (WorkloadType.GENERIC,),
+    "series": (WorkloadType.GENERIC,),
+    "text tower": (WorkloadType.GENERIC,),
+    "dual encoder": (WorkloadType.MULTIMODAL,),
+    "picture tokens": (WorkloadType.VISION, WorkloadType.LLM),
+    "sound tokens": (WorkloadType.AUDIO, WorkloadType.LLM),
 }
 _DECODING: dict[str, tuple[WorkloadType, ...]] = {
     "speech to text": (WorkloadType.AUDIO, WorkloadType.MULTIMODAL, WorkloadType.LLM),
@@ -66,7 +72,7 @@ def phases_of(
         return dict.fromkeys(range(count), frozenset({FORWARD, DRAWING}))
     if family in {"encoder-decoder", "speech to text"} and situation == "prefill":
         return _painted(count, {PREFILL}, runs, ("encoder",), {FORWARD, PREFILL})
-    if family in {"multimodal", "illustrated decoder"}:
+    if family in {"multimodal", "illustrated decoder", "dual encoder"}:
         return _multimodal(situation, count, runs, kinds)
     return dict.fromkeys(range(count), frozenset({_OF_CALL[situation]}))
 

@@ -9,6 +9,7 @@ together cover enough of its core.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -137,7 +138,7 @@ def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[Patte
     judged = [Judged(match, _judge(name, match, mine, covered), _facts(match, mine)) for match in given]
     _, whole = _ENOUGH.get(name, _ANY)
     required = [(k, i) for k, i in enumerate(mine) if i.required]
-    missed = tuple(i for k, i in required if len(covered[k]) < whole * len(_core(i)))
+    missed = tuple(i for k, i in required if len(covered[k]) < (i.enough or whole) * len(_core(i)))
     return PatternScore(tuple(judged), len(required) - len(missed), missed)
 
 
@@ -163,7 +164,7 @@ def _judge(name: str, match: PatternMatch, instances: Sequence[Instance], covere
     part, _ = _ENOUGH.get(name, _ANY) if name != "kv_cache" else (1.0, 1.0)
     reach = {k: _reach(match, i) for k, i in enumerate(instances)}
     touched = [k for k, r in reach.items() if r]
-    hit = [k for k in touched if len(reach[k]) >= part * len(_core(instances[k]))]
+    hit = [k for k in touched if len(reach[k]) >= (instances[k].enough or part) * len(_core(instances[k]))]
     required = [k for k in hit if instances[k].required]
     if touched and not any(instances[k].required for k in touched):
         return None
@@ -274,6 +275,15 @@ class Sum:
 def _tenth(low: float, judged: Sequence[Judged]) -> Tenth:
     stated = sum(j.match.confidence for j in judged) / len(judged)
     return Tenth(low, len(judged), stated, sum(j.right is True for j in judged) / len(judged))
+
+
+def least(right: int, count: int) -> float | None:
+    """The lower bound of Wilson's 95 % interval of a share; None where there is nothing."""
+    if not count:
+        return None
+    z, share = 1.959964, right / count
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (share + z * z / (2 * count) - spread) / (1 + z * z / count)
 
 
 def share(pairs: Iterable[tuple[int, int]]) -> float | None:
