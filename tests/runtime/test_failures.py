@@ -388,3 +388,23 @@ def test_the_errors_of_one_backward_are_not_those_of_the_next(x):
         loss = (weight * weight).sum()
         loss.backward()
         loss.backward()
+
+
+def test_uploads_that_are_resized_keep_their_views_and_fail_alone(embedded):
+    """Uploads lie in memory that PyTorch cannot resize, so the executor moves them; what fails later is found at the new place."""
+    kept = [torch.ones(4).to(embedded) for _ in range(6)]
+    views = [tensor[1:3] for tensor in kept]
+    djinn.synchronize()
+    for tensor in kept:
+        tensor.resize_(8)
+        tensor.fill_(2.0)
+    kept[3].view(2, 4)[out_of_range(embedded)] = 1.0
+    for i, (tensor, view) in enumerate(zip(kept, views, strict=True)):
+        if i == 3:
+            with pytest.raises(djinn.RemoteIndexError):
+                tensor.cpu()
+            with pytest.raises(djinn.RemoteIndexError):
+                view.cpu()
+        else:
+            assert tensor.tolist() == [2.0] * 8
+            assert view.tolist() == [2.0] * 2

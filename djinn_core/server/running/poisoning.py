@@ -37,15 +37,16 @@ class Sharing:
         self._steps = steps
         self._env = env
         self._values = values
-        self._seen = -1  # steps that are known to have run; before the first look none
-        self._places: dict[int, list[int]] = {}
-        self._handles: dict[int, list[int]] = {}
+        self._seen = 0  # steps that are known to have run
+        self._places: dict[int, dict[int, None]] = {}
+        self._handles: dict[int, dict[int, None]] = {}
         self._views: dict[int, list[int]] = {}
+        self._memory: dict[int, int] = {}  # by place
 
-    def places(self, address: int, step: int) -> list[int]:
+    def places(self, address: int, step: int) -> Sequence[int]:
         """Places in the environment of what had memory at `address` at some time; the run has come to `step`."""
         self._look(step)
-        return self._places.get(address, [])
+        return tuple(self._places.get(address, ()))
 
     def handles(self, handle: int, address: int, step: int) -> list[int]:
         """Values of the session that look into the storage of `handle`, or had memory at `address` at some time."""
@@ -53,35 +54,56 @@ class Sharing:
         return list(dict.fromkeys((*self._views.get(storage_of(handle), ()), *self._handles.get(address, ()))))
 
     def _look(self, step: int) -> None:
-        ran = self._steps[self._seen : step] if self._seen >= 0 else ()
-        if self._seen < 0 or any(one.writes and _MOVES.search(one.op) for one in ran):
-            self._look_at_all()
-        else:
-            for one in ran:
-                for _, place in one.makes:
-                    self._add(place)
+        if not self._memory:
+            for place in range(len(self._env)):
+                self._add(place)
+            for handle, value in self._values.items():
+                self._views.setdefault(storage_of(handle), []).append(handle)
+                self._add_handle(handle, value)
+            self._seen = step
+        for one in self._steps[self._seen : step]:
+            for _, place in one.makes:
+                self._add(place)
+            if one.writes and _MOVES.search(one.op):
+                for place in one.writes:
+                    self._moved(place)
         self._seen = step
 
-    def _look_at_all(self) -> None:
-        self._places, self._handles, self._views = {}, {}, {}
-        for place in range(len(self._env)):
-            self._add(place)
-        for handle, value in self._values.items():
-            self._views.setdefault(storage_of(handle), []).append(handle)
-            if address := address_of(value):
-                self._handles.setdefault(address, []).append(handle)
+    def _moved(self, place: int) -> None:
+        """Note that the storage of the value at `place` has other memory than before."""
+        before = self._memory.get(place, 0)
+        for other in (place, *self._places.pop(before, ())):
+            self._add(other)
+        for handle in self._handles.pop(before, ()):
+            if handle in self._values:
+                self._add_handle(handle, self._values[handle])
 
     def _add(self, place: int) -> None:
-        if address := address_of(self._env[place]):
-            self._places.setdefault(address, []).append(place)
+        self._memory[place] = memory = _memory_of(self._env[place])
+        if memory:
+            self._places.setdefault(memory, {})[place] = None
+
+    def _add_handle(self, handle: int, value: Any) -> None:
+        if memory := _memory_of(value):
+            self._handles.setdefault(memory, {})[handle] = None
+
+
+def _memory_of(value: Any) -> int:
+    """Address of a value's memory; where it has none yet a negative number that its views share; 0 if it has no storage."""
+    tensor = _strided(value)
+    return 0 if tensor is None else tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
 
 
 def address_of(value: Any) -> int:
     """Address of a value's memory, also for poison; 0 if it has none."""
+    tensor = _strided(value)
+    return 0 if tensor is None else tensor.untyped_storage().data_ptr()
+
+
+def _strided(value: Any) -> torch.Tensor | None:
     if isinstance(value, Poison):
         value = value.memory
-    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return value.untyped_storage().data_ptr() if strided else 0
+    return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def put_poison(

@@ -122,9 +122,9 @@ def run_template(
                 failed = template.steps[step]
                 if run.sharing is None or guard is not None:  # a guard moves what does not fit elsewhere
                     run.sharing = Sharing(template.steps, env, values)
-                if _made_resizable(failed, stop, env, values):
-                    run.sharing = None  # it lies elsewhere now
-                elif not _restored(step, failed, env, values, run.sharing):
+                if not _made_resizable(failed, stop, env, values, run.sharing) and not _restored(
+                    step, failed, env, values, run.sharing
+                ):
                     _poison(template, stop, work, env, values, run.sharing, run)
                     step += 1
             except ShortcutError as error:
@@ -218,7 +218,7 @@ def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut
     return shortcut.stop if shortcut.take(env) else shortcut.start
 
 
-def _made_resizable(step: CompiledStep, stop: Stopped, env: Environment, values: ValueTable) -> bool:
+def _made_resizable(step: CompiledStep, stop: Stopped, env: Environment, values: ValueTable, sharing: Sharing) -> bool:
     """Move an upload that `step` failed to resize to memory of PyTorch's own; False if it failed for another reason.
 
     Where there is no memory for the move, that becomes the step's error.
@@ -228,7 +228,10 @@ def _made_resizable(step: CompiledStep, stop: Stopped, env: Environment, values:
     fixed = [p for p in step.writes if isinstance(env[p], torch.Tensor) and not env[p].untyped_storage().resizable()]
     try:
         for place in fixed:
-            _own(env[place].untyped_storage(), [*env, *values.tensors()])
+            address = env[place].untyped_storage().data_ptr()
+            places, handles = sharing.places(address, stop.step), sharing.handles(NO_HANDLE, address, stop.step)
+            shared = [*[env[p] for p in places], *[values[handle] for handle in handles if handle in values]]
+            _own(env[place].untyped_storage(), shared)
     except RuntimeError as error:
         stop.error = error
         return False
