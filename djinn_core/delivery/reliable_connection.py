@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from djinn_core.errors import TransportError
+from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
@@ -23,6 +23,7 @@ _MUCH_BYTES: Final = 128 << 10  # fewer bytes fit into the buffers of a socket
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
 _AHEAD_FRAMES: Final = 64  # that a thread reads ahead while it looks for notes
+_GARBLED_CONNECTIONS: Final = 3  # in a row without a frame in between, after which the other end is not a peer
 _TURN_SECONDS: Final = 0.05
 _FIRST_PROBE_SECONDS: Final = 0.05
 _LONGEST_PROBE_SECONDS: Final = 2.0
@@ -98,6 +99,7 @@ class ReliableConnection(ReconnectingConnection):
         self._early: deque[Frame] = deque()  # read ahead by a sender that looked for notes
         self._frames = self._bytes = 0  # received since the last acknowledgement
         self._missing_requested = False
+        self._garbled = 0  # connections in a row that broke on bytes that are no frame
         self._unrepeated: Connection | None = None  # over which nothing was retransmitted yet
         self._closed = ""  # why nothing can be sent any more
         self._expired = False
@@ -179,7 +181,7 @@ class ReliableConnection(ReconnectingConnection):
 
         Raises:
             TimeoutError: no frame arrived in time.
-            ProtocolError: the other end does not follow the protocol.
+            ProtocolError: the other end does not follow the protocol, on several connections in a row.
             TransportError: there will be no further connection.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -261,8 +263,15 @@ class ReliableConnection(ReconnectingConnection):
 
     def _read(self, inner: Connection, timeout: float | None) -> Frame | None:
         """The next frame of `inner`; None for a note, or for a frame out of order."""
-        frame = inner.receive(timeout)
-        prefix, head = split(frame)
+        try:
+            frame = inner.receive(timeout)
+            prefix, head = split(frame)
+        except ProtocolError as error:  # bytes that are no frame: the connection is broken, and not the session
+            inner.close()
+            self._garbled += 1
+            if self._garbled > _GARBLED_CONNECTIONS:
+                raise
+            raise TransportError(str(error)) from error
         with self._taking:
             if inner is not self._inner:
                 return None  # not counted, so the peer retransmits it over the new connection
@@ -278,6 +287,7 @@ class ReliableConnection(ReconnectingConnection):
             self._request_missing()
         elif judged is FrameOrder.NEXT:
             self._missing_requested = False
+            self._garbled = 0
             self._count(frame)
             return news
         return None

@@ -14,7 +14,7 @@ _PREFIX_OF_NOTES = 9
 _PREFIX = struct.Struct("<4sHHIIQ")
 
 # What becomes of the n-th frame (from 1) of all connections in one direction.
-PASS, LOSE, BREAK, HALF = "pass", "lose", "break", "half"
+PASS, LOSE, BREAK, HALF, GARBLE = "pass", "lose", "break", "half", "garble"
 Fate = Callable[[int], str]
 
 
@@ -99,7 +99,7 @@ class BadNetwork:
         if fate == BREAK:
             self._end(source, target)
         if fate != LOSE:
-            target.sendall(prefix)
+            target.sendall(prefix if fate != GARBLE else b"no frame" + prefix[8:])
         limit = rest // 2 if fate == HALF else rest
         while limit:
             data = self._read(source, min(limit, 1 << 16), way)

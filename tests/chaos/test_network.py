@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bad_network import BREAK, HALF, LOSE, PASS, BadNetwork
+from bad_network import BREAK, GARBLE, HALF, LOSE, PASS, BadNetwork
 
 import djinn
 from djinn.testing import open_connections
@@ -52,7 +52,7 @@ def test_a_network_that_stops_for_a_while_loses_nothing(breaking):
         assert total[0].item() == i + 1
 
 
-@pytest.mark.parametrize("fate", [LOSE, BREAK, HALF])
+@pytest.mark.parametrize("fate", [LOSE, BREAK, HALF, GARBLE])
 def test_updates_are_applied_exactly_once(network, fate):
     total = torch.zeros(3, device=REMOTE)
     one = torch.ones(3).to(REMOTE)

@@ -106,6 +106,28 @@ def test_every_frame_arrives_once_and_in_order(loses: float, breaks: float) -> N
     assert (network.client.resumed > 0) == (breaks > 0)
 
 
+class Garbled(Lossy):
+    """A connection over which nothing comes that is a frame."""
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        raise ProtocolError("not a frame")
+
+
+def test_an_end_that_never_sends_a_frame_is_given_up_with_the_reason() -> None:
+    network, dialled = Network(0), []
+
+    def dial(taken: int, seconds: float) -> tuple[Connection, int]:
+        inner, received = network._dial(taken, seconds)
+        dialled.append(inner)
+        return Garbled(inner, lambda: 1.0, 0.0, 0.0), received
+
+    ours, _ = connected_pair()
+    client = ResumingConnection(Garbled(ours, lambda: 1.0, 0.0, 0.0), dial, 60.0, "the server")
+    with pytest.raises(ProtocolError, match="not a frame"):
+        client.receive(60.0)
+    assert 1 <= len(dialled) <= 5
+
+
 def test_a_client_that_stays_away_is_given_up() -> None:
     ours, theirs = connected_pair()
     server = LeasedConnection(theirs, 0.05, UsageMetrics())
