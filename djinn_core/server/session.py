@@ -516,7 +516,7 @@ class ExecutorSession:
             with self.device.timekeeper.running():
                 return run(known.template, work, known.slots, self.values)
         if known.hot is None:
-            work.rest = partial(self._rest, known, work)
+            work.rest = partial(self._rest, known)
         return run(known.template, work, known.slots, self.values)
 
     def _rest(self, known: BoundTemplate, work: RunRequest) -> bool:

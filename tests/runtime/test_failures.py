@@ -408,3 +408,20 @@ def test_uploads_that_are_resized_keep_their_views_and_fail_alone(embedded):
         else:
             assert tensor.tolist() == [2.0] * 8
             assert view.tolist() == [2.0] * 2
+
+
+def test_a_storage_that_moves_after_a_failure_is_still_found_by_the_next_one(embedded):
+    """What shares memory is remembered from one submission to the next, and follows a resize in a submission without failures."""
+    x, other = torch.ones(4).to(embedded), torch.ones(4).to(embedded)
+    view, bad = x[1:3], torch.ones(4, device=embedded)
+    bad[out_of_range(embedded)] = 1.0
+    with pytest.raises(djinn.RemoteIndexError):
+        bad.cpu()
+    x.resize_(8).fill_(2.0)
+    again = x.view(2, 4)
+    assert view.tolist() == [2.0, 2.0]
+    again[out_of_range(embedded)] = 1.0
+    for poisoned in (x, view, again):
+        with pytest.raises(djinn.RemoteIndexError):
+            poisoned.cpu()
+    assert other.sum().item() == 4

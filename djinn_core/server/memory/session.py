@@ -93,6 +93,7 @@ class SessionMemory:
             self.foresight.begin(digest, outlook.lifetimes, work.inputs)
             self._note_kinds(digest, work)
             self._usage.begin(self.phase, digest, self._with_kinds(work.inputs))
+            self.values.forget_addresses()  # what was moved to the host comes back elsewhere
             if self._settle(self._inputs(work), outlook):
                 run = plain(template, work, slots, self.values)
             else:

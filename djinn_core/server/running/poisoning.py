@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -12,7 +11,7 @@ from djinn_core import torch_private
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.values import storage_of
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
-from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.running.values import Poison, ValueTable, address_of, memory_of
 from djinn_core.server.running.work import RunRequest
 from djinn_core.wire.message_base import Failure
 
@@ -23,14 +22,13 @@ _SHARING: Final = frozenset(
     {"aten::_unsafe_view"}
 )  # what it returns shares memory, although its schema does not say so
 NO_HANDLE: Final = -1  # looks into no storage
-# Ops that may give what they write other memory.
-_MOVES: Final = re.compile(r"resize|set_|out\b|_out\b")
 
 
 class Sharing:
     """The values of a run and of its session by the address of their memory. Made at the first failure.
 
-    It is an index, so that each of ten thousand failing ops does not search all values for aliases.
+    It is an index, so that each of ten thousand failing ops does not search all values for aliases. The session's part is kept
+    from run to run.
     """
 
     def __init__(self, steps: Sequence[CompiledStep], env: Environment, values: ValueTable) -> None:
@@ -39,71 +37,45 @@ class Sharing:
         self._values = values
         self._seen = 0  # steps that are known to have run
         self._places: dict[int, dict[int, None]] = {}
-        self._handles: dict[int, dict[int, None]] = {}
-        self._views: dict[int, list[int]] = {}
         self._memory: dict[int, int] = {}  # by place
 
     def places(self, address: int, step: int) -> Sequence[int]:
-        """Places in the environment of what had memory at `address` at some time; the run has come to `step`."""
-        self._look(step)
+        """Places in the environment of what has memory at `address`; the run has come to `step`."""
+        self.follow(step)
         return tuple(self._places.get(address, ()))
 
     def handles(self, handle: int, address: int, step: int) -> list[int]:
-        """Values of the session that look into the storage of `handle`, or had memory at `address` at some time."""
-        self._look(step)
-        return list(dict.fromkeys((*self._views.get(storage_of(handle), ()), *self._handles.get(address, ()))))
+        """Values of the session that look into the storage of `handle`, or have memory at `address`."""
+        self.follow(step)
+        return self._values.sharing_memory(storage_of(handle), address)
 
-    def _look(self, step: int) -> None:
+    def moved(self, place: int) -> None:
+        """Note that the storage of the value at `place` may have other memory than before."""
+        before = self._memory.get(place, 0)
+        for other in (place, *self._places.pop(before, ())):
+            self._add(other)
+        self._values.moved(before)
+
+    def follow(self, step: int) -> None:
+        """Take in what steps before `step` made and moved."""
         if not self._memory:
             for place in range(len(self._env)):
                 self._add(place)
-            for handle, value in self._values.items():
-                self._views.setdefault(storage_of(handle), []).append(handle)
-                self._add_handle(handle, value)
+            if any(one.moves for one in self._steps[:step]):
+                self._values.forget_addresses()
             self._seen = step
         for one in self._steps[self._seen : step]:
             for _, place in one.makes:
                 self._add(place)
-            if one.writes and _MOVES.search(one.op):
+            if one.moves:
                 for place in one.writes:
-                    self._moved(place)
+                    self.moved(place)
         self._seen = step
 
-    def _moved(self, place: int) -> None:
-        """Note that the storage of the value at `place` has other memory than before."""
-        before = self._memory.get(place, 0)
-        for other in (place, *self._places.pop(before, ())):
-            self._add(other)
-        for handle in self._handles.pop(before, ()):
-            if handle in self._values:
-                self._add_handle(handle, self._values[handle])
-
     def _add(self, place: int) -> None:
-        self._memory[place] = memory = _memory_of(self._env[place])
+        self._memory[place] = memory = memory_of(self._env[place])
         if memory:
             self._places.setdefault(memory, {})[place] = None
-
-    def _add_handle(self, handle: int, value: Any) -> None:
-        if memory := _memory_of(value):
-            self._handles.setdefault(memory, {})[handle] = None
-
-
-def _memory_of(value: Any) -> int:
-    """Address of a value's memory; where it has none yet a negative number that its views share; 0 if it has no storage."""
-    tensor = _strided(value)
-    return 0 if tensor is None else tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
-
-
-def address_of(value: Any) -> int:
-    """Address of a value's memory, also for poison; 0 if it has none."""
-    tensor = _strided(value)
-    return 0 if tensor is None else tensor.untyped_storage().data_ptr()
-
-
-def _strided(value: Any) -> torch.Tensor | None:
-    if isinstance(value, Poison):
-        value = value.memory
-    return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def put_poison(

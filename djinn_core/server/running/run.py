@@ -103,6 +103,9 @@ def run_template(
     claims = _by_instruction(work.claims)
     steps = template.steps if work.stop_at is None else template.steps[: work.stop_at]
     step, count = 0, len(steps)
+    if template.moves and values.indexed:
+        run.sharing = Sharing(template.steps, env, values)
+        run.sharing.follow(0)
     # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
     if claims or work.stop_at is not None:
         shortcut = None
@@ -113,14 +116,16 @@ def run_template(
                     step = _short(steps, step, env, shortcut)
                 step = (_advance if guard is None else guard.advance)(steps, step, env, claims, run)
             except Halted as halted:
-                if work.rest is None or not work.rest():
+                if work.rest is None or not work.rest(work):
                     run.stopped_at = halted.step
                     break
                 step = halted.step
             except Stopped as stop:
                 step = stop.step
                 failed = template.steps[step]
-                if run.sharing is None or guard is not None:  # a guard moves what does not fit elsewhere
+                if guard is not None:  # it moves what does not fit elsewhere
+                    values.forget_addresses()
+                if run.sharing is None or guard is not None:
                     run.sharing = Sharing(template.steps, env, values)
                 if not _made_resizable(failed, stop, env, values, run.sharing) and not _restored(
                     step, failed, env, values, run.sharing
@@ -137,6 +142,10 @@ def run_template(
         run.stopped_at = work.stop_at
     if run.stopped_at is not None:
         run.failures += poison_rest(template, run.stopped_at, work, env, values)
+    if run.sharing is not None and guard is None:
+        run.sharing.follow(step)
+    elif template.moves:
+        values.forget_addresses()
     for handle, place in zip(work.outputs, template.outputs, strict=True):
         values[handle] = env[place]
     return run
@@ -232,6 +241,7 @@ def _made_resizable(step: CompiledStep, stop: Stopped, env: Environment, values:
             places, handles = sharing.places(address, stop.step), sharing.handles(NO_HANDLE, address, stop.step)
             shared = [*[env[p] for p in places], *[values[handle] for handle in handles if handle in values]]
             _own(env[place].untyped_storage(), shared)
+            sharing.moved(place)
     except RuntimeError as error:
         stop.error = error
         return False

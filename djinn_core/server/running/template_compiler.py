@@ -7,10 +7,11 @@ Every argument is a position in it, so a step is: get the arguments, call the op
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
@@ -37,6 +38,7 @@ from djinn_core.server.running.own_operators import OwnOperators
 from djinn_core.server.running.template_checks import check_template
 from djinn_core.wire.messages import Template
 
+_MOVES: Final = re.compile(r"resize|set_|out\b|_out\b")  # ops that may give what they write other memory
 Environment = list[Any]
 Step = Callable[[Environment], None]
 Get = Callable[[Environment], Any]
@@ -52,6 +54,7 @@ class CompiledStep:
         reads: positions of its operands in the environment. makes: positions of its new values, by result.
         writes: positions of the operands that it writes into.
         release: positions that are not needed after it.
+        moves: True if it may give what it writes other memory.
     """
 
     run: Step
@@ -61,6 +64,7 @@ class CompiledStep:
     makes: tuple[tuple[int, int], ...]
     writes: tuple[int, ...]
     release: tuple[int, ...]
+    moves: bool
 
 
 @attrs.frozen
@@ -69,7 +73,7 @@ class CompiledTemplate:
 
     Attributes:
         constants: the environment's head. slots: number of slots that follow. size: positions of values after the inputs.
-        random: True if any op uses the random state.
+        random: True if any op uses the random state. moves: True if any step moves what it writes.
         source: the template that it was compiled from.
     """
 
@@ -82,6 +86,7 @@ class CompiledTemplate:
     outputs: tuple[int, ...]
     consumed: tuple[int, ...]
     random: bool
+    moves: bool
 
     def environment(self, slots: Sequence[Any], inputs: Sequence[Any]) -> Environment:
         """The environment of one run."""
@@ -115,11 +120,11 @@ class _Compiler:
         constant_count = sum([self.counts[c].constants for c in self.template.code])
         self.first_slot = constant_count
         self.places = self._places(constant_count + self.slot_total)
-        steps = self._steps()
+        steps = tuple(self._steps())
         made = len(self.places) - len(self.template.inputs)
         return CompiledTemplate(
             source=self.template,
-            steps=tuple(steps),
+            steps=steps,
             constants=tuple(self.constants),
             slots=self.slot_total,
             inputs=len(self.template.inputs),
@@ -127,6 +132,7 @@ class _Compiler:
             outputs=tuple(self.places[v] for v in self.template.outputs),
             consumed=tuple(self.places[v] for v in self.template.consumed),
             random=self.random,
+            moves=any(step.moves for step in steps),
         )
 
     def _check_forms(self) -> None:
@@ -184,7 +190,8 @@ class _Compiler:
         targets = tuple(zip([i for i, r in enumerate(form.results) if r == "new"], makes, strict=True))
         store = _make_store(_make_call(function, positional, keywords), targets, form.sequence)
         run = _and_release(store, release) if release else store
-        return CompiledStep(run, store, form.op, tuple(operands), targets, writes, release)
+        moves = bool(writes) and _MOVES.search(form.op) is not None
+        return CompiledStep(run, store, form.op, tuple(operands), targets, writes, release, moves)
 
     def _place(self, argument: Argument, operands: Iterator[int]) -> Any:
         """A position in the environment, or a function of the environment for arguments built from several."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import TypeGuard
 
 import attrs
 import torch
 
+from djinn_core import torch_private
 from djinn_core.ir.values import storage_of
 from djinn_core.wire.message_base import Failure
 
@@ -26,7 +27,7 @@ class Poison:
 
     def again(self, address: int) -> torch.Tensor | Poison:
         """The tensor that it was, where its memory is at `address`; itself elsewhere."""
-        return self.memory if self.memory is not None and _address(self.memory) == address else self
+        return self.memory if self.memory is not None and address_of(self.memory) == address else self
 
 
 def no_such_value(sequence: int, handle: int) -> Failure:
@@ -39,8 +40,22 @@ def no_such_value(sequence: int, handle: int) -> Failure:
 Stored = torch.Tensor | Poison | torch.Generator | torch.Event | bool | int | float | complex | None
 
 
-def _address(value: Stored) -> int:
-    return value.untyped_storage().data_ptr() if _has_storage(value) else 0
+def address_of(value: object) -> int:
+    """Address of a value's memory, also for poison; 0 if it has none."""
+    tensor = _strided(value)
+    return 0 if tensor is None else tensor.untyped_storage().data_ptr()
+
+
+def memory_of(value: object) -> int:
+    """Address of a value's memory; where it has none yet a negative number that its views share; 0 if it has no storage."""
+    tensor = _strided(value)
+    return 0 if tensor is None else tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
+
+
+def _strided(value: object) -> torch.Tensor | None:
+    if isinstance(value, Poison):
+        value = value.memory
+    return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def _has_storage(value: Stored) -> TypeGuard[torch.Tensor]:
@@ -55,11 +70,46 @@ class _Held:
     nbytes: int = 0
 
 
+class MemoryIndex:
+    """Handles by the storage that the client numbers, and by the address of the memory."""
+
+    def __init__(self, values: Mapping[int, Stored]) -> None:
+        self._storages: dict[int, dict[int, None]] = {}
+        self._addresses: dict[int, dict[int, None]] = {}
+        for handle, value in values.items():
+            self.add(handle, value)
+
+    def add(self, handle: int, value: Stored) -> None:
+        """Add a value."""
+        self._storages.setdefault(storage_of(handle), {})[handle] = None
+        if memory := memory_of(value):
+            self._addresses.setdefault(memory, {})[handle] = None
+
+    def remove(self, handle: int, value: Stored) -> None:
+        """Remove a value that was added; its memory is where it was then."""
+        for index, key in ((self._storages, storage_of(handle)), (self._addresses, memory_of(value))):
+            handles = index.get(key, {})
+            handles.pop(handle, None)
+            if not handles:
+                index.pop(key, None)
+
+    def handles(self, storage: int, address: int) -> list[int]:
+        """Values that look into `storage` or have memory at `address`."""
+        return list(dict.fromkeys((*self._storages.get(storage, ()), *self._addresses.get(address, ()))))
+
+    def moved(self, before: int, values: Mapping[int, Stored]) -> None:
+        """What had memory at `before` may have it elsewhere."""
+        for handle in self._addresses.pop(before, ()):
+            if memory := memory_of(values.get(handle)):
+                self._addresses.setdefault(memory, {})[handle] = None
+
+
 class ValueTable:
     """Values by handle."""
 
     def __init__(self) -> None:
         self._values: dict[int, Stored] = {}
+        self._index: MemoryIndex | None = None  # from the first write that fails on
         self._storages: dict[int, _Held] = {}
         self._held = 0
         self._peak = 0
@@ -85,6 +135,10 @@ class ValueTable:
             held = self._storages[storage] = _Held()
         if handle not in self._values:
             held.values += 1
+        if self._index is not None:
+            if handle in self._values:
+                self._index.remove(handle, self._values[handle])
+            self._index.add(handle, value)
         self._values[handle] = value
         self._count(held, nbytes)
 
@@ -100,7 +154,10 @@ class ValueTable:
     def free(self, handles: Iterable[int]) -> None:
         """Forget values; handles that are not there are ignored."""
         for handle in handles:
-            if self._values.pop(handle, self) is not self:
+            value = self._values.pop(handle, self)
+            if not isinstance(value, ValueTable):
+                if self._index is not None:
+                    self._index.remove(handle, value)
                 self._release(storage_of(handle))
 
     def _release(self, storage: int) -> None:
@@ -128,6 +185,26 @@ class ValueTable:
         """Forget the peak."""
         self._peak = 0
 
+    @property
+    def indexed(self) -> bool:
+        """True if `sharing_memory` keeps an index."""
+        return self._index is not None
+
+    def sharing_memory(self, storage: int, address: int) -> list[int]:
+        """The values that look into a storage as the client numbers them, or have memory at `address`."""
+        if self._index is None:
+            self._index = MemoryIndex(self._values)
+        return self._index.handles(storage, address)
+
+    def moved(self, before: int) -> None:
+        """Note that what had memory at `before` may have it elsewhere."""
+        if self._index is not None:
+            self._index.moved(before, self._values)
+
+    def forget_addresses(self) -> None:
+        """Note that any value may have memory elsewhere than before."""
+        self._index = None
+
     def poison_storage(self, handle: int, address: int, failure: Failure) -> None:
         """Poison every value that shares memory with `handle`, whose memory is at `address`: a write failed half way.
 
@@ -141,7 +218,7 @@ class ValueTable:
             if handle not in self._values:
                 continue  # it is gone
             value = self._values[handle]
-            if storage_of(handle) == storage or (address and _address(value) == address):
+            if storage_of(handle) == storage or (address and address_of(value) == address):
                 memory = value if isinstance(value, torch.Tensor) else None
                 self._values[handle] = value if isinstance(value, Poison) else Poison(failure, memory)
 
@@ -181,5 +258,6 @@ class ValueTable:
     def clear(self) -> None:
         """Forget everything."""
         self._values.clear()
+        self._index = None
         self._storages.clear()
         self._held = 0

@@ -17,7 +17,7 @@ class RunRequest:
 
     Attributes:
         halt: not empty if no further op is to run for now; checked before each op.
-        rest: called then, returns True if the run goes on afterwards; None: the submission is cancelled.
+        rest: called then with this, returns True if the run goes on afterwards; None: the submission is cancelled.
         rested: seconds spent in `rest`.
         unreadable: what is wrong with its handles; empty if nothing is.
         stop_at: number of the op at which an earlier run was stopped; None: it was not.
@@ -33,7 +33,7 @@ class RunRequest:
     inputs: list[int] = attrs.field(factory=list)
     halt: list[bool] = attrs.field(factory=list)
     stop_at: int | None = None
-    rest: Callable[[], bool] | None = None
+    rest: Callable[[RunRequest], bool] | None = None
     rested: float = 0.0
     unreadable: str = ""
 
