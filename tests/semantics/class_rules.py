@@ -34,7 +34,10 @@ _NOT_ATTENTION = {
     "PatchTSMixerGatedAttention",
     "AutoformerAttention",
     "GatesAttention",
+    "BridgeTowerResidualAttention",  # a block: it has a network and norms
 }
+# Layers with more than one feed-forward network, or with adapters beside it.
+_SEVERAL_NETWORKS = {"LiltLayer", "MobileBertLayer", "PegasusXEncoderLayer", "XmodLayer"}
 # One attention by their papers, computed in several softmaxes or in none.
 _IN_PARTS = {
     "BigBirdAttention", "BigBirdPegasusEncoderAttention", "ConvBertAttention", "CosineReweightedAttention", "EfficientAttention",
@@ -58,7 +61,18 @@ def is_in_parts(module: nn.Module) -> bool:
 
 def may_be_block(module: nn.Module) -> bool:
     """True if the class is named a layer or a block."""
-    return bool(_BLOCK.search(type(module).__name__))
+    name = type(module).__name__
+    return bool(_BLOCK.search(name)) or name == "BridgeTowerResidualAttention"
+
+
+def has_several_networks(block: nn.Module) -> bool:
+    """True if the block has more than one feed-forward network."""
+    return type(block).__name__ in _SEVERAL_NETWORKS
+
+
+def is_head(module: nn.Module, path: str) -> bool:
+    """True if the layer gives scores of tokens, in models whose `get_output_embeddings` gives something else."""
+    return isinstance(module, nn.Linear) and path.endswith("decoder.output_projection")
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -74,7 +88,7 @@ def is_convolution(module: nn.Module) -> bool:
 
 def is_linear(module: nn.Module) -> bool:
     """True if the module is one product with a weight."""
-    return isinstance(module, nn.Linear) or type(module).__name__ in {"Conv1D", "FalconLinear"}
+    return isinstance(module, nn.Linear) or type(module).__name__ in {"Conv1D", "FalconLinear", "QuantLinear"}
 
 
 def is_mixture(module: nn.Module) -> bool:

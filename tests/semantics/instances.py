@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -98,7 +99,7 @@ def instances(scene: Scene) -> tuple[Instance, ...]:
 def _attentions(scene: Scene) -> Iterator[Instance]:
     for index in scene.outermost(rules.is_attention):
         run = scene.runs[index]
-        cores = sorted(scene.ops(run.span, WEIGHING))
+        cores = sorted(scene.ops(run.span, WEIGHING) - scene.inside(scene.find(rules.chooses_heads)))
         if rules.is_in_parts(run.module) and len(cores) != 1:
             yield _in_parts(scene, run, frozenset(cores))
             continue
@@ -154,7 +155,9 @@ def _blocks(
         run = scene.runs[index]
         parts = [*attentions, *mixtures]
         core = {n for part in parts if part.core <= set(run.span) for n in part.core}
-        core |= scene.ops(scene.inside(_linear(scene, index)), PRODUCTS)
+        several = rules.has_several_networks(run.module)
+        layers = [i for pair in _pairs(scene, index) for i in pair] if several else _linear(scene, index)
+        core |= scene.ops(scene.inside(layers), PRODUCTS)
         yield Instance("block", frozenset(core), frozenset(run.span), where=run.path), index
 
 
@@ -208,6 +211,9 @@ def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[
 def _networks(scene: Scene, block: int) -> Iterator[frozenset[int]]:
     """The products of each feed-forward network of a block: of each module called so, or of all linear layers together."""
     layers: dict[int, list[int]] = defaultdict(list)
+    if rules.has_several_networks(scene.runs[block].module):
+        yield from (scene.ops(scene.inside(pair), PRODUCTS) for pair in _pairs(scene, block))
+        return
     for i in _linear(scene, block):
         if not scene.runs[i].path.endswith("temporal_dense"):  # the last layer of TimeSformer's other attention
             called = [a for a in ancestors(scene.runs, i) if rules.is_mlp(scene.runs[a].module) and a > block]
@@ -217,10 +223,20 @@ def _networks(scene: Scene, block: int) -> Iterator[frozenset[int]]:
         yield scene.ops(scene.inside(layers[i]), PRODUCTS)
 
 
+def _pairs(scene: Scene, block: int) -> Iterator[tuple[int, int]]:
+    """Pairs of linear layers, one after the other, of which the first widens what the second makes as narrow again."""
+    layers = _linear(scene, block)
+    for one, other in itertools.pairwise(layers):
+        first, second = (scene.runs[i].module.weight.shape for i in (one, other))
+        if first == second[::-1] and first[0] > first[1]:
+            yield one, other
+
+
 def _left_open(scene: Scene, taken: set[int]) -> Iterator[Instance]:
     """Linear layers that no rule names: two with an activation between may be called a network or not."""
     attention = scene.inside(scene.outermost(rules.is_attention)) | scene.inside(scene.outermost(rules.is_recurrent))
-    core = scene.ops(scene.inside(scene.find(rules.is_linear)), PRODUCTS) - taken - attention
+    mixed = scene.inside(scene.outermost(rules.is_mixture))
+    core = scene.ops(scene.inside(scene.find(rules.is_linear)) | mixed, PRODUCTS) - taken - attention
     span = frozenset(range(len(scene.graph.nodes))) - attention - taken
     for node in sorted(core):
         yield Instance("mlp", frozenset({node}), span, required=False, where="elsewhere")
@@ -280,7 +296,7 @@ def _heads(scene: Scene) -> Iterator[Instance]:
     for index in scene.find(rules.is_linear):
         run = scene.runs[index]
         core = scene.ops(run.span, PRODUCTS)
-        if core and id(run.module) in scene.heads:
+        if core and (id(run.module) in scene.heads or rules.is_head(run.module, run.path)):
             yield Instance("head", core, frozenset(run.span), where=run.path)
         elif core and not core & mixed and ("head" in run.path or "classifier" in run.path):
             yield Instance("head", core, frozenset(run.span), required=False, where=run.path)
@@ -314,5 +330,5 @@ def _of_recommenders(scene: Scene) -> Iterator[Instance]:
         yield Instance("embedding_bag", core, frozenset(run.span), where=run.path)
     for index in scene.outermost(rules.is_interaction):
         run = scene.runs[index]
-        core = scene.ops(run.span, PRODUCTS | {"mul", "sub"})
+        core = scene.ops(run.span, PRODUCTS | WEIGHING | {"mul", "sub"})
         yield Instance("interaction", core, frozenset(run.span), where=run.path)

@@ -198,7 +198,7 @@ _enter("recommender", ONCE, "autoint", 2, blind=True)
 
 # Chosen and labelled by rules that were written down before anything was run on them: docs/unseen.md.
 for _family, _situations, _names in (
-    ("encoder", ONCE, ("nystromformer convbert mobilebert tapas longformer_global big_bird_sparse yoso luke flaubert xlm ibert "
+    ("encoder", ONCE, ("nystromformer_landmarks convbert mobilebert tapas longformer_global big_bird_sparse yoso luke flaubert xlm ibert "
      "nomic_bert splinter lilt xmod")),
     ("text tower", ONCE, "clip_text metaclip_text"),
     ("decoder", STATIC, "bitnet doge nanochat ministral cwm vaultgemma flex_olmo minicpm3"),
@@ -208,7 +208,7 @@ for _family, _situations, _names in (
     ("vision", ONCE, "swiftformer vitdet textnet data2vec_vision clip_vision aimv2 vjepa2 pixio dinov3_convnext"),
     ("vision", ("forward",), "conditional_detr table_transformer deformable_detr eomt"),
     ("picture tokens", ONCE, "imagegpt"),
-    ("sound tokens", ONCE, "musicgen_decoder"),
+    ("sound tokens", ONCE, "musicgen"),
     ("dual encoder", ONCE, "metaclip_2 aimv2_lit align"),
     ("multimodal", ONCE, "flava bridgetower layoutlmv3"),
     ("illustrated decoder", WRITES, "vipllava aya_vision smolvlm"),

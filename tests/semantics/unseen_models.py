@@ -76,12 +76,15 @@ def _in_boxes() -> Inputs:
     return {"input_ids": words(), "bbox": torch.tensor([10, 20, 30, 40]).expand(2, 10, 4)}
 
 
-seen_elsewhere("nystromformer", "convbert", "mobilebert", "tapas", "reformer", "led", "pegasus_x", "imagegpt",
-               "swiftformer", "musicgen_decoder")  # fmt: skip
+seen_elsewhere("convbert", "mobilebert", "tapas", "reformer", "led", "pegasus_x", "imagegpt",
+               "swiftformer")  # fmt: skip
 model("longformer_global", "longformer", "Longformer", "ForMaskedLM", _asked, **TEXT | {"max_position_embeddings": 40},
       attention_window=4)  # fmt: skip
 model("big_bird_sparse", "big_bird", "BigBird", "ForMaskedLM", long_text, **TEXT | {"max_position_embeddings": LONG},
       attention_type="block_sparse", block_size=4, num_random_blocks=1)  # fmt: skip
+model("nystromformer_landmarks", "nystromformer", "Nystromformer", "ForMaskedLM",
+      lambda: {"input_ids": words(length=16), "labels": words(1, 16)}, **TEXT, num_landmarks=4,
+      segment_means_seq_len=16)  # fmt: skip
 model("yoso", "yoso", "Yoso", "ForMaskedLM", text, **TEXT, use_expectation=True)
 model("luke", "luke", "Luke", "ForMaskedLM", _named, **TEXT | {"max_position_embeddings": 40}, entity_vocab_size=12,
       entity_emb_size=16)  # fmt: skip
@@ -212,9 +215,12 @@ model("smolvlm", "smolvlm", "SmolVLM", "ForConditionalGeneration",
 # --- sound, series ---
 data2vec("data2vec_audio", "AudioForCTC", "Audio", heard, **WAVES)
 model("parakeet", "parakeet", "Parakeet", "ForCTC",
-      lambda: {"input_features": numbers(2, 64, 16), "labels": words(1, 3) % 29 + 1}, "ParakeetCTCConfig", vocab_size=32,
+      lambda: {"input_features": numbers(2, 64, 16)}, "ParakeetCTCConfig", vocab_size=32,
       pad_token_id=0, encoder_config=SIZES | {"conv_kernel_size": 5, "subsampling_factor": 4, "num_mel_bins": 16,
       "subsampling_conv_channels": 8, "layerdrop": 0.0})  # fmt: skip
+model("musicgen", "musicgen", "Musicgen", "ForCausalLM", lambda: {"input_ids": torch.cat([words(i) for i in range(4)])},
+      "MusicgenDecoderConfig", vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=64,
+      num_codebooks=4, max_position_embeddings=32, pad_token_id=0)  # fmt: skip
 _AHEAD = {"prediction_length": 4, "context_length": 12, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
           "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
           "num_time_features": 2, "lags_sequence": [1, 2], "distribution_output": "normal"}  # fmt: skip

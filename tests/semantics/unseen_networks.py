@@ -414,6 +414,10 @@ class Gated(nn.Module):
         self.units = nn.ModuleList(GatingUnit() for _ in range(2))
         self.downs = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(2))
 
+    def get_output_embeddings(self) -> nn.Module:
+        """Layer that turns features into scores of words."""
+        return self.scores
+
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         x = self.words(inputs)
         for norm, up, unit, down in zip(self.norms, self.ups, self.units, self.downs, strict=True):
