@@ -13,6 +13,7 @@ import msgspec
 
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.form import Form
+from djinn_core.ir.isomorphism_hash import isomorphism_hash
 from djinn_core.ir.module_names import ModuleNames, module_names
 from djinn_core.ir.networkx_graph import graph_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
@@ -285,6 +286,11 @@ class ProgramGraph(ShownInNotebooks):
     def topology_hash(self) -> str:
         """Hash of forms and data flow, without sizes and scalars."""
         return topology_hash(self)
+
+    @cached_property
+    def isomorphism_hash(self) -> str:
+        """Weisfeiler-Lehman hash of forms and data flow: the same whatever order independent ops have."""
+        return isomorphism_hash(self)
 
     @cached_property
     def shape_hash(self) -> str:

@@ -70,10 +70,15 @@ class Structure:
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """At most one match for each candidate."""
+        for roles in self.places(graph, candidates):
+            yield self._match(graph, roles)
+
+    def places(self, graph: Graph, candidates: Sequence[Node]) -> Iterator[Roles]:
+        """For each candidate at most one way in which the subgraph lies around it: the node of each part."""
         for node in candidates:
             roles = next(self._places(graph, node), None)
             if roles is not None:
-                yield self._match(graph, roles)
+                yield roles
 
     def _places(self, graph: Graph, node: Node) -> Iterator[Roles]:
         import networkx as nx

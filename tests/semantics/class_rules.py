@@ -123,6 +123,11 @@ def is_table(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding)
 
 
+def looks_back(module: nn.Module) -> bool:
+    """True if a recurrent decoder weighs what was read without a module for it."""
+    return type(module).__module__ == "recurrent_cells" and type(module).__name__ == "Translator"
+
+
 def is_bag(module: nn.Module) -> bool:
     """True if the module is an embedding bag: PyTorch's class, and classes of `recommender_models`."""
     return isinstance(module, nn.EmbeddingBag) or (

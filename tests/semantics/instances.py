@@ -83,6 +83,7 @@ def instances(scene: Scene) -> tuple[Instance, ...]:
     blocks = tuple(_blocks(scene, attentions, mixtures))
     return (
         *attentions,
+        *_inside_others(scene),
         *mixtures,
         *(block for block, _ in blocks),
         *_attentions_without_block(scene, attentions, [block for block, _ in blocks]),
@@ -108,6 +109,14 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
             if len(cores) == 1:
                 facts |= projections_of(scene.graph, scene.runs, index, core)
             yield Instance("attention", frozenset({core}), frozenset(run.span), facts=facts, where=run.path)
+
+
+def _inside_others(scene: Scene) -> Iterator[Instance]:
+    """What weighs or multiplies inside recurrences and what pools rows: whether that is attention as well is left open."""
+    others = scene.inside(scene.outermost(rules.is_recurrent)) | scene.inside(scene.outermost(rules.is_bag))
+    others |= scene.inside(scene.outermost(rules.is_interaction)) | scene.inside(scene.outermost(rules.looks_back))
+    for node in sorted(scene.ops(others, WEIGHING | PRODUCTS)):
+        yield Instance("attention", frozenset({node}), frozenset(others), required=False, where="inside something else")
 
 
 def _in_parts(scene: Scene, run: ModuleRun, softmaxes: frozenset[int]) -> Instance:

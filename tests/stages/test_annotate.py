@@ -110,6 +110,19 @@ def vit():
     return ViTModel(ViTConfig(**IMAGE)), pixels()
 
 
+def text_tower():
+    """CLIP's text: causal, but the place of the token that ends the text is its result, and nothing is written."""
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    return CLIPTextModel(CLIPTextConfig(**TEXT)), ids()
+
+
+def sensors():
+    return nn.Sequential(nn.Conv1d(4, 8, 1), nn.ReLU(), nn.Flatten(), nn.Linear(80, 16), nn.Linear(16, 2)), torch.rand(
+        1, 4, 10
+    )
+
+
 def clip():
     from transformers import CLIPConfig, CLIPModel
 
@@ -183,6 +196,8 @@ def speech():
         (recommender, WorkloadType.RECOMMENDER, Modality.TEXT),
         (embeddings_of_an_encoder, WorkloadType.GENERIC, Modality.TEXT),
         (speech, WorkloadType.AUDIO, Modality.AUDIO),
+        (text_tower, WorkloadType.GENERIC, Modality.TEXT),
+        (sensors, WorkloadType.GENERIC, Modality.UNKNOWN),
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )

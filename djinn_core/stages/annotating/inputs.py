@@ -19,6 +19,8 @@ LAYERS = CONVOLUTION | MATRIX_PRODUCT | EMBEDDING
 _COUNTING = frozenset({"arange", "cumsum"})
 _SCALES = frozenset({"add", "add_", "addcmul", "div", "mul", "mul_", "pow", "sub"})
 _SIDES = (2, 3)  # height and width, and perhaps time
+_STEREO, _BANDS = 2, 8  # channels of waves at most, bands of frequencies at least
+_BANDS_RANK = 2
 _TOKENS_PER_POSITION = 4  # a table with more rows than this times the rows looked up is no position table
 
 
@@ -206,9 +208,18 @@ def _raw_kind(graph: Graph, node: Node) -> Modality | None:
             raw = graph.meta(graph.inputs[~source])
     if raw is None:
         return None
-    if len(graph.meta(node.inputs[1]).shape) <= 3:  # a kernel of one dimension
-        return Modality.AUDIO
+    kernel = graph.meta(node.inputs[1]).shape
+    if len(kernel) <= 3:  # a kernel of one dimension
+        return Modality.AUDIO if _hears(graph.meta(node.inputs[0]).shape, kernel) else None
     return Modality.AUDIO if _is_spectrogram(raw.shape, graph.meta(node.inputs[0]).shape) else Modality.VISION
+
+
+def _hears(data: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
+    """True for waves in one or two channels, or bands of frequencies; a few channels are measurements, points or states.
+
+    Each place by itself is no sound either.
+    """
+    return kernel[-1] > 1 and (len(data) < _BANDS_RANK or data[-2] <= _STEREO or data[-2] >= _BANDS)
 
 
 def _is_spectrogram(raw: tuple[int, ...], shape: tuple[int, ...]) -> bool:

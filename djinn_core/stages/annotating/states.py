@@ -70,15 +70,27 @@ def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) 
 
 
 def _generates(graph: Graph, inputs: Inputs) -> bool:
-    """True if scores are computed for fewer positions than there are tokens, while results of earlier layers are kept."""
+    """True if scores are computed for less than half of the positions, while results of earlier layers are kept.
+
+    What was padded to whole blocks is cut off again at the end, which is less.
+    """
     head = vocabulary_head(graph, inputs)
     if head is None or inputs.tokens < 2:
         return False
     scored = graph.meta(graph.nodes[head].outputs[0]).shape
-    if len(scored) < 2 or scored[-2] >= inputs.tokens:
+    if len(scored) < 2 or 2 * scored[-2] > min(inputs.tokens, _looked_up(graph, inputs, scored[-1])):
         return False
     makers = (graph.producer(v) for v in graph.outputs if len(graph.meta(v).shape) > 2)
     return sum(m is not None and m.id < head for m in makers) > 1
+
+
+def _looked_up(graph: Graph, inputs: Inputs, rows: int) -> int:
+    """The most tokens in a row that are looked up in a table of so many rows, or one more."""
+    lookups = [graph.nodes[n] for n, kind in inputs.entries.items() if kind is Modality.TEXT]
+    of_table = (
+        n for n in lookups if n.operation == "embedding" and graph.meta(n.inputs[0]).shape[0] in {rows, rows + 1}
+    )
+    return max(((graph.meta(n.inputs[1]).shape or (1,))[-1] for n in of_table), default=inputs.tokens)
 
 
 def vocabulary_head(graph: Graph, inputs: Inputs) -> int | None:
@@ -91,7 +103,8 @@ def vocabulary_head(graph: Graph, inputs: Inputs) -> int | None:
     last = max((i for o in ("linear", "addmm", "mm", "matmul") for i in graph.by_op.get(o, ())), default=None)
     if last is None or not graph.nodes[last].outputs:
         return None
-    return last if (graph.meta(graph.nodes[last].outputs[0]).shape or (0,))[-1] in rows else None
+    scores = (graph.meta(graph.nodes[last].outputs[0]).shape or (0,))[-1]
+    return last if scores in rows or scores + 1 in rows else None  # a token that only begins is never written
 
 
 def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int], set[int]]:

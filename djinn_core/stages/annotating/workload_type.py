@@ -167,7 +167,9 @@ def _recommender(evidence: Evidence) -> Iterator[Judgement]:
         yield Judgement(
             WorkloadType.RECOMMENDER, 0.94, f"features from tables of ids meet in products, as in node {where}"
         )
-    if bags and evidence.products:
+    pooled = len(evidence.of("embedding_bag")) if not attention else 0
+    if (bags or pooled) and evidence.products:
+        bags = bags or pooled
         yield Judgement(
             WorkloadType.RECOMMENDER, 0.96, f"{bags} bags of embeddings before {evidence.products} products"
         )
@@ -183,10 +185,22 @@ def _language(evidence: Evidence) -> Iterator[Judgement]:
     if caches:
         how = f"{caches} KV caches beside {len(attention)} attentions" if attention else "text goes through states"
         yield Judgement(WorkloadType.LLM, 0.93, how)
-    elif causal and evidence.kinds <= {Modality.TEXT}:  # the embedding may have been part of an earlier program
+    elif (
+        causal and evidence.kinds <= {Modality.TEXT} and not _picks_by_tokens(evidence.graph)
+    ):  # the embedding may have been part of an earlier program
         yield Judgement(WorkloadType.LLM, 0.92, f"{causal} causal attentions, and nothing but text in sight")
     elif evidence.kinds == {Modality.TEXT} and (head := vocabulary_head(evidence.graph, evidence.inputs)) is not None:
         yield Judgement(WorkloadType.LLM, 0.85, f"node {head} has a score for each row of the table of tokens")
+
+
+def _picks_by_tokens(graph: Graph) -> bool:
+    """True if the tokens themselves say which place of each text is the result: a text tower, which writes nothing."""
+    for i in graph.by_op.get("argmax", ()):
+        sources = list(graph.flow.ancestors(graph.flow.operands(graph.nodes[i])[0], limit=_TOKENS))
+        makers = [graph.nodes[s] for s in sources if s >= 0]
+        if len(sources) < _TOKENS and all(node.operation in _TOLD_BY_TOKENS for node in makers):
+            return True
+    return False
 
 
 def _one_kind(evidence: Evidence) -> Iterator[Judgement]:
@@ -208,6 +222,8 @@ def _nothing_more(evidence: Evidence) -> Iterator[Judgement]:
     yield Judgement(WorkloadType.GENERIC, 0.5, how)
 
 
+_TOKENS = 12  # sources between tokens and the place that they name
+_TOLD_BY_TOKENS = frozenset({"arange", "eq", "full", "mul", "ne", "scalar_tensor", "where"})
 _STRUCTURES: tuple[Callable[[Evidence], Iterator[Judgement]], ...] = (
     _training, _several_kinds, _diffusion, _recommender, _language, _one_kind, _convolutional, _nothing_more,
 )  # fmt: skip

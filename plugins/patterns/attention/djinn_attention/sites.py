@@ -10,7 +10,7 @@ import attrs
 from djinn.dataflow import COPIES, FUSED_ATTENTION, origin
 from djinn.hooks import Graph, Node, arguments
 
-_PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm"})
+PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm"})
 # What may stand between the scores and the softmax: scale, mask, soft cap, casts; in place as well.
 _SCORE_OPS = frozenset({
     *COPIES, "add", "baddbmm", "clamp", "clamp_min", "div", "masked_fill", "maximum", "minimum", "mul", "nan_to_num",
@@ -32,6 +32,7 @@ class Site:
         scores: shape of the scores, where an op makes them; without sinks.
         fused: whether it is one op.
         flagged_causal: whether the op itself was told to be causal.
+        scattered: whether scores or weights lie in parts, or there is no softmax of one product.
     """
 
     nodes: tuple[int, ...]
@@ -42,6 +43,7 @@ class Site:
     scores: tuple[int, ...]
     fused: bool
     flagged_causal: bool = False
+    scattered: bool = False
 
 
 @attrs.frozen
@@ -97,7 +99,7 @@ def _scores(graph: Graph, softmax: Node, shape: tuple[int, ...]) -> _Scored | No
         node, path = graph.nodes[source], ways[source]
         operation = node.operation.removesuffix("_")
         count = math.prod(shape)
-        if operation in _PRODUCTS and node.outputs and graph.meta(node.outputs[0]).numel == count:
+        if operation in PRODUCTS and node.outputs and graph.meta(node.outputs[0]).numel == count:
             return _Scored(node, path, shape)
         operands = flow.sources[source]
         if operation == "cat" and (narrow := _without_sinks(graph, node)) is not None:
@@ -140,7 +142,7 @@ def _weighed(graph: Graph, softmax: Node, keys: int) -> tuple[Node, int] | None:
         for user in flow.users(weights):
             limit -= 1
             node = graph.nodes[user]
-            if node.operation in _PRODUCTS and len(node.inputs) >= 2:
+            if node.operation in PRODUCTS and len(node.inputs) >= 2:
                 operands = [flow.beyond(s) for s in flow.sources[user][-2:]]
                 other = node.inputs[-1] if operands[0] == weights else node.inputs[-2]
                 if operands[0] != operands[1] and keys in graph.meta(other).shape:

@@ -209,6 +209,9 @@ class Caches:
                 return value
             if not node.inputs or not (node.operation in SCALED or is_view(node)):
                 return None
+            shown, made = self.graph.meta(node.inputs[0]).numel, self.graph.meta(value).numel
+            if node.operation == "expand" and made > shown:
+                return None  # one for all samples: a weight, such as learnt tokens
             value = node.inputs[0]
         return None
 

@@ -15,6 +15,11 @@ from djinn.hooks import Graph, Node, arguments
 from djinn.patterns import ACTIVATION, MATRIX_PRODUCT, NORMALISATION, is_given
 
 LOOK_UPS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding", "embedding_bag"})
+ATTENTION = frozenset({
+    "_safe_softmax", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu", "_softmax",
+    "scaled_dot_product_attention", "softmax",
+})  # fmt: skip
+_BAGS = LOOK_UPS - {"embedding"}
 PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm"})
 _JOINS = frozenset({"cat", "concat", "concatenate", "hstack", "stack"})
 _MADE = frozenset(
@@ -69,37 +74,49 @@ def features(graph: Graph, candidates: Iterable[Node]) -> Features:
     if not look_ups:
         return NOTHING
     leads = {node.id: 1 << position for position, node in enumerate(look_ups)}
+    below = set(_shifted(graph, look_ups, leads))
     dense: dict[int, bool] = {}
     queue = sorted({u for node in look_ups for u in graph.flow.users(node.id)})
     seen = {*leads, *queue}
     while queue:
         node = graph.nodes[heapq.heappop(queue)]
-        bits = _bits(graph, node, leads, dense)
+        bits = _bits(graph, node, leads, dense, below)
         if bits:
             leads[node.id] = bits
+            if node.operation in {"cat", "stack"} and _are_columns(graph, node, leads):
+                below.add(bits)
             for user in graph.flow.users(node.id):
                 if user not in seen:
                     seen.add(user)
                     heapq.heappush(queue, user)
-    return Features(look_ups, leads, tuple(set(_columns(graph, look_ups, leads))))
+    return Features(look_ups, leads, tuple(below))
 
 
-def _columns(graph: Graph, look_ups: Iterable[Node], leads: Mapping[int, int]) -> Iterator[int]:
-    """Bits of look-ups whose rows are put one below the other."""
-    for node in (graph.nodes[n] for n in leads if graph.nodes[n].operation in {"cat", "stack"}):
-        rank = len(graph.meta(node.outputs[0]).shape)
-        below = rank > _BATCHED and arguments(node).get("dim", 0) % rank not in {0, rank - 1}
-        if below and len({leads.get(s, 0) for s in graph.flow.operands(node)} - {0}) > 1:
-            yield leads[node.id]
+def _are_columns(graph: Graph, node: Node, leads: Mapping[int, int]) -> bool:
+    """True if rows of several look-ups, or of many bags of one, are put one below the other."""
+    rank = len(graph.meta(node.outputs[0]).shape)
+    axis = arguments(node).get("dim", 0) % max(rank, 1)
+    if rank <= _BATCHED or axis in {0, rank - 1}:
+        return False
+    sources = graph.flow.operands(node)
+    if len({leads.get(s, 0) for s in sources} - {0}) > 1:
+        return True
+    bags = [v for v, s in zip(node.inputs, sources, strict=True) if s >= 0 and graph.nodes[s].operation in _BAGS]
+    return any(graph.meta(v).shape[axis] > 1 for v in bags)
+
+
+def _shifted(graph: Graph, look_ups: Iterable[Node], leads: Mapping[int, int]) -> Iterator[int]:
+    """Bits of look-ups in one table in which each field has rows of its own."""
     for node in look_ups:
         maker = graph.flow.node(graph.flow.operands(node)[1])
         shifted = maker is not None and maker.operation == "add" and len(maker.inputs) > 1
-        if shifted and len(graph.meta(node.inputs[1]).shape) == _BATCHED:  # each field has rows of its own
+        if shifted and len(graph.meta(node.inputs[1]).shape) == _BATCHED:
             yield leads[node.id]
 
 
-def _bits(graph: Graph, node: Node, leads: Mapping[int, int], dense: dict[int, bool]) -> int:
-    if node.operation.removesuffix("_") not in ALLOWED:
+def _bits(graph: Graph, node: Node, leads: Mapping[int, int], dense: dict[int, bool], below: set[int]) -> int:
+    attends = node.operation in ATTENTION
+    if not attends and node.operation.removesuffix("_") not in ALLOWED:
         return 0
     bits = 0
     for source in graph.flow.operands(node):
@@ -108,7 +125,7 @@ def _bits(graph: Graph, node: Node, leads: Mapping[int, int], dense: dict[int, b
             bits |= known
         elif source >= 0 and not _is_dense(graph, source, dense):
             return 0
-    return bits
+    return 0 if attends and not any(b & bits == b for b in below) else bits  # of fields; words attend, too
 
 
 def _is_dense(graph: Graph, source: int, known: dict[int, bool]) -> bool:

@@ -33,7 +33,13 @@ def interactions(graph: Graph, found: Features) -> Iterable[FeatureInteraction]:
     if len(found.look_ups) > 1:
         rows = (graph.nodes[u] for n in found.look_ups for u in graph.flow.users(n.id) if u not in found.leads)
         alone += [m for n in rows if n.operation in _SCORES and (m := _beside(graph, found, n)) is not None]
-    return _together(graph, alone)
+    return _together(graph, _outermost(graph, alone))
+
+
+def _outermost(graph: Graph, alone: list[FeatureInteraction]) -> Iterable[FeatureInteraction]:
+    """Without masks that another interaction multiplies once more: a gated cross is one."""
+    inner = {s for m in alone if m.kind == "cross" for s in graph.flow.operands(graph.nodes[m.at])}
+    return [m for m in alone if m.kind != "mask" or m.at not in inner]
 
 
 def _interaction(graph: Graph, found: Features, node: Node) -> FeatureInteraction | None:
@@ -229,7 +235,8 @@ def _crossed(graph: Graph, found: Features, product: int, base: int, layered: in
         nodes.append(users[0].id)
         others = [s for s in graph.flow.operands(users[0]) if s != node]
         if others and others[0] in read:
-            return told("cross", found, (*nodes, *passed), product, base, others[0])
+            own = [n for n in passed if n > others[0]]  # what led to the state is the layer's before
+            return told("cross", found, (*nodes, *own), product, base, others[0])
         if not others or others[0] >= 0:
             return None
         node = users[0].id

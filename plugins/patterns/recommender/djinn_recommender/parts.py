@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 
 from djinn.hooks import Graph, Node
-from djinn.patterns import layer_at
-from djinn_recommender.features import LOOK_UPS, Features
+from djinn.patterns import is_given, layer_at
+from djinn_recommender.features import LOOK_UPS, PRODUCTS, Features
 
 _PICKS = frozenset({"index", "index_select", "masked_select"})
 PUT_TOGETHER = frozenset({"cat", "stack"}) | LOOK_UPS
 _WALK = 12
+_FACTORS = 2
 
 
 def picked(graph: Graph, node: Node, left: int, right: int) -> tuple[int, tuple[int, ...]] | None:
@@ -33,6 +34,10 @@ def _part(graph: Graph, value: int, source: int) -> tuple[int, object, tuple[int
         )
         joint, part, passed = _part(graph, read, graph.flow.beyond(layer.data))
         return joint, part, (*passed, layer.product.id, node.id)
+    by_pair = [v for v, s in zip(node.inputs, graph.flow.operands(node), strict=True) if not is_given(graph.flow, s)]
+    if node.operation in PRODUCTS and len(node.inputs) == _FACTORS and len(by_pair) == 1:  # a matrix for each pair
+        joint, part, passed = _part(graph, by_pair[0], graph.flow.operand(node, by_pair[0]))
+        return joint, part, (*passed, source)
     if node.operation in _PICKS:
         return graph.flow.operands(node)[0], node.slots + tuple(node.inputs[1:]), (source,)
     return source, _view(graph, value), ()

@@ -9,8 +9,9 @@ from torch.nn import functional
 
 import djinn
 import djinn_recommender
-from djinn.hooks import storage_of
+from djinn.hooks import WorkloadType, storage_of
 from djinn.testing import PatternConformance, PluginConformance, ProgramBuilder
+from djinn_core.stages.annotate import annotate
 from djinn_recommender import EmbeddingBag, IdTables, Interaction
 
 DEVICE = "remote_accelerator:0"
@@ -194,6 +195,33 @@ def attended(rows, layers):
     return (query @ key.transpose(-1, -2) / 2).softmax(-1) @ value
 
 
+def attended_by_one_op(rows, layers):
+    """Two layers of AutoInt, the second over what the first gave."""
+    features = torch.stack(rows, 1)
+    for _ in range(2):
+        query, key, value = (layer(features) for layer in layers)
+        features = functional.scaled_dot_product_attention(query, key, value) + features
+    return features
+
+
+def gated_crosses(rows, layers):
+    first = state = torch.cat(rows, 1)
+    for _ in range(2):
+        state = first * layers[0](state) * layers[1](state).sigmoid() + state
+    return state
+
+
+def by_a_matrix_for_each_pair(rows, weights):
+    features = torch.stack(rows, 1)
+    return torch.einsum("bpi,pij->bpj", features[:, [0, 0, 1]], weights.matrices) * features[:, [1, 2, 2]]
+
+
+class Matrices(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrices = nn.Parameter(torch.zeros(3, WIDTH, WIDTH))
+
+
 def wide():
     return nn.ModuleList(nn.Linear(FIELDS * WIDTH, FIELDS * WIDTH) for _ in range(2))
 
@@ -213,6 +241,9 @@ INTERACTIONS = {
     "one by one": (added_one_by_one, None, ["pairs"]), "batch": (of_a_batch, wide, ["towers"]),
     "form": (by_a_form, lambda: nn.Bilinear(WIDTH, WIDTH, 1), ["product"]), "parts apart": (parts_apart, None, ["distance"]),
     "outer": (outer, None, ["dot"]), "distance": (apart, None, ["distance"]), "attention": (attended, narrow, ["attention"]),
+    "attention twice": (attended_by_one_op, narrow, ["attention", "attention"]),
+    "gated crosses": (gated_crosses, wide, ["cross", "cross"]),
+    "matrices": (by_a_matrix_for_each_pair, Matrices, ["pairs"]),
 }  # fmt: skip
 
 
@@ -221,6 +252,35 @@ INTERACTIONS = {
 def test_interactions(name, train):
     over, make, expected = INTERACTIONS[name]
     assert kinds(matches(Tables(over, make), ids(), train=train)) == expected
+
+
+def test_products_of_bags_that_lie_in_one_table():
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bags, self.dense = nn.EmbeddingBag(ROWS, WIDTH, mode="sum"), nn.Linear(5, WIDTH)
+
+        def forward(self, ids, starts, dense):
+            sparse = self.bags(ids, starts).view(BATCH, FIELDS, WIDTH)
+            features = torch.cat([self.dense(dense).unsqueeze(1), sparse], 1)
+            return torch.bmm(features, features.transpose(1, 2)).flatten(1)[:, [1, 2, 3, 6, 7, 11]]
+
+    starts = torch.arange(BATCH * FIELDS) * 2
+    assert kinds(matches(Packed(), torch.zeros(12, dtype=torch.long), starts, torch.zeros(BATCH, 5))) == ["dot"]
+
+
+def test_bags_that_are_written_out_make_a_recommender():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.deep, self.layer = nn.Embedding(1000, 1), nn.Embedding(1000, 4), nn.Linear(16, 1)
+
+        def forward(self, ids):
+            return self.wide(ids).sum(1) + self.layer(self.deep(ids).flatten(1))
+
+    graph = recorded(Wide(), torch.zeros(5, 4, dtype=torch.long))
+    profile = annotate(graph, [EmbeddingBag()])
+    assert profile.workload is WorkloadType.RECOMMENDER
 
 
 def gated(rows, layers):

@@ -9,12 +9,14 @@ import attrs
 
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
 from djinn.hooks import Graph, Node, Nodes, PatternMatch
-from djinn.patterns import NORMALISATION
+from djinn.patterns import NORMALISATION, Gradients, is_given
 from djinn_transformer.layers import MIXING
 from djinn_transformer.mixtures import routers_of
 from djinn_transformer.networks import networks_of
 
 _ATTENTION = FUSED_ATTENTION | SOFTMAX
+_DECAYS = frozenset({"cumprod", "log_sigmoid_forward", "logcumsumexp", "softplus"})
+_NEAR = 24  # ops between two products of an attention without softmax
 _REACH = 96  # sources between a feed-forward network and the attention before it
 _SUMS = frozenset({"add", "add_"})
 
@@ -40,15 +42,17 @@ class TransformerBlock:
 
     name = "block"
     tolerates_growth = True
-    operations = _ATTENTION
+    operations = _ATTENTION | MIXING
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each block: each attention belongs to the first network that its result leads to."""
+        candidates = [node for node in candidates if node.operation in _ATTENTION]
         softened = {i for router in routers_of(graph) for i in router.softened}
         attentions = {
             node.id for node in candidates if node.operation in FUSED_ATTENTION or _weighs(graph, node)
         } - softened
-        return [_match(block) for block in _blocks(graph, attentions)] if attentions else []
+        blocks = list(_blocks(graph, attentions)) if attentions else []
+        return [_match(block) for block in (*blocks, *_without_softmax(graph, attentions, blocks))]
 
 
 @attrs.define
@@ -79,6 +83,48 @@ def _blocks(graph: Graph, attentions: set[int]) -> Iterable[_Block]:
         elif reached:
             owners[max(reached)].halves.append(half)
     return {id(block): block for block in owners.values()}.values()
+
+
+def _without_softmax(graph: Graph, attentions: set[int], blocks: list[_Block]) -> Iterable[_Block]:
+    """Blocks whose attention is a product of computed values after another one, for networks that have no attention yet."""
+    if _passes_states(graph):
+        return []
+    gradients = graph.flow.shared(Gradients)
+    mixtures = {
+        i for o in MIXING & graph.by_op.keys() for i in graph.by_op[o] if i not in gradients and _mixes(graph, i)
+    }
+    if not mixtures:
+        return []
+    taken = {half.nodes for block in blocks for half in block.halves}
+    halves = [half for half in _halves(graph) if half.nodes not in taken]
+    ends = {end for half in _halves(graph) for end in half.ends}
+    owners: dict[int, _Block] = {}
+    for half in halves:
+        reached = _reached(graph, half.data, mixtures | attentions, ends, min(mixtures))
+        free = reached - owners.keys() - attentions
+        if free and not reached & attentions:
+            owners |= dict.fromkeys(free, _Block([half], free, set()))
+    return {id(block): block for block in owners.values()}.values()
+
+
+def _passes_states(graph: Graph) -> bool:
+    """True if something decays from place to place: products of states and of what reads them are a recurrence's."""
+    if not _DECAYS.isdisjoint(graph.by_op):
+        return True
+    return any(graph.meta(graph.nodes[i].inputs[0]).dtype.is_floating_point for i in graph.by_op.get("cumsum", ()))
+
+
+def _mixes(graph: Graph, index: int) -> bool:
+    """True if a node multiplies computed values with each other, one of which comes from another such product."""
+    flow = graph.flow
+    operands = flow.operands(graph.nodes[index])
+    if any(is_given(flow, s) for s in operands[-2:]):
+        return False
+    near = (i for s in operands[-2:] for i in flow.ancestors(s, MIXING, limit=_NEAR) if i >= 0)
+    return any(
+        graph.nodes[i].operation in MIXING and not any(is_given(flow, s) for s in flow.operands(graph.nodes[i])[-2:])
+        for i in near
+    )
 
 
 def _match(block: _Block) -> PatternMatch:

@@ -13,6 +13,7 @@ from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
 from djinn.hooks import Graph, Node
 from djinn.patterns import ACTIVATION, CONVOLUTION, NORMALISATION, Flow, Layer, is_given
 from djinn_transformer.layers import MIXING, Layers, layers_of
+from djinn_transformer.norms import WrittenNorm, written_norms
 from djinn_transformer.positions import scores_places
 
 _BENDS = frozenset({
@@ -91,6 +92,8 @@ class _Search:
         self._graph = graph
         self._layers: Layers = layers_of(graph)
         self._ways: dict[int, _Way] = {}
+        written = graph.flow.shared(written_norms).values()
+        self._normed = {norm.nodes[-1]: norm for norm in written if not norm.frozen}
 
     def networks(self) -> list[Network]:
         """All of them."""
@@ -98,11 +101,14 @@ class _Search:
         found: list[Network] = []
         if len(whole) < 2:
             return found
-        between = {i for operation in _BETWEEN for i in by_op.get(operation, ())}
+        normed = self._normed
+        within = {i for w in normed.values() for i in w.nodes} - normed.keys()
+        between = {i for operation in _BETWEEN for i in by_op.get(operation, ())}.union(normed) - within
         for index in sorted(between.union(whole)):
             layer = whole.get(index)
             if layer is None:
-                way = self._through(self._graph.nodes[index])
+                norm = normed.get(index)
+                way = self._past(norm) if norm is not None else self._through(self._graph.nodes[index])
                 if way is not None:
                     ways[index] = way
                 continue
@@ -131,6 +137,11 @@ class _Search:
         if not before or (operation in _JOINS and not beside):
             return None
         return self._longer(node, before, beside)
+
+    def _past(self, norm: WrittenNorm) -> _Way | None:
+        """The way past a norm that is written out, which bends nothing."""
+        way = self._ways.get(norm.data)
+        return None if way is None or way.length >= _LIMIT else way._replace(length=way.length + 1)
 
     def _longer(self, node: Node, before: list[_Way], beside: tuple[int, ...]) -> _Way | None:
         operation = node.operation
@@ -180,9 +191,10 @@ class _Search:
             source = todo.pop()
             if source not in seen and source in ways:
                 seen.add(source)
-                node = self._graph.nodes[source]
-                yield node
-                todo += flow.operands(node)
+                norm = self._normed.get(source)
+                nodes = [self._graph.nodes[i] for i in (norm.nodes if norm is not None else (source,))]
+                yield from nodes
+                todo += flow.operands(nodes[0]) if norm is None else (norm.data,)
 
 
 def attention_in(graph: Graph, node: Node) -> int | None:

@@ -13,26 +13,39 @@ _ROOTS = frozenset({"rsqrt", "sqrt"})
 _POWERS = frozenset({"pow"})  # of -0.5 and 0.5
 _LENGTHS = frozenset({"linalg_vector_norm", "norm"})  # the root of a sum of squares
 _DEVIATIONS = frozenset({"std", "std_mean"})  # the root of a variance
+_MEASURES = _ROOTS | _POWERS | _LENGTHS | _DEVIATIONS
 _SQUARES = frozenset({"mul", "pow", "square"})
 _VARIANCES = frozenset({"var", "var_mean"})
 _SUMS = frozenset({"add", "add_"})
 _BOUNDS = frozenset({*_SUMS, "clamp", "clamp_min", "clamp_min_", "maximum"})
 _SCALES = frozenset({"div", "div_", "mul", "mul_"})
+_CHANNELS = 2  # at least; one number scales all
 
 
 @attrs.frozen
-class _Written:
+class WrittenNorm:
     """A norm that is written out.
 
     Attributes:
         nodes: the ops, from the square to the last scaling. root: the op that gives how far the data spreads.
+        data: source of what is normalised.
         centred: whether the mean was taken away. weighted: whether weights follow.
+        frozen: whether the spread is not that of the data, but one that was measured before.
     """
 
     nodes: tuple[int, ...]
     root: Node
+    data: int
     centred: bool
     weighted: bool
+    frozen: bool = False
+
+
+def written_norms(graph: Graph) -> dict[int, WrittenNorm]:
+    """The norms of a graph that are written out, by the id of the op that gives the spread; no kernels of convolutions."""
+    candidates = sorted(i for operation in _MEASURES & graph.by_op.keys() for i in graph.by_op[operation])
+    found = {i: written for i in candidates if (written := _written_out(graph, graph.nodes[i])) is not None}
+    return {i: written for i, written in found.items() if not _makes_kernel(graph, written.nodes[-1])}
 
 
 class Norm:
@@ -40,21 +53,22 @@ class Norm:
 
     name = "norm"
     tolerates_growth = True
-    operations = NORMALISATION | _ROOTS | _POWERS | _LENGTHS | _DEVIATIONS
+    operations = NORMALISATION | _MEASURES
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each norm of data; what makes the kernel of a convolution from a weight is none."""
+        written = graph.flow.shared(written_norms)
         for node in candidates:
             if node.operation in NORMALISATION:
                 if not _makes_kernel(graph, node.id):
                     reason = f"node {node.id} is {node.op}, which is a norm"
                     yield PatternMatch(self.name, (node.id,), 1.0, reason, details={"fused": True})
-            elif (written := _written_out(graph, node)) is not None and not _makes_kernel(graph, written.nodes[-1]):
-                yield _match(written)
+            elif node.id in written:
+                yield _match(written[node.id])
 
 
-def _match(written: _Written) -> PatternMatch:
-    kind = "layer_norm" if written.centred else "rms_norm"
+def _match(written: WrittenNorm) -> PatternMatch:
+    kind = "batch_norm" if written.frozen else "layer_norm" if written.centred else "rms_norm"
     less = "less its mean, " if written.centred else ""
     then = ", and weights follow" if written.weighted else ""
     return PatternMatch(
@@ -77,11 +91,11 @@ def _makes_kernel(graph: Graph, index: int) -> bool:
     return False
 
 
-def _written_out(graph: Graph, root: Node) -> _Written | None:
+def _written_out(graph: Graph, root: Node) -> WrittenNorm | None:
     """The norm whose root `root` is: of a spread, to which at most a small number was added, and something is scaled by it."""
     measured = _measured(graph, root)
     if measured is None:
-        return None
+        return _frozen(graph, root)
     source, measuring, centred = measured
     divisor, after = _bounded(graph, root)
     scaled = _scaled(graph, divisor, source)
@@ -91,7 +105,7 @@ def _written_out(graph: Graph, root: Node) -> _Written | None:
     if root.operation in _LENGTHS and not weights:
         return None  # directions, as those that are compared with each other
     nodes = {*measuring, root.id, *after, first.id, *(n.id for n in weights)}
-    return _Written(tuple(sorted(nodes)), root, centred or less, bool(weights))
+    return WrittenNorm(tuple(sorted(nodes)), root, source, centred or less, bool(weights))
 
 
 def _measured(graph: Graph, root: Node) -> tuple[int, tuple[int, ...], bool] | None:
@@ -115,6 +129,38 @@ def _measured(graph: Graph, root: Node) -> tuple[int, tuple[int, ...], bool] | N
         return None
     source = flow.operands(square)[0]
     return source, (*before, maker.id, square.id), _less(graph, source) is not None
+
+
+def _frozen(graph: Graph, root: Node) -> WrittenNorm | None:
+    """A norm whose spread was measured before: channels are scaled by one over the root of a given variance, and shifted."""
+    flow = graph.flow
+    if root.operation != "rsqrt" or graph.meta(root.inputs[0]).numel < _CHANNELS:
+        return None
+    start = flow.operands(root)[0]
+    maker = flow.node(start)
+    if not is_given(flow, start) and not (maker is not None and maker.operation in _SUMS and _all_given(graph, maker)):
+        return None
+    todo: list[tuple[Node, tuple[int, ...]]] = [(root, (root.id,))]
+    for at, nodes in todo:
+        for user in (graph.nodes[u] for u in flow.users(at.id)):
+            others = [s for s in flow.operands(user) if s != at.id]
+            if user.operation not in _SCALES or len(others) != 1:
+                continue
+            if not is_given(flow, others[0]):
+                all_nodes = tuple(sorted({*nodes, user.id, *_shifted(graph, user)}))
+                return WrittenNorm(all_nodes, root, others[0], centred=True, weighted=True, frozen=True)
+            if at is root:  # weights may be multiplied in first
+                todo.append((user, (*nodes, user.id)))
+    return None
+
+
+def _all_given(graph: Graph, node: Node) -> bool:
+    return all(is_given(graph.flow, s) for s in graph.flow.operands(node))
+
+
+def _shifted(graph: Graph, scaled: Node) -> list[int]:
+    """The addition that follows the scaling of channels."""
+    return [u for u in graph.flow.users(scaled.id) if graph.nodes[u].operation in _SUMS][:1]
 
 
 def _is_square(graph: Graph, node: Node) -> bool:

@@ -16,6 +16,7 @@ _BENDS = ACTIVATION - {"sigmoid"}  # scores may become probabilities one by one,
 _DIFFERENCES = frozenset({"add", "add_", "rsub", "sub"})
 _SQUARES = frozenset({"pow", "square"})
 _SMALLEST = 16  # rows of a table of tokens
+_MANY = 4  # scores for each number of what they are made of
 _REACH = 64  # ops that are looked at after a head
 
 
@@ -60,7 +61,7 @@ class OutputHead:
             weight = graph.flow.beyond(layer.weight)
             again = weight in multiplied
             multiplied.add(weight)
-            rows = graph.meta(graph.flow.value(node.id)).shape[-1]
+            rows = _rows(tables, graph.meta(graph.flow.value(node.id)).shape[-1], _width(graph, layer))
             if rows in tables and not _is_gradient(graph, layers, node, again=again) and _ends(graph, layers, layer):
                 yield _match(layer, rows, tied=weight in tables[rows])
 
@@ -85,6 +86,19 @@ def _tables(graph: Graph) -> dict[int, set[int]]:
         if rows >= _SMALLEST:
             tables.setdefault(rows, set()).add(graph.flow.operands(node)[0])
     return tables
+
+
+def _rows(tables: dict[int, set[int]], scores: int, width: int) -> int:
+    """Rows of the table that has one for each score, or one more: a token that only begins a sequence is never written.
+
+    Tables of positions have often one row more than some layer is wide, so the latter counts for many scores only.
+    """
+    many = scores > _MANY * width
+    return scores + 1 if many and scores not in tables and scores + 1 in tables else scores
+
+
+def _width(graph: Graph, layer: Layer) -> int:
+    return graph.meta(graph.flow.value(layer.data)).shape[-1]
 
 
 def _ends(graph: Graph, layers: Layers, layer: Layer) -> bool:

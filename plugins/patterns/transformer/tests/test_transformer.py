@@ -232,6 +232,77 @@ def test_norms_that_are_written_out(formula, kind, train):
     assert match.details == {"fused": False, "kind": kind}
 
 
+def test_a_norm_whose_spread_was_measured_before_is_one():
+    class Frozen(nn.Module):
+        """As detectors have it: nothing of it is trained."""
+
+        def __init__(self):
+            super().__init__()
+            for name in ("weight", "bias", "mean", "variance"):
+                self.register_buffer(name, torch.ones(4))
+            self.convolution = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            weight, bias, mean, variance = (
+                b.view(1, -1, 1, 1) for b in (self.weight, self.bias, self.mean, self.variance)
+            )
+            scale = weight * (variance + 1e-5).rsqrt()
+            return self.convolution(x) * scale + (bias - mean * scale)
+
+    graph = recorded(Frozen(), data(2, 3, 8, 8))
+    (match,) = found_in("norm", graph)
+    assert match.details["kind"] == "batch_norm"
+    assert graph.nodes[match.nodes[-1]].operation == "add"
+
+
+def test_a_norm_within_a_network_bends_nothing_and_does_not_end_it():
+    class Normed(nn.Module):
+        def __init__(self, bends):
+            super().__init__()
+            self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), RmsNorm()
+            self.norm.weight, self.bends = nn.Parameter(torch.ones(16)), bends
+
+        def forward(self, x):
+            up = self.up(x)
+            return self.down(self.norm(up.relu() if self.bends else up))
+
+    graph = recorded(Normed(bends=True), data(2, 4, 8))
+    (match,) = found_in("mlp", graph)
+    assert "rsqrt" in {graph.nodes[i].operation for i in match.nodes}
+    assert not found_in("mlp", recorded(Normed(bends=False), data(2, 4, 8)))
+
+
+def test_a_block_may_have_attention_without_a_softmax():
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
+            self.network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+        def forward(self, x):
+            query, key = self.query(x).relu(), self.key(x).relu()
+            x = x + self.out(query @ (key.transpose(1, 2) @ self.value(x)))
+            return x + self.network(x)
+
+    graph = recorded(nn.Sequential(Linear(), Linear()), data(2, 5, 8))
+    assert len(found_in("block", graph)) == 2
+    assert not found_in("block", recorded(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), data(2, 5, 8)))
+
+
+def test_a_head_may_leave_out_the_token_that_begins():
+    class Pixels(nn.Module):
+        def __init__(self, fewer):
+            super().__init__()
+            self.table, self.layer, self.head = nn.Embedding(40, 8), nn.Linear(8, 8), nn.Linear(8, 40 - fewer)
+
+        def forward(self, ids):
+            return self.head(self.layer(self.table(ids)))
+
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    assert len(found_in("output_head", recorded(Pixels(1), ids))) == 1
+    assert not found_in("output_head", recorded(Pixels(3), ids))
+
+
 def test_a_direction_is_no_norm():
     assert found_in("norm", recorded(Spread(lambda x, w, b: F.normalize(x, dim=-1) @ w), data(2, 8))) == []
 

@@ -1,0 +1,233 @@
+"""Attention that is no softmax of one product: linear, in blocks, additive, sampled, normalised by logsumexp; and what is none."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import djinn
+from djinn_attention import Attention
+
+BATCH, LENGTH, WIDTH, HEADS = 2, 12, 32, 4
+
+
+def found(mix, module=None, length=LENGTH):
+    """Matches in what `mix` makes of queries, keys and values of several heads that layers project from the same."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+            self.more = module
+
+        def forward(self, x):
+            q, k, v = (
+                layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+            )
+            mixed = mix(q, k, v) if module is None else mix(q, k, v, self.more)
+            return self.out(mixed.transpose(1, 2).flatten(2))
+
+    with torch.device("meta"):
+        layer, x = Layer(), torch.zeros(BATCH, length, WIDTH)
+    return matched(layer, x)
+
+
+def matched(layer, *inputs):
+    with djinn.capture() as captured, torch.no_grad():
+        kept = layer(*inputs)
+    graph = captured.graph
+    pattern = Attention()
+    matches = list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
+    del kept
+    return graph, matches
+
+
+def ops(graph, match):
+    return [graph.nodes[i].operation for i in match.nodes]
+
+
+def linear(q, k, v):
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    return (q @ (k.transpose(-1, -2) @ v)) / (q @ k.sum(2).unsqueeze(-1))
+
+
+def efficient(q, k, v):
+    return q.softmax(-1) @ (k.softmax(2).transpose(-1, -2) @ v)
+
+
+def positive_features(q, k, v):
+    q, k = (((x - x.square().sum(-1, keepdim=True) / 2).exp() + 1e-4) for x in (q, k))
+    scale = 1 / torch.einsum("bhnf,bhf->bhn", q, k.sum(2))
+    return torch.einsum("bhfd,bhnf,bhn->bhnd", torch.einsum("bhnf,bhnd->bhfd", k, v), q, scale)
+
+
+def by_logsumexp(q, k, v):
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+def by_angle(q, k, v):
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    return (1 - torch.acos((q @ k.transpose(-1, -2)).clamp(-0.99, 0.99)) / math.pi).pow(8) @ v
+
+
+def in_blocks(q, k, v):
+    """Three blocks of queries; those in the middle see parts of the keys, which are put together."""
+    first, middle, last = q.split(LENGTH // 3, 2)
+    whole = [(x @ k.transpose(-1, -2)).softmax(-1) @ v for x in (first, last)]
+    near, far = k[:, :, :4], k[:, :, 8:]
+    weights = torch.cat([middle @ near.transpose(-1, -2), middle @ far.transpose(-1, -2)], -1).softmax(-1)
+    mixed = weights[..., :4] @ v[:, :, :4] + weights[..., 4:] @ v[:, :, 8:]
+    return torch.cat([whole[0], mixed, whole[1]], 2)
+
+
+def landmarks(q, k, v):
+    few = [x.unflatten(2, (4, -1)).mean(3) for x in (q, k)]
+    one = (q @ few[1].transpose(-1, -2)).softmax(-1)
+    two = (few[0] @ few[1].transpose(-1, -2)).softmax(-1)
+    three = (few[0] @ k.transpose(-1, -2)).softmax(-1)
+    inverse = two.transpose(-1, -2)
+    for _ in range(2):
+        inverse = 2 * inverse - inverse @ two @ inverse
+    return (one @ inverse) @ (three @ v)
+
+
+def mixed_heads(q, k, v, weights):
+    scores = torch.einsum("bhnm,hk->bknm", q @ k.transpose(-1, -2), weights)
+    return torch.einsum("bhnm,hk->bknm", scores.softmax(-1), weights) @ v
+
+
+KINDS = [linear, efficient, positive_features, by_logsumexp, by_angle, in_blocks, landmarks]
+
+
+@pytest.mark.parametrize("mix", KINDS, ids=lambda mix: mix.__name__)
+def test_one_attention_however_many_softmaxes_it_has(mix):
+    graph, matches = found(mix)
+    (match,) = matches
+    softmaxes = [i for o in ("_softmax", "softmax") for i in graph.by_op.get(o, ())]
+    assert set(softmaxes) <= set(match.nodes)
+    assert {"matmul", "bmm"} & set(ops(graph, match))
+    assert match.confidence >= 0.8
+    assert any(match.details["projections"].values())
+    assert match.details["kind"] in {"self", None}
+
+
+def test_heads_that_are_mixed_before_and_after_the_softmax():
+    with torch.device("meta"):
+        weights = nn.Parameter(torch.zeros(HEADS, HEADS))
+    (match,) = found(mixed_heads, weights)[1]
+    assert match.details["heads"] == HEADS
+
+
+def test_the_shape_around_logsumexp_is_a_structure_and_costs_nothing_elsewhere():
+    source = (
+        "import sys, torch, djinn, djinn_attention\n"
+        "with djinn.capture() as captured:\n"
+        "    x = torch.zeros(2, 4, 8, 8)\n"
+        "    y = (x @ x).softmax(-1) @ x\n"
+        "profile = djinn.plan(captured.program, until='annotate').profile\n"
+        "print('networkx' in sys.modules)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+    graph, (match,) = found(by_logsumexp)
+    assert {"logsumexp", "sub", "exp"} <= set(ops(graph, match))
+
+
+def test_scores_that_are_sums_of_layers_over_both_sides():
+    class Additive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.state, self.places, self.score = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 16), nn.Linear(16, 1)
+
+        def forward(self, state, places):
+            scores = self.score(torch.tanh(self.state(state).unsqueeze(1) + self.places(places)))
+            return (scores.softmax(1) * places).sum(1)
+
+    with torch.device("meta"):
+        layer, state, places = Additive(), torch.zeros(BATCH, WIDTH), torch.zeros(BATCH, LENGTH, WIDTH)
+    layer = nn.Sequential(nn.Identity(), layer)
+
+    def run(state, places):
+        return layer[1](state, places.relu())
+
+    (match,) = matched(run, state, places)[1]
+    assert match.details["projections"]["query"] != match.details["projections"]["key"]
+
+
+def test_values_that_are_sampled_where_a_layer_says():
+    class Deformable(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.where, self.weigh, self.value = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 4), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, query, picture):
+            value = self.value(picture).permute(0, 3, 1, 2)
+            places = self.where(query).unflatten(-1, (4, 2))
+            sampled = F.grid_sample(value, places, align_corners=False)
+            return (sampled * self.weigh(query).softmax(-1).unsqueeze(1)).sum(-1)
+
+    with torch.device("meta"):
+        layer, query, picture = Deformable(), torch.zeros(BATCH, 5, WIDTH), torch.zeros(BATCH, 6, 6, WIDTH)
+    graph, (match,) = matched(layer, query, picture)
+    assert "grid_sampler_2d" in ops(graph, match)
+
+
+class Gates(nn.Module):
+    """Several networks, mixed by a softmax of a layer: no attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts, self.gate = nn.ModuleList(nn.Linear(WIDTH, 8) for _ in range(3)), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        known = torch.stack([expert(x).relu() for expert in self.experts], 1)
+        return (self.gate(x).softmax(-1).unsqueeze(-1) * known).sum(1)
+
+
+class Adapter(nn.Module):
+    """Products of products with weights of low rank: no attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.zeros(WIDTH, 4)), nn.Parameter(torch.zeros(4, WIDTH))
+
+    def forward(self, x):
+        return x.relu() @ self.down @ self.up
+
+
+class Gram(nn.Module):
+    """Products of features with each other, as in style transfer: queries ask nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        features = self.layer(x)
+        return features.transpose(-1, -2) @ features
+
+
+@pytest.mark.parametrize("kind", [Gates, Adapter, Gram])
+def test_what_only_looks_like_it(kind):
+    with torch.device("meta"):
+        layer, x = kind(), torch.zeros(BATCH, *(() if kind is Gates else (LENGTH,)), WIDTH)
+    assert matched(layer, x)[1] == []
+
+
+def test_gradients_of_linear_attention_are_no_attention():
+    with torch.device("meta"):
+        layers, x = [nn.Linear(WIDTH, WIDTH) for _ in range(3)], torch.zeros(BATCH, LENGTH, WIDTH)
+    with djinn.capture() as captured:
+        q, k, v = (layer(x) for layer in layers)
+        (q.relu() @ (k.relu().transpose(1, 2) @ v)).square().mean().backward()
+    pattern = Attention()
+    candidates = [n for n in captured.graph.nodes if n.operation in pattern.operations]
+    (match,) = pattern.match(captured.graph, candidates)
+    assert max(match.nodes) < min(captured.graph.by_op["ones_like"])
