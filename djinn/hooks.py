@@ -18,6 +18,13 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionPolicy, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.assignment import (
+    AssignmentPolicy,
+    AssignmentRefusal,
+    AssignmentRequest,
+    ExecutorLoad,
+    TenantLoad,
+)
 from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
@@ -90,6 +97,9 @@ __all__ = [
     "AdmissionPolicy",
     "AdmissionRefusal",
     "AdmissionRequest",
+    "AssignmentPolicy",
+    "AssignmentRefusal",
+    "AssignmentRequest",
     "Authenticator",
     "Buffer",
     "CalibratedCostModel",
@@ -115,6 +125,7 @@ __all__ = [
     "EvictionContext",
     "ExecutionPhase",
     "ExecutionSchedule",
+    "ExecutorLoad",
     "Fetch",
     "Frame",
     "Free",
@@ -179,6 +190,7 @@ __all__ = [
     "Step",
     "Stream",
     "Substitution",
+    "TenantLoad",
     "TensorMeta",
     "Tier",
     "Timekeeper",

@@ -265,6 +265,8 @@ class Settings:
         pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
         scheduler: name of the scheduler.
         compilers: names of the compilers that executors may use.
+        assignment: name of the policy by which `djinn serve` assigns new sessions to executors.
+        assignment_hint: what servers are told of this program's work when they assign it, such as the name of a model.
         authenticators: names of the authenticators that `djinn serve` asks beside its own tokens.
         exact: whether optimizations that round otherwise than the user's own ops are left out.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
@@ -305,6 +307,8 @@ class Settings:
     pins: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pins)
     scheduler: str = attrs.field(default="sequential", converter=_text)
     compilers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    assignment: str = attrs.field(default="least_loaded", converter=_text)
+    assignment_hint: str = attrs.field(default="", converter=_text)
     authenticators: tuple[str, ...] = attrs.field(default=(), converter=_names)
     exact: bool = attrs.field(default=True, converter=_flag)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from djinn.testing.admission import AdmissionPolicyConformance, sample_requests
+from djinn.testing.assignment import AssignmentPolicyConformance, sample_assignments
 from djinn.testing.authentication import AuthenticatorConformance, wrong_credentials
 from djinn.testing.builders import ProgramBuilder
 from djinn.testing.certificates import self_signed_tls
@@ -42,6 +43,7 @@ from djinn.testing.transports import TransportConformance
 
 __all__ = [
     "AdmissionPolicyConformance",
+    "AssignmentPolicyConformance",
     "AuthenticatorConformance",
     "CommandConformance",
     "CompilerConformance",
@@ -75,6 +77,7 @@ __all__ = [
     "random_inputs",
     "replay",
     "replay_schedule",
+    "sample_assignments",
     "sample_evictions",
     "sample_graphs",
     "sample_programs",

@@ -85,6 +85,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     findings += (
         *check_executor_choices(registry, resolved.settings),
         *check_authenticators(registry, resolved.settings),
+        *check_assignment(registry, resolved.settings),
     )
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
@@ -240,6 +241,17 @@ def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Fin
                 f"Install its plugin on the server, or choose among: {', '.join(there) or 'none'}.",
                 fatal=False,
             )
+
+
+def check_assignment(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """An assignment policy that the settings name and no plugin offers: `djinn serve` would not start with it."""
+    there = [one.name for one in registry.assignment_policies]
+    if settings.assignment not in there:
+        yield Finding(
+            f"The setting `assignment` names {settings.assignment!r}, which no plugin in use offers.",
+            f"Install its plugin on the server, or choose among: {', '.join(there) or 'none'}.",
+            fatal=False,
+        )
 
 
 def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:

@@ -65,6 +65,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("memory", "memory_policies", "MemoryPolicy", ("executor",)),
     Kind("authentication", "authenticators", "Authenticator", ("gateway",)),
     Kind("admission", "admission_policies", "AdmissionPolicy", ("gateway", "executor")),
+    Kind("assignment", "assignment_policies", "AssignmentPolicy", ("gateway",)),
     Kind("server_observers", "server_observers", "ServerObserver", ("gateway", "executor")),
     Kind("observers", "observers", "Observer"),
     Kind("renderers", "renderers", "Renderer"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from click import Command
 
     from djinn_core.hookspecs.admission import AdmissionPolicy
+    from djinn_core.hookspecs.assignment import AssignmentPolicy
     from djinn_core.hookspecs.authentication import Authenticator
     from djinn_core.hookspecs.compilers import Compiler
     from djinn_core.hookspecs.costs import CostModel
@@ -90,6 +91,7 @@ class Registry:
     memory_policies: tuple[MemoryPolicy, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
     admission_policies: tuple[AdmissionPolicy, ...] = ()
+    assignment_policies: tuple[AssignmentPolicy, ...] = ()
     server_observers: tuple[ServerObserver, ...] = ()
     observers: tuple[Observer, ...] = ()
     renderers: tuple[Renderer, ...] = ()

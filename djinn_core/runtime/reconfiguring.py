@@ -35,6 +35,7 @@ PLUGINS = frozenset({"disable", "plugin_settings", "plugins", "strict", "trace_p
 _OWN_EXECUTORS = frozenset({"compilers", "executor", "executors", "memory_gib", "memory_policy", "recover", "threads"})
 _SERVERS = frozenset(
     {
+        "assignment_hint",
         "server_devices",
         "standby",
         "standby_gib",

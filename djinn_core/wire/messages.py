@@ -88,7 +88,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 class Hello(Message, frozen=True):
     """First message to a gateway: who asks. An empty `device` asks for the gateway's default.
 
-    `client` is what people see of it in `djinn status`; nothing is decided by it.
+    `client` is what people see of it in `djinn status`; nothing is decided by it. `hint` is what the program says of its work, for the
+    choice of an executor.
     """
 
     protocol: int
@@ -97,6 +98,7 @@ class Hello(Message, frozen=True):
     torch: Name
     device: Name = ""
     client: Name = ""
+    hint: Name = ""
 
 
 class Welcome(Message, frozen=True):

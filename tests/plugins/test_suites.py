@@ -14,6 +14,7 @@ from djinn import testing
 from djinn.hooks import (
     AdmissionDelay,
     AdmissionRefusal,
+    AssignmentRefusal,
     CostEstimate,
     Credentials,
     Denial,
@@ -29,6 +30,7 @@ from djinn.hooks import (
 )
 from djinn.testing.suite import missing
 from djinn_core.builtins import builtin_plugins
+from djinn_core.builtins.assignment import Affinity, FairShare, LeastLoaded
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.builtins.device import DeviceInterceptor
 from djinn_core.builtins.memory import NextUsePolicy
@@ -53,6 +55,24 @@ class TestNextUse(testing.MemoryPolicyConformance):
         return NextUsePolicy()
 
 
+class TestLeastLoaded(testing.AssignmentPolicyConformance):
+    @pytest.fixture
+    def policy(self) -> Any:
+        return LeastLoaded()
+
+
+class TestAffinity(testing.AssignmentPolicyConformance):
+    @pytest.fixture
+    def policy(self) -> Any:
+        return Affinity()
+
+
+class TestFairShare(testing.AssignmentPolicyConformance):
+    @pytest.fixture
+    def policy(self) -> Any:
+        return FairShare({"alice": 2.0}, {"0": frozenset({"carol"})})
+
+
 def test_the_built_in_plugins_come_through_the_same_door() -> None:
     registry = load_registry(Selection(plugins=(), strict=True), builtins=builtin_plugins())
     assert {row.name: row.kind for row in registry.rows if row.status == "active"} == {
@@ -63,6 +83,7 @@ def test_the_built_in_plugins_come_through_the_same_door() -> None:
         "local": "transports",
         "cpu": "devices",
         "memory": "memory",
+        "assignment": "assignment",
     }
 
 
@@ -420,6 +441,21 @@ def test_admission_policies_that_are_wrong() -> None:
     expect_failure(lambda: suite.test_it_is_an_admission_policy(idle), "it is never asked")
     misspelt = made(stages=frozenset({"sessions"}), decide=lambda self, request: None)
     expect_failure(lambda: suite.test_it_is_an_admission_policy(misspelt), "there are no stages ['sessions']")
+
+
+def test_assignment_policies_that_are_wrong() -> None:
+    suite, assignments = testing.AssignmentPolicyConformance(), testing.sample_assignments()
+    turns = itertools.count()
+    for answer, said in [(99, "99 is none of"), (None, "None is none of"), (AssignmentRefusal(""), "says why")]:
+        wrong = made(assign=lambda self, request, answer=answer: answer)
+        expect_failure(lambda wrong=wrong: suite.test_it_names_an_executor_that_it_was_shown(wrong, assignments), said)
+    position = made(assign=lambda self, request: len(request.executors) - 1)
+    expect_failure(
+        lambda: suite.test_it_names_an_executor_that_it_was_shown(position, assignments), "by its number: 0 is none of"
+    )
+    turning = made(assign=lambda self, request: next(turns))
+    expect_failure(lambda: suite.test_it_decides_the_same_again(turning, assignments), "two answers")
+    expect_failure(lambda: suite.test_it_is_an_assignment_policy(made(decide=None)), "assign")
 
 
 def test_server_observers_that_know_too_little() -> None:

@@ -27,6 +27,7 @@ CHOSEN = (
     "memory_policies",
     "authenticators",
     "admission_policies",
+    "assignment_policies",
     "server_observers",
     "observers",
 )

@@ -1,18 +1,47 @@
-"""New sessions go to the least loaded executor of a server."""
+"""New sessions go to the executor of a server that the assignment policy chooses."""
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from djinn_core.builtins import builtin_plugins
+from djinn_core.builtins.assignment import Affinity, FairShare, Settings, least_loaded
+from djinn_core.errors import AccessRefused
+from djinn_core.hookspecs.assignment import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from djinn_core.launch.orders import Metered, Sessions
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.server.gateway import assignment
-from djinn_core.server.gateway.assignment import ExecutorLoad, LoadMeter, least_loaded
-from djinn_core.wire.messages import DeviceInfo
+from djinn_core.server.gateway.assignment import LoadMeter
+from djinn_core.wire.messages import DeviceInfo, SessionStatus
 from tests.shared.servers import start_server
+
+WHIMS = """
+import djinn
+from djinn.hooks import AssignmentRefusal
+
+djinn_api_version = 1
+
+
+class Whims:
+    name = "whims"
+
+    def assign(self, request):
+        if request.hint == "no":
+            return AssignmentRefusal(f"not today, {request.tenant}")
+        if request.hint == "none":
+            return 17
+        if request.hint == "fail":
+            raise ZeroDivisionError("no whim")
+        return request.executors[-1].number
+
+
+@djinn.hookimpl
+def djinn_register_assignment_policies():
+    return [Whims()]
+"""
 
 
 @pytest.mark.parametrize(
@@ -27,7 +56,77 @@ from tests.shared.servers import start_server
     ],
 )
 def test_the_least_loaded_is_chosen(loads, expected):
-    assert least_loaded(loads) == expected
+    assert loads.index(least_loaded(loads)) == expected
+
+
+def loads(*some, **same):
+    return tuple(attrs.evolve(load, number=n, device=f"cpu:{n}", **same) for n, load in enumerate(some))
+
+
+def test_work_of_other_tenants_on_the_device_counts():
+    busy = ExecutorLoad(others=(TenantLoad("bob", 0.9, 2),))
+    assert least_loaded(loads(busy, ExecutorLoad(busy=0.5))).number == 1
+
+
+@pytest.mark.parametrize(
+    ("some", "hint", "expected"),
+    [
+        ([ExecutorLoad(held=1), ExecutorLoad(held=2, sessions=5)], "", 1),
+        ([ExecutorLoad(held=1), ExecutorLoad(held=2, busy=0.8)], "", 0),  # beyond the margin
+        ([ExecutorLoad(), ExecutorLoad(hints=("llama",), busy=0.4)], "llama", 1),
+        ([ExecutorLoad(hints=("llama",), busy=0.8), ExecutorLoad()], "llama", 1),
+        (
+            [ExecutorLoad(held=9, recent=1), ExecutorLoad(hints=("llama",))],
+            "bert",
+            1,
+        ),  # it is nowhere: the least loaded
+    ],
+)
+def test_affinity_goes_where_the_tenant_holds_most_within_a_margin(some, hint, expected):
+    assert Affinity(0.5).assign(AssignmentRequest("alice", loads(*some), hint=hint)) == expected
+
+
+def test_fair_share_keeps_tenants_on_their_share_of_the_executors():
+    policy = FairShare.of(Settings(shares=("alice=3",)))
+    bob = {"others": (TenantLoad("bob", 0.0, 1),)}
+    four = [ExecutorLoad(busy=0.9, sessions=1), *[ExecutorLoad() for _ in range(3)]]
+    assert policy.assign(AssignmentRequest("alice", loads(*four))) == 1  # she is alone
+    assert policy.assign(AssignmentRequest("alice", loads(*four, **bob))) == 1  # three of four are hers
+    alice = {"others": (TenantLoad("alice", 0.0, 1),)}
+    assert policy.assign(AssignmentRequest("bob", loads(*four, **alice))) == 0  # one of four is his, and he has it
+    assert policy.assign(AssignmentRequest("bob", loads(*four))) == 1
+    ended = {"others": (TenantLoad("alice"),)}
+    assert policy.assign(AssignmentRequest("bob", loads(*four, **ended))) == 1
+
+
+def test_fair_share_keeps_reserved_executors_for_their_tenants():
+    policy = FairShare.of(Settings(reservations=("0=alice", "cpu:1=alice", "cpu:1=bob")))
+    three = loads(ExecutorLoad(busy=0.5), ExecutorLoad(busy=0.2), ExecutorLoad(busy=0.9))
+    assert [policy.assign(AssignmentRequest(who, three)) for who in ("alice", "bob", "carol")] == [1, 1, 2]
+    refused = policy.assign(AssignmentRequest("carol", three[:2]))
+    assert isinstance(refused, AssignmentRefusal)
+    assert "cpu:0, cpu:1 is reserved" in refused.reason
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shares": ("alice",)}, {"shares": ("alice=0",)}, {"reservations": ("0=",)}, {"margin": -1.0}]
+)
+def test_settings_of_the_policies_are_checked(wrong):
+    with pytest.raises(ValueError):
+        Settings(**wrong)
+
+
+def test_hints_are_known_while_there_are_sessions():
+    meter, device = LoadMeter(), DeviceInfo("cpu:0", "cpu", memory=9)
+    session = SessionStatus("a", "alice", 1, 5, 1, 0.0)
+    for hint in ("llama", "", "bert", "llama"):
+        meter.assign(hint)
+    meter.note(Sessions(1, device, ()))  # they are about to begin
+    assert meter.load().hints == ("bert", "llama")
+    meter.note(Sessions(2, device, (session, session)))
+    assert (meter.load().hints, meter.load().held, meter.load().memory) == (("bert", "llama"), 10, 9)
+    meter.note(Sessions(3, device, ()))
+    assert meter.load().hints == ()
 
 
 def test_a_meter_says_what_was_executed_and_assigned_since_the_last_report(monkeypatch):
@@ -66,5 +165,79 @@ def test_sessions_spread_over_the_executors_of_a_server(python, tmp_path, plain_
         for members in opened:
             for one in members:
                 one.close()
+    finally:
+        server.stop()
+
+
+def homes(server, count=1, **settings):
+    """Numbers of the executors on which that many sessions begin, one after the other; all are open until the end."""
+    registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
+    chosen = attrs.evolve(server.settings(), **settings)
+    opened = [open_connections(chosen, registry, ()) for _ in range(count)]
+    processes = sorted({one.attached.process for members in opened for one in members})
+    for members in opened:
+        for one in members:
+            one.connection.close()
+    return [processes.index(members[0].attached.process) for members in opened]
+
+
+def test_a_policy_of_a_package_of_its_own_is_chosen_by_name(python, tmp_path, plain_environment):
+    (tmp_path / "whims.py").write_text(WHIMS)
+    environment = plain_environment | {"PYTHONPATH": str(tmp_path), "DJINN_PLUGINS": "tcp,whims"}
+    options = ("--device", "cpu", "--assignment", "whims")
+    server = start_server(python.start, tmp_path, *options, env=environment)
+    try:
+        (last,) = set(homes(server, 4))  # each time, however busy
+        assert homes(server, assignment_hint="fail") == [1 - last]  # the least loaded in its place
+        assert "assign` raised ZeroDivisionError" in server.log.read_text()
+        homes(server, assignment_hint="none")
+        assert "answered with 17" in server.log.read_text()
+        assert "whims" in server.log.read_text()
+        with pytest.raises(AccessRefused, match="not today, default"):
+            homes(server, assignment_hint="no")
+    finally:
+        server.stop()
+
+
+def test_affinity_and_its_hints_reach_the_gateway(python, tmp_path, plain_environment):
+    environment = plain_environment | {"DJINN_ASSIGNMENT": "affinity", "DJINN_PLUGIN_ASSIGNMENT_MARGIN": "100"}
+    server = start_server(python.start, tmp_path, "--device", "cpu", env=environment)
+    registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
+
+    def begin(hint):
+        return open_connections(attrs.evolve(server.settings(), assignment_hint=hint), registry, ())
+
+    try:
+        hints = (
+            "llama",
+            "bert",
+            "llama",
+            "llama",
+            "bert",
+            "bert",
+            "llama",
+        )  # by load alone, executors would take turns
+        opened = [begin(hint) for hint in hints]
+        found = {(hint, members[0].attached.process) for hint, members in zip(hints, opened, strict=True)}
+        assert len({process for _, process in found}) == len(found) == 2
+        for members in opened:
+            for one in members:
+                one.connection.close()
+    finally:
+        server.stop()
+
+
+def test_reserved_executors_are_refused_by_number_too(python, tmp_path, plain_environment):
+    environment = plain_environment | {"DJINN_PLUGIN_ASSIGNMENT_RESERVATIONS": "0=alice"}
+    options = ("--device", "cpu", "--assignment", "fair_share")
+    server = start_server(python.start, tmp_path, *options, env=environment)
+    try:
+        registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
+        opened = [open_connections(server.settings(), registry, ()) for _ in range(3)]
+        assert [len(members) for members in opened] == [1, 1, 1]  # the other one is refused, and left out
+        for (only,) in opened:
+            only.connection.close()
+        with pytest.raises(AccessRefused, match="reserved for other tenants"):
+            homes(server, server_devices=("0",))
     finally:
         server.stop()

@@ -231,7 +231,9 @@ def _dial(settings: Settings, registry: Registry, urls: tuple[str, ...], token: 
 
 
 def _dial_once(settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str) -> _Begun:
-    gateway = reach_gateway(urls, token, device, registry.transports, settings.connect_timeout)
+    gateway = reach_gateway(
+        urls, token, device, registry.transports, settings.connect_timeout, settings.assignment_hint
+    )
     try:
         reached = reach_executor(gateway, registry.transports, settings.connect_timeout)
     except BaseException:

@@ -88,9 +88,11 @@ class Dialled:
 
 
 def reach_gateway(
-    urls: Sequence[str], token: str, device: str, transports: Iterable[Transport], timeout: float
+    urls: Sequence[str], token: str, device: str, transports: Iterable[Transport], timeout: float, hint: str = ""
 ) -> GatewayConnection:
     """Connect to the first of `urls` that answers, fastest transport first, and show the token.
+
+    `hint`: what the server is told of the work, for the choice of an executor.
 
     Raises:
         PluginError: no transport serves any of them.
@@ -99,7 +101,7 @@ def reach_gateway(
         AccessRefused: the server said no; the message says why.
     """
     known = tuple(transports)
-    hello = Hello(PROTOCOL_VERSION, token, djinn_version(), str(torch.__version__), device, client_name())
+    hello = Hello(PROTOCOL_VERSION, token, djinn_version(), str(torch.__version__), device, client_name(), hint)
     errors: list[tuple[str, DjinnError]] = []
     for url in _fastest_first(urls, known):
         try:

@@ -10,6 +10,7 @@ import attrs
 
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.admission import CONNECTION, AdmissionRequest
+from djinn_core.hookspecs.assignment import AssignmentRequest
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
 from djinn_core.hookspecs.transports import Connection, Limits, PeerCertified, PeerNamed, Transport
 from djinn_core.launch.addresses import transport_for
@@ -18,6 +19,7 @@ from djinn_core.launch.tickets import LIFETIME, Badge
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRate
+from djinn_core.server.gateway.assignment import Assigner
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays, both_ways, relay
 from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
@@ -53,6 +55,7 @@ class Admission:
     Attributes:
         transports: ways to the executors.
         rate: limits how often tenants connect. policies: those of plugins.
+        assigner: chooses the executors of new sessions.
         wrong: limits how often wrong tokens are answered; valid ones never wait.
         relays: limits the relayed connections of each tenant.
         trimmer: returns memory to the system after connections have ended.
@@ -62,6 +65,7 @@ class Admission:
     transports: tuple[Transport, ...]
     rate: ConnectionRate = attrs.field(factory=ConnectionRate)
     policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
+    assigner: Assigner = attrs.field(factory=Assigner)
     relays: Relays = attrs.field(factory=Relays)
     trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
     wrong: Bucket = attrs.field(factory=lambda: Bucket(WRONG_A_SECOND, 5 * WRONG_A_SECOND))
@@ -185,7 +189,8 @@ class Admission:
         if isinstance(pool, Refusal):
             self._refuse(connection, _denied(pool), "Hello", identity)
             return
-        found = pool.assign(hello.device)
+        newcomer = AssignmentRequest(identity.tenant, (), hello.client, hello.device, hello.hint, identity.quota)
+        found = pool.assign(newcomer, self.assigner, self.context.tenants.others(identity.tenant))
         if isinstance(found, Refusal):
             self._refuse(connection, _denied(found), "Hello", identity)
             return

@@ -1,48 +1,25 @@
-"""Assignment of new sessions to executors: the least loaded of those that a client may have."""
+"""Assignment of new sessions to executors: how loaded these are, and the policy that chooses one."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import attrs
 
+from djinn_core.builtins.assignment import LEAST_LOADED, LeastLoaded
+from djinn_core.errors import PluginError
+from djinn_core.hookspecs.assignment import AssignmentPolicy, AssignmentRefusal, AssignmentRequest, ExecutorLoad
 from djinn_core.launch.orders import Sessions
+from djinn_core.logs import get_logger
+from djinn_core.plugins.registry import Registry
 
 LOOK_SECONDS: Final = 1.0  # for which a report says how loaded an executor is
 RECENT_SECONDS: Final = 60.0
-
-
-@attrs.frozen
-class ExecutorLoad:
-    """Load of an executor.
-
-    Attributes:
-        busy: share of the time between the last two reports in which it ran programs, from 0 to 1.
-        beginning: sessions that were assigned since the last report. recent: those of the last minute. sessions: all that had
-            begun by the last report.
-        memory_free: bytes that are free on its device; None if they are not known.
-    """
-
-    busy: float = 0.0
-    beginning: int = 0
-    recent: int = 0
-    sessions: int = 0
-    memory_free: int | None = None
-
-
-def least_loaded(loads: Sequence[ExecutorLoad]) -> int:
-    """Position of the least loaded executor; the first of several.
-
-    Sessions that are about to begin count as busy ones, because they come to work; sessions that do nothing hardly count: a
-    training goes to an executor with many idle notebooks rather than to one with another training.
-    """
-    ranked = [
-        (round(load.busy, 1) + load.beginning, load.recent, load.sessions, -(load.memory_free or 0)) for load in loads
-    ]
-    return ranked.index(min(ranked))
+_HINTS: Final = 32  # of an executor, the latest
+_REASON: Final = 1000  # characters
+_log = get_logger("djinn.server")
 
 
 class LoadMeter:
@@ -54,6 +31,7 @@ class LoadMeter:
         self._executed: tuple[float, float] | None = None  # when it was reported, and seconds
         self._load = ExecutorLoad()
         self._assigned: list[float] = []
+        self._hints: dict[str, None] = {}
 
     @property
     def is_due(self) -> bool:
@@ -65,21 +43,81 @@ class LoadMeter:
         now = time.monotonic()
         executed = report.metered.counters.get("execute_seconds", 0.0)
         with self._lock:
-            before, self._executed, self._seen = self._executed, (now, executed), now
+            before, self._executed = self._executed, (now, executed)
+            if not report.sessions and not self._beginning():
+                self._hints.clear()
+            self._seen = now
             busy = 0.0
             if before is not None and executed >= before[1]:  # else another process has taken its place
                 busy = min(1.0, (executed - before[1]) / max(now - before[0], 1e-3))
-            self._load = ExecutorLoad(busy, sessions=len(report.sessions), memory_free=report.device.memory_free)
+            self._load = ExecutorLoad(
+                busy=busy,
+                sessions=len(report.sessions),
+                memory=report.device.memory,
+                memory_free=report.device.memory_free,
+                held=sum(session.memory for session in report.sessions),
+            )
 
-    def assign(self) -> None:
+    def assign(self, hint: str = "") -> None:
         """Note that a session was assigned to it."""
         with self._lock:
             self._assigned.append(time.monotonic())
+            if hint:
+                self._hints.pop(hint, None)
+                self._hints[hint] = None
+                while len(self._hints) > _HINTS:
+                    del self._hints[next(iter(self._hints))]
 
     def load(self) -> ExecutorLoad:
         """Its load, as far as it is known."""
         with self._lock:
             now = time.monotonic()
             self._assigned = [at for at in self._assigned if now - at < RECENT_SECONDS]
-            beginning = sum(at > self._seen for at in self._assigned)
-            return attrs.evolve(self._load, beginning=beginning, recent=len(self._assigned))
+            beginning, recent = self._beginning(), len(self._assigned)
+            return attrs.evolve(self._load, beginning=beginning, recent=recent, hints=tuple(self._hints))
+
+    def _beginning(self) -> int:
+        return sum(at > self._seen for at in self._assigned)
+
+
+@attrs.frozen
+class Assigner:
+    """The assignment policy of a gateway, and `least_loaded` where it fails.
+
+    Attributes:
+        policy: the policy that is used. plugin: the plugin that it is of, as messages name it.
+    """
+
+    policy: AssignmentPolicy = attrs.field(factory=LeastLoaded)
+    plugin: str = ""
+
+    @classmethod
+    def of(cls, registry: Registry, name: str) -> Assigner:
+        """The policy of that name.
+
+        Raises:
+            PluginError: no plugin in use offers it.
+        """
+        for policy in registry.assignment_policies:
+            if policy.name == (name or LEAST_LOADED):
+                return cls(policy, registry.owner("assignment_policies", policy.name))
+        offered = ", ".join(policy.name for policy in registry.assignment_policies) or "none"
+        raise PluginError(f"no plugin in use offers the assignment policy {name!r}; there are: {offered}")
+
+    def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
+        """Number of one of the executors of the request, or a refusal."""
+        try:
+            answer: object = self.policy.assign(request)  # of a plugin: anything
+        except Exception as raised:
+            return self._instead(request, f"`assign` raised {raised!r}")
+        if isinstance(answer, AssignmentRefusal):
+            return AssignmentRefusal(str(answer.reason)[:_REASON], bool(answer.retry))
+        numbers = [load.number for load in request.executors]
+        if isinstance(answer, int) and answer in numbers:
+            return answer
+        return self._instead(request, f"`assign` answered with {answer!r}, which is none of {numbers}")
+
+    def _instead(self, request: AssignmentRequest, error: str) -> int | AssignmentRefusal:
+        facts = {"policy": self.policy.name, "plugin": self.plugin, "error": error}
+        _log.warning("an assignment policy failed: the least loaded executor is taken", **facts)
+        return LeastLoaded().assign(request)

@@ -28,6 +28,7 @@ from djinn_core.role import become_server
 from djinn_core.server.admission_policies import AdmissionPolicies
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.admission import Admission
+from djinn_core.server.gateway.assignment import Assigner
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayContext, GatewayCounters
@@ -89,7 +90,7 @@ class Gateway:
             StartupError: an executor did not start.
             TransportError: an address cannot be bound.
             ConfigurationError: the connection file cannot be written, or an authenticator is not set up.
-            PluginError: there is no such authenticator.
+            PluginError: there is no such authenticator or assignment policy.
         """
         expected = lambda: self._gatekeeper.expected  # noqa: E731 - asked again and again
         self._config.network.places.check_ports(self._config.access.operations_port)
@@ -104,9 +105,10 @@ class Gateway:
         self._context = context = GatewayContext(self._gatekeeper, tenants, self._events, self._counts)
         self._operations = self._listen_for_operations(context)
         registry = self._plugins()
+        assigner = Assigner.of(registry, self._config.assignment)
         chosen = chosen_by(registry.transports, self._config.network.tls, self._config.network.places)
         ready = tenants.wait_ready()
-        urls = self._listen(chosen, registry, context)
+        urls = self._listen(chosen, registry, context, assigner)
         named = self._config.network.tls is not None and not self._config.pinned
         dialled = advertised(urls, self._config.advertise, named)
         path = self._config.connection_file or default_connection_file()
@@ -159,8 +161,11 @@ class Gateway:
         self._events.observe_with(registry)
         return registry
 
-    def _listen(self, chosen: Sequence[Listening], registry: Registry, context: GatewayContext) -> tuple[str, ...]:
-        admission = Admission(context, registry.transports, policies=AdmissionPolicies.of(registry))
+    def _listen(
+        self, chosen: Sequence[Listening], registry: Registry, context: GatewayContext, assigner: Assigner
+    ) -> tuple[str, ...]:
+        policies = AdmissionPolicies.of(registry)
+        admission = Admission(context, registry.transports, policies=policies, assigner=assigner)
         self._watch = SessionReaper(context)
         for one in chosen:
             try:

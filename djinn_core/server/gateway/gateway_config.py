@@ -70,6 +70,7 @@ class GatewayConfig:
         advertise: host name under which other machines reach this one, for the connection file; empty: found out.
         pinned: True if clients check the certificate by its fingerprint, which is in the connection file.
         devices: devices to offer, an executor for each; `all`: every device; empty: the best that the machine has.
+        assignment: name of the policy that assigns new sessions to executors; empty: the setting's.
         executor: what holds for all its executors.
         connection_file: where to write URLs and token; None: a place of the user's own.
         drain_seconds: time for which sessions may go on after a signal to stop.
@@ -85,6 +86,13 @@ class GatewayConfig:
         metadata=Flag(
             "--device",
             "Device to offer, such as cpu or cuda:0, or `all`. May be repeated: an executor starts for each.",
+        ).metadata,
+    )
+    assignment: str = attrs.field(
+        default="",
+        metadata=Flag(
+            "--assignment",
+            "Which executor a new session begins on: least_loaded, affinity, fair_share, or a plugin's. Default: least_loaded.",
         ).metadata,
     )
     executor: ExecutorConfig = attrs.field(factory=ExecutorConfig)
@@ -107,6 +115,7 @@ class GatewayConfig:
         return attrs.evolve(
             self,
             devices=self.devices or ((settings.device,) if settings.device else ()),
+            assignment=self.assignment or settings.assignment,
             executor=self.executor.with_settings(settings),
             access=attrs.evolve(self.access, authenticators=self.access.authenticators or settings.authenticators),
             start_timeout=settings.start_timeout,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import attrs
+
 from djinn_core.backoff import Backoff
 from djinn_core.errors import StartupError
+from djinn_core.hookspecs.assignment import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.orders import Sessions
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.logs import get_logger
 from djinn_core.server.events import ServerEvents
-from djinn_core.server.gateway.assignment import ExecutorLoad, LoadMeter, least_loaded
+from djinn_core.server.gateway.assignment import Assigner, LoadMeter
 from djinn_core.server.greetings import Refusal
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 
@@ -96,9 +99,9 @@ class Seat:
         """Its load, by its last report and what was assigned to it since."""
         return self._meter.load()
 
-    def assign(self) -> None:
+    def assign(self, hint: str = "") -> None:
         """Note that a session was assigned to it."""
-        self._meter.assign()
+        self._meter.assign(hint)
 
     def evict(self, tokens: tuple[str, ...]) -> None:
         """End the sessions of tokens that are not good any more."""
@@ -193,21 +196,48 @@ class Pool:
         found = self._candidates(device)
         return found if isinstance(found, Refusal) else found[0]
 
-    def assign(self, device: str) -> tuple[int, ExecutorProcess] | Refusal:
-        """As `find`; of several with the same kind of device the least loaded, for which this is a session to come."""
-        found = self._candidates(device)
+    def assign(
+        self,
+        newcomer: AssignmentRequest,
+        assigner: Assigner = Assigner(),  # noqa: B008 - a frozen value
+        others: Sequence[tuple[str, Pool]] = (),
+    ) -> tuple[int, ExecutorProcess] | Refusal:
+        """As `find`; of several with the same kind of device that which the policy chooses, for which this is a session to come.
+
+        `newcomer`: the session, without executors. `others`: the pools of other tenants, with their names.
+        """
+        found = self._candidates(newcomer.device)
         if isinstance(found, Refusal):
             return found
         first = found[0][1].device
-        alike = [one for one in found if (one[1].device.kind, one[1].device.name) == (first.kind, first.name)]
-        if len(alike) == 1:  # also each further device of a client that wants several
-            return alike[0]
-        for number, _ in alike:
-            self._seats[number].look()
+        alike = {
+            number: executor
+            for number, executor in found
+            if (executor.device.kind, executor.device.name) == (first.kind, first.name)
+        }
+        several = len(alike) > 1  # not each further device of a client that wants several
+        if several:
+            for number in alike:
+                self._seats[number].look()
         with self._assigning:  # one client after the other: each assignment is load for the next
-            number, executor = alike[least_loaded([self._seats[number].load for number, _ in alike])]
-            self._seats[number].assign()
-        return number, executor
+            loads = tuple(self._load(number, executor, others) for number, executor in alike.items())
+            chosen = assigner.assign(attrs.evolve(newcomer, executors=loads))
+            if isinstance(chosen, AssignmentRefusal):
+                return Refusal(chosen.reason, chosen.retry)
+            if several:
+                self._seats[chosen].assign(newcomer.hint)
+        return chosen, alike[chosen]
+
+    def look(self) -> None:
+        """Ask those executors for a report whose last one is too old to say how loaded they are."""
+        for seat in self._seats:
+            seat.look()
+
+    def _load(self, number: int, executor: ExecutorProcess, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
+        there = [(tenant, pool.seats[number].load) for tenant, pool in others]
+        loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in there)
+        present = tuple(load for load in loads if load.sessions)
+        return attrs.evolve(self._seats[number].load, number=number, device=executor.device.id, others=present)
 
     def _candidates(self, device: str) -> list[tuple[int, ExecutorProcess]] | Refusal:
         ready = [(n, seat.executor) for n, seat in enumerate(self._seats) if seat.executor is not None]

@@ -1,4 +1,4 @@
-"""Reaper of the gateway: periodically ends sessions whose token is no longer valid, and executors of absent tenants."""
+"""Reaper of the gateway: periodically ends sessions whose token is no longer valid, and executors of absent tenants; notes loads."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class SessionReaper:
             self._context.keys.difference_update(gone)
             self._context.events.note("evicted", keys=gone, why="revoked or expired")
         self._context.tenants.release_idle()
+        self._context.tenants.look()
 
     def _gone(self, keys: Collection[str]) -> tuple[str, ...]:
         return tuple(sorted(key for key in keys if not self._context.gatekeeper.is_valid(key)))

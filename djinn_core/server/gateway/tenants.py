@@ -96,6 +96,17 @@ class Tenants:
         """All pools with their tenants; the one in reserve under an empty name."""
         return self._owned(None)
 
+    def others(self, tenant: str) -> list[tuple[str, Pool]]:
+        """Pools of the other tenants, which compute on the same devices."""
+        return [(name, pool) for name, pool in self._owned(None) if name not in {"", tenant}]
+
+    def look(self) -> None:
+        """Keep the loads known where several tenants share the devices: each asks its own executors when a session begins."""
+        owned = [pool for name, pool in self._owned(None) if name]
+        if len(owned) > 1:
+            for pool in owned:
+                pool.look()
+
     def evict(self, tokens: tuple[str, ...]) -> None:
         """End the sessions of tokens that are not good any more."""
         for _, pool in self._owned(None):

@@ -1,0 +1,101 @@
+"""The suite for assignment policies, and sessions to try them on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from copy import deepcopy
+
+import pytest
+
+from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
+from djinn_core.hookspecs.assignment import (
+    AssignmentPolicy,
+    AssignmentRefusal,
+    AssignmentRequest,
+    ExecutorLoad,
+    TenantLoad,
+)
+
+_GIB = 1 << 30
+
+
+def sample_assignments() -> dict[str, AssignmentRequest]:
+    """Sessions that begin, by name: on one executor, equal ones, a busy one, beside other tenants, where a model lies, on many."""
+    idle = [ExecutorLoad(n, f"cpu:{n}", memory=8 * _GIB) for n in range(2)]
+    busy = ExecutorLoad(0, "cpu:0", 0.9, 1, 3, 4, 8 * _GIB, 5 * _GIB, 3 * _GIB, ("llama",))
+    shared = ExecutorLoad(1, "cpu:1", others=(TenantLoad("bob", 0.8, 3), TenantLoad("carol", 0.0, 1)))
+    return {
+        "one executor": AssignmentRequest("alice", (idle[0],)),
+        "the second executor, by its number": AssignmentRequest("alice", (idle[1],), device="1"),
+        "equal executors": AssignmentRequest("alice", (idle[0], idle[1])),
+        "a busy executor": AssignmentRequest("alice", (busy, idle[1]), client="alice@laptop process 7"),
+        "other tenants": AssignmentRequest("alice", (idle[0], shared)),
+        "a model that is there": AssignmentRequest("alice", (busy, idle[1]), hint="llama"),
+        "many executors": AssignmentRequest("bob", _many(16), device="cuda"),
+    }
+
+
+def _many(count: int) -> tuple[ExecutorLoad, ...]:
+    """Executors with loads drawn at random, the same ones each time, with gaps between their numbers."""
+    draw = random.Random(0)  # noqa: S311 - no secret
+    return tuple(
+        ExecutorLoad(
+            2 * n,
+            f"cuda:{2 * n}",
+            draw.random(),
+            draw.randrange(3),
+            draw.randrange(9),
+            draw.randrange(9),
+            80 * _GIB,
+            draw.choice((None, draw.randrange(80 * _GIB))),
+            draw.randrange(40 * _GIB),
+            others=(TenantLoad("alice", draw.random(), draw.randrange(1, 4)),) if draw.random() < 0.5 else (),
+        )
+        for n in range(count)
+    )
+
+
+class AssignmentPolicyConformance(Ending):
+    """Subclass it and give the fixture `policy`."""
+
+    @pytest.fixture
+    def policy(self) -> AssignmentPolicy:
+        """The assignment policy."""
+        return missing(self, "policy", "your assignment policy")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def assignments(self) -> Mapping[str, AssignmentRequest]:
+        """The sessions to try, by name. Override to add your own to `djinn.testing.sample_assignments()`."""
+        return sample_assignments()
+
+    def test_it_is_an_assignment_policy(self, policy: AssignmentPolicy) -> None:
+        """It has every member."""
+        require_protocol(policy, "assignment")
+
+    def test_it_names_an_executor_that_it_was_shown(
+        self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
+    ) -> None:
+        """The number of one of them, which need not be its position, or a refusal that says why."""
+        for name, request in assignments.items():
+            answer = policy.assign(request)
+            if isinstance(answer, AssignmentRefusal):
+                assert answer.reason, f"{name}: a refusal says why"
+                continue
+            numbers = [load.number for load in request.executors]
+            assert answer in numbers, f"{name}: {answer!r} is none of {numbers}"
+
+    def test_it_decides_the_same_again(
+        self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
+    ) -> None:
+        """It is pure: the same loads give the same answer, whatever it was asked in between."""
+        first = {name: policy.assign(request) for name, request in assignments.items()}
+        for name, request in reversed(list(assignments.items())):
+            assert policy.assign(deepcopy(request)) == first[name], f"{name}: two answers"
+
+    def test_it_may_be_called_from_threads(
+        self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
+    ) -> None:
+        """Several at the same time: each tenant's clients come by themselves."""
+        for call in [start(policy.assign, request) for request in assignments.values() for _ in range(5)]:
+            outcome(call, "`assign` must not wait: a client does meanwhile")

@@ -1,0 +1,146 @@
+"""The built-in assignment policies: `least_loaded`, `affinity` to what a tenant holds already, and `fair_share` of executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from djinn_core.hookspecs import hookimpl
+from djinn_core.hookspecs.assignment import AssignmentPolicy, AssignmentRefusal, AssignmentRequest, ExecutorLoad
+
+djinn_api_version = 1
+LEAST_LOADED: Final = "least_loaded"  # the one that is used where none is named, and where another fails
+
+
+def _pairs(texts: Iterable[str], wanted: str) -> list[tuple[str, str]]:
+    split = [text.partition("=") for text in texts]
+    if not all(left and right for left, _, right in split):
+        raise ValueError(f"must be entries like {wanted}")
+    return [(left.strip(), right.strip()) for left, _, right in split]
+
+
+def _check_shares(_: object, __: object, shares: Iterable[str]) -> None:
+    for _tenant, share in _pairs(shares, "alice=2"):
+        if not 0.0 < float(share) < float("inf"):
+            raise ValueError("must be shares above 0, like alice=2")
+
+
+def _check_reservations(_: object, __: object, reservations: Iterable[str]) -> None:
+    _pairs(reservations, "0=alice")
+
+
+@attrs.frozen
+class Settings:
+    """Settings of `affinity` and `fair_share`, as in `[plugins.assignment]`.
+
+    Attributes:
+        margin: how much busier than the least loaded executor one may be that `affinity` prefers: 1 is a whole device.
+        shares: shares of tenants, like `alice=2`; 1 for those that are not named.
+        reservations: devices, by number or id, that are for some tenants alone, like `0=alice`; more than one entry for more tenants.
+    """
+
+    margin: float = attrs.field(default=0.5, validator=attrs.validators.ge(0))
+    shares: tuple[str, ...] = attrs.field(default=(), validator=_check_shares)
+    reservations: tuple[str, ...] = attrs.field(default=(), validator=_check_reservations)
+
+
+djinn_settings = Settings
+
+
+def device_load(load: ExecutorLoad) -> float:
+    """Load of a device by all tenants, in devices: work that is under way, and sessions that are about to begin.
+
+    Sessions that are about to begin count as busy ones, because they come to work; sessions that do nothing hardly count: a
+    training goes to an executor with many idle notebooks rather than to one with another training.
+    """
+    return round(load.busy + sum(other.busy for other in load.others), 1) + load.beginning
+
+
+def least_loaded(loads: Sequence[ExecutorLoad]) -> ExecutorLoad:
+    """The least loaded executor; the first of several."""
+    return min(loads, key=lambda load: (device_load(load), load.recent, load.sessions, -(load.memory_free or 0)))
+
+
+class LeastLoaded:
+    """Assigns sessions to the executor whose device is least loaded."""
+
+    name = LEAST_LOADED
+
+    def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
+        """As `AssignmentPolicy.assign`."""
+        return least_loaded(request.executors).number
+
+
+@attrs.frozen
+class Affinity:
+    """Assigns sessions to an executor that holds what they work on, as long as it is not much busier than another one.
+
+    Executors where a session with the same hint began come first. Without a hint it is the one on which the tenant holds most.
+    """
+
+    name = "affinity"
+    margin: float = 0.5
+
+    def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
+        """As `AssignmentPolicy.assign`."""
+        best = least_loaded(request.executors)
+        limit = device_load(best) + self.margin
+        near = [load for load in request.executors if device_load(load) <= limit]
+        if request.hint:
+            alike = [load for load in near if request.hint in load.hints]
+            return least_loaded(alike or request.executors).number
+        most = max(load.held for load in near)
+        return least_loaded([load for load in near if load.held == most]).number
+
+
+@attrs.frozen
+class FairShare:
+    """Keeps the sessions of each tenant on as many executors as its share allows, and off those that others have reserved.
+
+    A share limits only while other tenants have sessions: a tenant that is alone has all executors.
+    """
+
+    name = "fair_share"
+    shares: Mapping[str, float] = attrs.field(factory=dict)
+    reservations: Mapping[str, frozenset[str]] = attrs.field(factory=dict)  # tenants by device
+
+    @classmethod
+    def of(cls, settings: Settings) -> FairShare:
+        """The policy as it is configured."""
+        reserved: dict[str, set[str]] = {}
+        for device, tenant in _pairs(settings.reservations, "0=alice"):
+            reserved.setdefault(device, set()).add(tenant)
+        shares = {tenant: float(share) for tenant, share in _pairs(settings.shares, "alice=2")}
+        return cls(shares, {device: frozenset(tenants) for device, tenants in reserved.items()})
+
+    def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
+        """As `AssignmentPolicy.assign`."""
+        reserved = [load for load in request.executors if request.tenant in self._owners(load)]
+        allowed = reserved or [load for load in request.executors if not self._owners(load)]
+        if not allowed:
+            devices = ", ".join(load.device or str(load.number) for load in request.executors)
+            return AssignmentRefusal(f"{devices} is reserved for other tenants: ask for another device")
+        if reserved:
+            return least_loaded(reserved).number
+        used = [load for load in allowed if load.sessions or load.beginning]
+        return least_loaded(used if len(used) >= self._most(request, len(allowed)) else allowed).number
+
+    def _owners(self, load: ExecutorLoad) -> frozenset[str]:
+        none: frozenset[str] = frozenset()
+        return self.reservations.get(str(load.number), none) | self.reservations.get(load.device, none)
+
+    def _most(self, request: AssignmentRequest, executors: int) -> int:
+        """Number of executors that the tenant's sessions may be spread over."""
+        mine = self.shares.get(request.tenant, 1.0)
+        others = {other.tenant for load in request.executors for other in load.others if other.sessions}
+        every = mine + sum(self.shares.get(tenant, 1.0) for tenant in others)
+        return max(1, round(executors * mine / every))
+
+
+@hookimpl
+def djinn_register_assignment_policies(settings: Any) -> list[AssignmentPolicy]:
+    """The built-in policies."""
+    given = settings if isinstance(settings, Settings) else Settings()
+    return [LeastLoaded(), Affinity(given.margin), FairShare.of(given)]

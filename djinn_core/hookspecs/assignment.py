@@ -1,0 +1,112 @@
+"""`djinn_register_assignment_policies`: on which executor of a server a new session begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.hookspecs.quotas import Quota
+
+
+@attrs.frozen
+class TenantLoad:
+    """Load that another tenant puts on a device, through an executor process of its own.
+
+    Attributes:
+        tenant: its name.
+        busy: share of the time between the last two reports in which its executor ran programs, from 0 to 1.
+        sessions: sessions that it had there by the last report, and those that were assigned since.
+    """
+
+    tenant: str
+    busy: float = 0.0
+    sessions: int = 0
+
+
+@attrs.frozen
+class ExecutorLoad:
+    """Load of an executor that a session may begin on.
+
+    Attributes:
+        number: number of its device on the server. device: id of its device.
+        busy: share of the time between the last two reports in which it ran programs of this tenant, from 0 to 1.
+        beginning: sessions that were assigned since the last report. recent: those of the last minute. sessions: all that had
+            begun by the last report.
+        memory: bytes that its device has; 0 if they are not known. memory_free: bytes that are free on it; None if they are
+            not known.
+        held: bytes that the tenant's sessions hold there: weights, caches and all else.
+        hints: hints of sessions that were assigned to it since it last had none, the latest last.
+        others: other tenants that have sessions on the same device.
+    """
+
+    number: int = 0
+    device: str = ""
+    busy: float = 0.0
+    beginning: int = 0
+    recent: int = 0
+    sessions: int = 0
+    memory: int = 0
+    memory_free: int | None = None
+    held: int = 0
+    hints: tuple[str, ...] = ()
+    others: tuple[TenantLoad, ...] = ()
+
+
+@attrs.frozen
+class AssignmentRequest:
+    """Session that is about to begin, and the executors that it may begin on.
+
+    Attributes:
+        tenant: the tenant of the client.
+        executors: those with room for it and the device that it asks for, at least one.
+        client: name that the client gives itself; nothing should be decided by it.
+        device: device that the client asks for; empty: any.
+        hint: what the client says of its work, such as the name of a model, by its setting `assignment_hint`; mostly empty.
+        quota: the tenant's quota.
+    """
+
+    tenant: str
+    executors: tuple[ExecutorLoad, ...]
+    client: str = ""
+    device: str = ""
+    hint: str = ""
+    quota: Quota = attrs.field(factory=Quota)
+
+
+@attrs.frozen
+class AssignmentRefusal:
+    """Refusal to begin a session on any of the executors.
+
+    Attributes:
+        reason: what the client is told.
+        retry: True if asking again later makes sense, which clients do by themselves for `connect_timeout`.
+    """
+
+    reason: str
+    retry: bool = False
+
+
+@runtime_checkable
+class AssignmentPolicy(Protocol):
+    """Chooses the executor of a new session. `name` is unique among assignment policies. It is pure."""
+
+    name: str
+
+    def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
+        """Number of one of the executors of the request, or a refusal. Called while the client waits."""
+
+
+@hookspec
+def djinn_register_assignment_policies(settings: Any) -> Iterable[AssignmentPolicy]:
+    """Return the assignment policies that this plugin offers.
+
+    Called once in each gateway process. `djinn serve --assignment`, or the setting `assignment`, names the one that is used, by
+    default the built-in `least_loaded`. One that raises, or answers with anything but the number of an executor that it was
+    shown or an `AssignmentRefusal`, is replaced by `least_loaded` for that session, with a warning that names its plugin.
+    Since API version 1.
+    """
+    del settings
+    raise NotImplementedError
