@@ -27,7 +27,8 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
         if is_compiling():  # what follows cannot be compiled, and would be compiled away
             return call(module, *args, **kwargs)
         recorder = current()
-        outer, around = recorder.module, module_now(recorder)
+        outer = recorder.module
+        around = at_node(recorder) if outer is None and recorder.differentiating else outer
         recorder.module = inner = (ref(module), around)
         differentiable = is_grad_enabled()
         if differentiable:
