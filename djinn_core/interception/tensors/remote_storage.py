@@ -78,7 +78,7 @@ class RemoteStorage(torch.UntypedStorage):
 
     @classmethod
     def _make(cls, device: torch.device, number: int) -> RemoteStorage:
-        made: RemoteStorage = cls(0)
+        made: RemoteStorage = cls(0, device="meta")
         made.base = made.source = made._reserved = None
         made._device, made._number = device, number
         return made
