@@ -98,7 +98,7 @@ def _side(graph: Graph, source: int) -> _Side:
         elif node.operation == "convolution":
             found.add(at)
             continue
-        elif node.operation not in _FEATURES:
+        elif node.operation not in _FEATURES and not _maps(graph, node):
             return _Side()
         elif node.operation in SOFTMAX:
             softened.add(at)
@@ -109,6 +109,12 @@ def _side(graph: Graph, source: int) -> _Side:
                 seen.add(used)
                 todo.append(used)
     return _Side(frozenset(found), frozenset(softened))
+
+
+def _maps(graph: Graph, node: Node) -> bool:
+    """True if a node multiplies with given directions, the same for all places: random features."""
+    operands = graph.flow.operands(node)
+    return node.operation in PRODUCTS and sum(is_given(graph.flow, s) for s in operands) == 1 and len(operands) == 2
 
 
 def _normalising(graph: Graph, query: int, others: set[int]) -> Iterator[int]:

@@ -67,6 +67,13 @@ def positive_features(q, k, v):
     return torch.einsum("bhfd,bhnf,bhn->bhnd", torch.einsum("bhnf,bhnd->bhfd", k, v), q, scale)
 
 
+def random_features(q, k, v):
+    """As `positive_features`, by directions that are given for each head."""
+    directions = torch.zeros(HEADS, WIDTH // HEADS, 6).expand(BATCH, -1, -1, -1)
+    q, k = ((x @ directions).exp() + 1e-4 for x in (q, k))
+    return (q @ (k.transpose(-1, -2) @ v)) / (q @ k.sum(2).unsqueeze(-1))
+
+
 def by_logsumexp(q, k, v):
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
@@ -103,7 +110,7 @@ def mixed_heads(q, k, v, weights):
     return torch.einsum("bhnm,hk->bknm", scores.softmax(-1), weights) @ v
 
 
-KINDS = [linear, efficient, positive_features, by_logsumexp, by_angle, in_blocks, landmarks]
+KINDS = [linear, efficient, positive_features, random_features, by_logsumexp, by_angle, in_blocks, landmarks]
 
 
 @pytest.mark.parametrize("mix", KINDS, ids=lambda mix: mix.__name__)

@@ -75,6 +75,8 @@ def _plausible(graph: Graph, found: _Found, certain: bool) -> bool:
     if "read" in kinds:
         return certain and kinds == {"read"} and graph.producer(origin(graph, found.read.query)) is not None
     if "kept" in kinds:
+        if any("_backward" in operation for operation in graph.by_op):
+            return False  # a backward pass has its own reasons to keep them
         return not set(chain(graph, found.read.query)) & set(graph.outputs)
     return True
 
