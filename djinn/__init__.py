@@ -70,6 +70,7 @@ from djinn_core.runtime.client import (
     synchronize,
 )
 from djinn_core.runtime.connecting.links import topology
+from djinn_core.runtime.coordinator import Coordinator, coordinator
 from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
@@ -82,6 +83,7 @@ __all__ = [
     "API_VERSION",
     "AccessRefused",
     "ConfigurationError",
+    "Coordinator",
     "CostEstimate",
     "DataResidency",
     "DeadlineExceeded",
@@ -129,6 +131,7 @@ __all__ = [
     "cancel",
     "capture",
     "configure",
+    "coordinator",
     "deadline",
     "execute",
     "explain",

@@ -247,6 +247,7 @@ class Settings:
         tls_authority: PEM file with the authorities that servers' certificates must come from; None: the machine's.
         tls_fingerprints: certificates that servers may show, regardless of the signer, as `sha256:...`.
         tls_certificate, tls_key: PEM files to show to servers that ask clients for a certificate.
+        spread: whether a session over several servers computes on the least busy one, in place of the first.
         standby: servers that go on with the session where the one that has it is lost, as URLs or connection files; used from
             the beginning where no other answers.
         standby_seconds: how long a server may not answer before one of them does.
@@ -290,6 +291,7 @@ class Settings:
     tls_fingerprints: tuple[str, ...] = attrs.field(default=(), converter=_fingerprints)
     tls_certificate: Path | None = attrs.field(default=None, converter=_path)
     tls_key: Path | None = attrs.field(default=None, converter=_path)
+    spread: bool = attrs.field(default=True, converter=_flag)
     standby: tuple[str, ...] = attrs.field(default=(), converter=_names)
     standby_seconds: float = attrs.field(default=20.0, converter=_seconds)
     standby_gib: float = attrs.field(default=8.0, converter=_gib)

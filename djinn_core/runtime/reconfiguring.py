@@ -37,6 +37,7 @@ _SERVERS = frozenset(
     {
         "assignment_hint",
         "server_devices",
+        "spread",
         "standby",
         "standby_gib",
         "standby_seconds",

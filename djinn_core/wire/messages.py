@@ -89,7 +89,8 @@ class Hello(Message, frozen=True):
     """First message to a gateway: who asks. An empty `device` asks for the gateway's default.
 
     `client` is what people see of it in `djinn status`; nothing is decided by it. `hint` is what the program says of its work, for the
-    choice of an executor.
+    choice of an executor. `secondary`: the session is one of several of this client, which computes on another one first, or it goes on:
+    it does not count as load that is to come.
     """
 
     protocol: int
@@ -99,6 +100,7 @@ class Hello(Message, frozen=True):
     device: Name = ""
     client: Name = ""
     hint: Name = ""
+    secondary: bool = False
 
 
 class Welcome(Message, frozen=True):
@@ -372,21 +374,29 @@ class SessionStatus(msgspec.Struct, frozen=True):
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
-    """One executor process."""
+    """One executor process. `load`: share of the last seconds in which it ran programs, and one for each session that is to begin."""
 
     device: DeviceInfo
     process: int
     state: Name
     sessions: tuple[SessionStatus, ...] = ()
+    load: Seconds = 0.0
 
 
 class Status(Message, frozen=True):
-    """Answer to `StatusRequest`."""
+    """Answer to `StatusRequest`.
+
+    `load` is that of the least loaded device, by all tenants, in devices, and `recent` the number of sessions that began there within a
+    minute: by these a client of several servers chooses. `assignment` is the policy that assigns sessions to executors.
+    """
 
     version: Name
     process: int
     uptime: float
     executors: tuple[ExecutorStatus, ...]
+    load: Seconds = 0.0
+    recent: Count = 0
+    assignment: Name = ""
 
 
 class Kill(Message, frozen=True):

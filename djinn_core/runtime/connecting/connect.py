@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.dialling import (
     Dialled,
+    ask_loads,
     given_up,
     reach_executor,
     reach_gateway,
@@ -37,6 +39,7 @@ from djinn_core.runtime.connecting.servers import Servers, find_servers, standby
 from djinn_core.runtime.standby.servers import StandbyServer, with_standby
 from djinn_core.wire.messages import Attached, Welcome
 
+LOAD_SECONDS: Final = 3.0  # that a server may take to say how busy it is; it counts as busier than the others then
 FIRST_PAUSE_SECONDS: Final = 0.1  # where a server has no room
 LONGEST_PAUSE_SECONDS: Final = 3.0
 _log = get_logger("djinn.runtime")
@@ -164,13 +167,13 @@ def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> t
     opened: list[Opened] = []
     failed: list[tuple[str, DjinnError]] = []
     try:
-        for urls in sorted(servers.members, key=lambda urls: slowness(urls[0], registry.transports)):
+        for urls in _in_order(settings, registry, servers):
             if any(
                 url in member.addresses and has_transport(url, registry.transports) for member in opened for url in urls
             ):
                 continue  # another way to the same server
             try:
-                members, left_out = _open_remote(settings, registry, urls, servers.token)
+                members, left_out = _open_remote(settings, registry, urls, servers.token, bool(opened))
             except (TransportError, PluginError) as error:
                 reason = error.__cause__
                 failed.append((", ".join(urls), reason if isinstance(reason, DjinnError) else error))
@@ -192,18 +195,30 @@ def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> t
     return (attrs.evolve(opened[0], fallbacks=(*fallbacks, *opened[0].fallbacks)), *opened[1:])
 
 
+def _in_order(settings: Settings, registry: Registry, servers: Servers) -> list[tuple[str, ...]]:
+    """Addresses of the servers: over the fastest transport first, of equal ones the least busy, which clients reach alike by chance.
+
+    Numbers of devices follow this order, so it is that of the configuration where the settings name some.
+    """
+    slow = {urls: slowness(urls[0], registry.transports) for urls in servers.members}
+    if len(slow) < 2 or not settings.spread or settings.pins or settings.memory_limits:
+        return sorted(slow, key=slow.__getitem__)
+    loads = ask_loads(slow, servers.token, registry.transports, min(settings.connect_timeout, LOAD_SECONDS))
+    return sorted(slow, key=lambda urls: (slow[urls], loads[urls], random.random()))  # noqa: S311 - no secret
+
+
 def _open_remote(
-    settings: Settings, registry: Registry, urls: tuple[str, ...], token: str
+    settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, secondary: bool
 ) -> tuple[list[Opened], list[tuple[str, DjinnError]]]:
     """A session with each wanted device of one server, and the devices that cannot be had, each with the reason."""
     first, *others = settings.server_devices or (settings.device,)
-    begun = _dial(settings, registry, urls, token, first)
+    begun = _dial(settings, registry, urls, token, first, secondary)
     opened = [_opened(begun, urls)]
     failed: list[tuple[str, DjinnError]] = []
     try:
         for number in _others_wanted(begun.welcome, (first, *others)):
             try:
-                another = _dial(settings, registry, urls, token, str(number))
+                another = _dial(settings, registry, urls, token, str(number), secondary=True)
             except (TransportError, AccessRefused) as error:
                 failed.append((f"device {number} of {urls[0]}", error))
             else:
@@ -225,15 +240,18 @@ def _others_wanted(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
     return [number for number in found if number != welcome.number]
 
 
-def _dial(settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str) -> _Begun:
-    attempt = partial(_dial_once, settings, registry, urls, token, device)
+def _dial(
+    settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str, secondary: bool = False
+) -> _Begun:
+    attempt = partial(_dial_once, settings, registry, urls, token, device, secondary)
     return with_patience(attempt, settings.connect_timeout)
 
 
-def _dial_once(settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str) -> _Begun:
-    gateway = reach_gateway(
-        urls, token, device, registry.transports, settings.connect_timeout, settings.assignment_hint
-    )
+def _dial_once(
+    settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str, secondary: bool
+) -> _Begun:
+    ways, hint = registry.transports, settings.assignment_hint
+    gateway = reach_gateway(urls, token, device, ways, settings.connect_timeout, hint, secondary)
     try:
         reached = reach_executor(gateway, registry.transports, settings.connect_timeout)
     except BaseException:

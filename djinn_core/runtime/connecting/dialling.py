@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import SplitResult
@@ -88,11 +90,17 @@ class Dialled:
 
 
 def reach_gateway(
-    urls: Sequence[str], token: str, device: str, transports: Iterable[Transport], timeout: float, hint: str = ""
+    urls: Sequence[str],
+    token: str,
+    device: str,
+    transports: Iterable[Transport],
+    timeout: float,
+    hint: str = "",
+    secondary: bool = False,
 ) -> GatewayConnection:
     """Connect to the first of `urls` that answers, fastest transport first, and show the token.
 
-    `hint`: what the server is told of the work, for the choice of an executor.
+    `hint`: what the server is told of the work, for the choice of an executor. `secondary`: it is no load to come.
 
     Raises:
         PluginError: no transport serves any of them.
@@ -101,7 +109,9 @@ def reach_gateway(
         AccessRefused: the server said no; the message says why.
     """
     known = tuple(transports)
-    hello = Hello(PROTOCOL_VERSION, token, djinn_version(), str(torch.__version__), device, client_name(), hint)
+    hello = Hello(
+        PROTOCOL_VERSION, token, djinn_version(), str(torch.__version__), device, client_name(), hint, secondary
+    )
     errors: list[tuple[str, DjinnError]] = []
     for url in _fastest_first(urls, known):
         try:
@@ -174,6 +184,25 @@ def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: f
             return ask(connection, StatusRequest(PROTOCOL_VERSION, token), Status, timeout, url)
         finally:
             connection.close()
+
+
+def ask_loads(
+    servers: Iterable[tuple[str, ...]], token: str, transports: Iterable[Transport], timeout: float
+) -> dict[tuple[str, ...], tuple[float, int]]:
+    """Load of each of the servers, asked at the same time, and recent sessions there; the greatest load for one that does not say."""
+    known = tuple(transports)
+
+    def ask_one(urls: tuple[str, ...]) -> tuple[float, int]:
+        try:
+            status = ask_status(urls[0], token, known, timeout)
+        except DjinnError as error:  # said again, and to the user, when the session begins
+            _log.debug("a server does not say how busy it is", url=urls[0], reason=str(error))
+            return math.inf, 0
+        return status.load, status.recent
+
+    every = tuple(servers)
+    with ThreadPoolExecutor(len(every), "djinn-loads") as threads:
+        return dict(zip(every, threads.map(ask_one, every), strict=True))
 
 
 @contextmanager

@@ -84,7 +84,7 @@ class Redialling:
     def _ask_gateway(self, question: Message, timeout: float) -> Reached:
         """By way of the gateway, which knows whether there is another executor in its place."""
         try:
-            gateway = reach_gateway(self.urls, self.token, self.device, self.transports, timeout)
+            gateway = reach_gateway(self.urls, self.token, self.device, self.transports, timeout, secondary=True)
         except AccessRefused as error:
             raise TransportError(f"{error}") from error  # while an executor is started again, there is none
         found = None

@@ -163,7 +163,9 @@ class Admission:
 
     def _status(self, identity: Identity) -> Status:
         age = time.monotonic() - self.context.since
-        return Status(djinn_version(), os.getpid(), age, self._shown_to(identity))
+        shown = self._shown_to(identity)
+        least = self.context.tenants.least_load()
+        return Status(djinn_version(), os.getpid(), age, shown, *least, self.assigner.policy.name)
 
     def _shown_to(self, identity: Identity) -> tuple[ExecutorStatus, ...]:
         return self.context.tenants.statuses(None if identity.sees_all else identity.tenant)
@@ -190,7 +192,8 @@ class Admission:
             self._refuse(connection, _denied(pool), "Hello", identity)
             return
         newcomer = AssignmentRequest(identity.tenant, (), hello.client, hello.device, hello.hint, identity.quota)
-        found = pool.assign(newcomer, self.assigner, self.context.tenants.others(identity.tenant))
+        others = self.context.tenants.others(identity.tenant)
+        found = pool.assign(newcomer, self.assigner, others, counts=not hello.secondary)
         if isinstance(found, Refusal):
             self._refuse(connection, _denied(found), "Hello", identity)
             return

@@ -67,7 +67,11 @@ class Seat:
         if state == "ready":
             try:
                 report = process.status(_STATUS_SECONDS)
-                return ExecutorStatus(report.device, process.process_id, state, report.sessions)
+                if self._meter.is_due:
+                    self._meter.note(report)
+                load = self.load
+                busy = round(load.busy + load.beginning, 3)
+                return ExecutorStatus(report.device, process.process_id, state, report.sessions, busy)
             except StartupError as error:
                 _log.warning("an executor does not report", process=process.process_id, error=str(error))
                 state = "silent"
@@ -201,10 +205,13 @@ class Pool:
         newcomer: AssignmentRequest,
         assigner: Assigner = Assigner(),  # noqa: B008 - a frozen value
         others: Sequence[tuple[str, Pool]] = (),
+        *,
+        counts: bool = True,
     ) -> tuple[int, ExecutorProcess] | Refusal:
-        """As `find`; of several with the same kind of device that which the policy chooses, for which this is a session to come.
+        """As `find`; of several with the same kind of device that which the policy chooses.
 
         `newcomer`: the session, without executors. `others`: the pools of other tenants, with their names.
+        `counts`: whether it is load to come for the executor.
         """
         found = self._candidates(newcomer.device)
         if isinstance(found, Refusal):
@@ -215,8 +222,7 @@ class Pool:
             for number, executor in found
             if (executor.device.kind, executor.device.name) == (first.kind, first.name)
         }
-        several = len(alike) > 1  # not each further device of a client that wants several
-        if several:
+        if len(alike) > 1:
             for number in alike:
                 self._seats[number].look()
         with self._assigning:  # one client after the other: each assignment is load for the next
@@ -224,7 +230,7 @@ class Pool:
             chosen = assigner.assign(attrs.evolve(newcomer, executors=loads))
             if isinstance(chosen, AssignmentRefusal):
                 return Refusal(chosen.reason, chosen.retry)
-            if several:
+            if counts:
                 self._seats[chosen].assign(newcomer.hint)
         return chosen, alike[chosen]
 

@@ -100,6 +100,13 @@ class Tenants:
         """Pools of the other tenants, which compute on the same devices."""
         return [(name, pool) for name, pool in self._owned(None) if name not in {"", tenant}]
 
+    def least_load(self) -> tuple[float, int]:
+        """Load of the least loaded device, by all tenants, and sessions that were assigned to it within a minute."""
+        pools = [pool for _, pool in self._owned(None)]
+        loads = [[pool.seats[number].load for pool in pools] for number in range(len(self._configs))]
+        devices = ((sum(one.busy + one.beginning for one in of), sum(one.recent for one in of)) for of in loads)
+        return min(((round(busy, 1), recent) for busy, recent in devices), default=(0.0, 0))
+
     def look(self) -> None:
         """Keep the loads known where several tenants share the devices: each asks its own executors when a session begins."""
         owned = [pool for name, pool in self._owned(None) if name]

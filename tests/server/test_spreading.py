@@ -1,0 +1,92 @@
+"""Clients that share servers spread over their executors: each begins where there is least to do, and none knows of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+import djinn
+from djinn_core.builtins import builtin_plugins
+from djinn_core.config import Settings
+from djinn_core.plugins.kinds import CLIENT_KINDS
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.runtime.connecting import connect
+from djinn_core.runtime.connecting.connect import open_connections
+from tests.shared.configured import configured
+from tests.shared.servers import start_server
+
+
+@pytest.fixture(scope="module")
+def two(python, tmp_path_factory, plain_environment):
+    """Two servers with one executor each."""
+    environment = plain_environment | {"DJINN_TOKEN": "t" * 32}
+    folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+    servers = [start_server(python.start, folder, env=environment) for folder in folders]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+def settings(servers, **others):
+    return Settings(servers=tuple(server.url("tcp") for server in servers), token="t" * 32, **others)
+
+
+def sessions(chosen, count):
+    """That many clients, one after the other; all are open until the end. The server of each, by its address."""
+    registry = load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
+    opened = [open_connections(chosen, registry, ()) for _ in range(count)]
+    for members in opened:
+        for one in members:
+            one.connection.close()
+    return [members[0].server for members in opened]
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_clients_of_two_servers_spread_over_them(two, count):
+    found = sessions(settings(two), count)
+    assert [found.count(server.url("tcp")) for server in two] == [count // 2, count // 2]
+
+
+def test_without_spreading_the_first_server_comes_first(two):
+    assert set(sessions(settings(two, spread=False), 2)) == {two[0].url("tcp")}
+    assert set(sessions(settings(two[::-1], memory_limits={"0": "1 GiB"}), 2)) == {two[1].url("tcp")}
+
+
+def test_equal_servers_are_chosen_by_chance(two, monkeypatch):
+    monkeypatch.setattr(connect, "ask_loads", lambda servers, *_: dict.fromkeys(servers, (0.0, 0)))
+    drawn = iter([0.1, 0.9, 0.9, 0.1])
+    monkeypatch.setattr(connect.random, "random", lambda: next(drawn))
+    assert sessions(settings(two), 2) == [server.url("tcp") for server in two]
+
+
+def test_a_server_that_does_not_answer_is_left_out(two):
+    chosen = Settings(servers=("tcp://127.0.0.1:1", two[1].url("tcp")), token="t" * 32)
+    assert sessions(chosen, 1) == [two[1].url("tcp")]
+
+
+@pytest.mark.parametrize("count", [3, 8, 20])
+def test_clients_of_a_server_with_two_executors_spread_over_them(python, tmp_path, plain_environment, count):
+    server = start_server(python.start, tmp_path, "--device", "cpu", env=plain_environment)
+    registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
+    try:
+        opened = [open_connections(server.settings(), registry, ()) for _ in range(count)]
+        homes = [members[0].attached.process for members in opened]
+        assert sorted(homes.count(process) for process in set(homes)) == [count // 2, count - count // 2]
+        with configured(connection_file=server.file):
+            seen = djinn.coordinator()
+        assert [one.sessions for one in seen.executors] == [count, count]  # each client may use both
+        assert (seen.sessions, seen.servers[0].policy, seen.servers[0].error) == (2 * count, "least_loaded", "")
+        assert all(one.memory > 0 and one.state == "ready" for one in seen.executors)
+        for members in opened:
+            for one in members:
+                one.connection.close()
+    finally:
+        server.stop()
+
+
+def test_the_coordinator_says_which_server_does_not_answer(two):
+    with configured(servers=["tcp://127.0.0.1:1", two[0].url("tcp")], token="t" * 32, disable=("local",)):
+        gone, there = djinn.coordinator().servers
+    assert gone.url.endswith(":1")
+    assert gone.error
+    assert (there.error, len(there.executors)) == ("", 1)
+    assert there.load >= 0
