@@ -87,17 +87,17 @@ def _blocks(graph: Graph, attentions: set[int]) -> Iterable[_Block]:
 
 def _without_softmax(graph: Graph, attentions: set[int], blocks: list[_Block]) -> Iterable[_Block]:
     """Blocks whose attention is a product of computed values after another one, for networks that have no attention yet."""
-    if _passes_states(graph):
+    taken = {half.nodes for block in blocks for half in block.halves}
+    everything = _halves(graph)
+    halves = [half for half in everything if half.nodes not in taken]
+    if not halves or _passes_states(graph):
         return []
     gradients = graph.flow.shared(Gradients)
-    mixtures = {
-        i for o in MIXING & graph.by_op.keys() for i in graph.by_op[o] if i not in gradients and _mixes(graph, i)
-    }
+    products = (i for o in MIXING & graph.by_op.keys() for i in graph.by_op[o])
+    mixtures = {i for i in products if i not in gradients and _mixes(graph, i)}
     if not mixtures:
         return []
-    taken = {half.nodes for block in blocks for half in block.halves}
-    halves = [half for half in _halves(graph) if half.nodes not in taken]
-    ends = {end for half in _halves(graph) for end in half.ends}
+    ends = {end for half in everything for end in half.ends}
     owners: dict[int, _Block] = {}
     for half in halves:
         reached = _reached(graph, half.data, mixtures | attentions, ends, min(mixtures))
