@@ -432,7 +432,9 @@ class TransportConformance(Ending):
         assert same(receiver.receive(SECONDS), frame)
 
     @pytest.mark.parametrize("garbage", [b"", b"\x00" * 64, b"\x16\x03\x01" * 100, b"GET / HTTP/1.1\r\n\r\n", b"DJNF"])
-    def test_a_stranger_harms_nobody(self, served: Served, wire: bool, garbage: bytes) -> None:
+    def test_garbage_from_an_unauthenticated_client_harms_no_other(
+        self, served: Served, wire: bool, garbage: bytes
+    ) -> None:
         """Garbage ends the connection that it came on, at most; others are served before, meanwhile and after."""
         if not wire:
             pytest.skip("a plain socket cannot connect to this transport")

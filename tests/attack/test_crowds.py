@@ -47,15 +47,15 @@ def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dia
         listener.close()
 
 
-def test_an_executor_has_few_strangers_too(monkeypatch, wait_for):
-    strangers = UnauthenticatedLimit(1)
+def test_an_executor_has_few_unauthenticated_connections_too(monkeypatch, wait_for):
+    limit = UnauthenticatedLimit(1)
     monkeypatch.setattr(attach, "ATTACH_SECONDS", 3600.0)
-    context = ExecutorContext(SharedDevice(CpuRuntime()), unauthenticated=strangers)
+    context = ExecutorContext(SharedDevice(CpuRuntime()), unauthenticated=limit)
     pairs = [socket.socketpair() for _ in range(2)]
     ends = [AcceptedConnection(mine, SMALL, "client") for mine, _ in pairs]
     threads = [threading.Thread(target=attach.admit, args=(end, None, None, context)) for end in ends]
     threads[0].start()
-    wait_for(lambda: len(strangers) == 1, "the first one is not in")
+    wait_for(lambda: len(limit) == 1, "the first one is not in")
     threads[1].start()
     threads[0].join(60)  # the second one came, so this one had to go before its hour was over
     assert not threads[0].is_alive()
@@ -156,7 +156,7 @@ def test_the_operations_listener_reads_few_headers(watched, dial):
 
 def test_too_many_connections_for_operations_make_room(watched, dial, closes, monkeypatch):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 60.0)
-    watched._strangers = UnauthenticatedLimit(2)
+    watched._unauthenticated = UnauthenticatedLimit(2)
     oldest = dial(watched.url)
     for _ in range(2):
         dial(watched.url)

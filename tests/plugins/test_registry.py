@@ -207,7 +207,7 @@ def test_two_plugins_with_one_pattern_name(install: Install, offered: Offered, p
 def test_a_plugin_cannot_take_the_name_of_a_built_in_one(
     install: Install, offered: Offered, module: Make, pattern: Source
 ) -> None:
-    install("own", pattern("stranger"))
+    install("own", pattern("other"))
     registry = load_registry(Selection(), builtins={"own": module("own", pattern("own"))}, entry_points=offered())
     assert names(registry) == ["own"]
     assert "(djinn-own 1.0) is refused" in error(registry, "own")

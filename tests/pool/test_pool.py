@@ -280,7 +280,7 @@ def test_one_executor_lost_is_the_session_lost(pooled):
 
 
 @pytest.fixture
-def strangers(monkeypatch):
+def separated(monkeypatch):
     """Executors that are told addresses at which no executor listens: they do not reach each other."""
 
     def nowhere(self, question, kind):
@@ -291,7 +291,7 @@ def strangers(monkeypatch):
     monkeypatch.setattr(Replies, "ask", nowhere)
 
 
-def test_what_cannot_go_directly_passes_through_the_client(pooled, strangers, caplog):
+def test_what_cannot_go_directly_passes_through_the_client(pooled, separated, caplog):
     with pooled("round_robin"):
         assert "values between them pass through this process" in caplog.text
         given = torch.arange(12.0).reshape(3, 4)

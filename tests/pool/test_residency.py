@@ -8,11 +8,11 @@ from djinn_core.runtime.pool.residency import Residency
 
 def test_memory_is_there_as_long_as_a_value_that_is_known_looks_into_it():
     residency = Residency()
-    whole, view, stranger = (make_handle(7, number) for number in (1, 2, 1 << 30))
+    whole, view, unknown = (make_handle(7, number) for number in (1, 2, 1 << 30))
     residency.add(whole, 1, 64)
     residency.add(view, 1, 32)
     residency.copy(view, (0,))
-    assert residency.forget(stranger) == []
+    assert residency.forget(unknown) == []
     assert residency.forget(whole) == [1]
     assert residency.forget(whole) == []
     assert residency.homes == {storage_of(whole): 1}

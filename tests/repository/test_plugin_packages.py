@@ -1,4 +1,4 @@
-"""A plugin's names follow from its folder, and it cannot be installed beside a stranger's `djinn`."""
+"""A plugin's names follow from its folder, and it cannot be installed beside another project's `djinn`."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_many_sizes_make_few_plans(embedded):
 
 
 class Innocent:
-    """An optimization of a stranger that does nothing and says nothing of growth."""
+    """An optimization of another author that does nothing and says nothing of growth."""
 
     name, exact, before, after, after_placement = "innocent", True, frozenset(), frozenset(), False
 

@@ -1,4 +1,4 @@
-"""Tokens in files, limits by the hour, strangers by age, executors by fingerprint: parts of access, without a server."""
+"""Tokens in files, limits by the hour, unauthenticated connections by age, executors by fingerprint: parts of access, without a server."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_a_tenant_or_a_duration(tmp_path, arguments):
     assert not (tmp_path / "tokens.json").exists() or not json.loads((tmp_path / "tokens.json").read_text())["tokens"]
 
 
-def test_the_oldest_stranger_has_to_go():
+def test_the_oldest_unauthenticated_connection_has_to_go():
     class Silent:
         def __init__(self):
             self.closed = threading.Event()
@@ -90,16 +90,16 @@ def test_the_oldest_stranger_has_to_go():
         def close(self):
             self.closed.set()
 
-    strangers = UnauthenticatedLimit(most=3)
+    limit = UnauthenticatedLimit(most=3)
     waiting = [Silent() for _ in range(4)]
-    contexts = [strangers.entered(one) for one in waiting]
+    contexts = [limit.entered(one) for one in waiting]
     for context in contexts:
         context.__enter__()
     assert [one.closed.is_set() for one in waiting] == [True, False, False, False]
     for context in contexts:
         context.__exit__(None, None, None)
-    assert len(strangers) == 0
-    assert strangers.dropped == 1
+    assert len(limit) == 0
+    assert limit.dropped == 1
 
 
 def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):

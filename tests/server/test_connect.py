@@ -176,12 +176,12 @@ def test_nobody_there(registry):
     assert str(error.value).count("`djinn serve` running") == 1
 
 
-def test_a_stranger_there(registry):
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        url = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"
+def test_another_server_there(registry):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
 
         def answer() -> None:
-            peer, _ = stranger.accept()
+            peer, _ = other.accept()
             with peer:
                 peer.recv(4096)
                 peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -122,7 +122,7 @@ def test_what_is_no_message_closes_that_connection(executor, dial, attached):
 
 
 @pytest.mark.parametrize("frame", [Frame(b"x" * (64 << 10)), Frame(b"x", [b"y" * 100])], ids=["head", "body"])
-def test_a_stranger_cannot_send_much(executor, dial, attached, frame):
+def test_an_unauthenticated_client_cannot_send_much(executor, dial, attached, frame):
     connection = dial(executor.urls[0])
     connection.send(frame)
     expect_end(connection)

@@ -111,12 +111,12 @@ GARBAGE = {
 def test_bytes_that_are_no_frames_close_that_connection(server, healthy, wait_for, data):
     before = server.log.read_text().count("does not follow the protocol")
     parts = urlsplit(server.url("tcp"))
-    with socket.create_connection((parts.hostname, parts.port), SECONDS) as stranger:
-        stranger.settimeout(SECONDS)
-        stranger.sendall(data)
+    with socket.create_connection((parts.hostname, parts.port), SECONDS) as client:
+        client.settimeout(SECONDS)
+        client.sendall(data)
         while True:
             try:
-                if not stranger.recv(4096):
+                if not client.recv(4096):
                     break
             except ConnectionResetError:
                 break
@@ -131,7 +131,7 @@ def test_a_message_that_is_none_is_answered_and_closes_that_connection(server, d
         connection.receive(SECONDS)
 
 
-def test_a_stranger_cannot_send_much(server, dial, healthy):
+def test_an_unauthenticated_client_cannot_send_much(server, dial, healthy):
     connection = dial(server.url("tcp"))
     with pytest.raises(TransportError):  # by `send` where the server hangs up before it has everything
         connection.send(Frame(b"x", [bytes(1 << 20)]))

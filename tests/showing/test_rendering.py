@@ -17,7 +17,7 @@ from djinn_core.showing.rendering import notebook_view, render, renderer_for, re
 
 
 class Dots:
-    """A stranger's renderer."""
+    """A renderer of another package."""
 
     name = "dots"
     suffixes: tuple[str, ...] = (".dots",)

@@ -71,7 +71,7 @@ class OperationsListener:
         self.url = f"{scheme}://{network_location(host, self._socket.getsockname()[1])}"
         self._names = own_names(self.url)
         self._operations, self._context = operations, context
-        self._strangers = UnauthenticatedLimit(_MOST)
+        self._unauthenticated = UnauthenticatedLimit(_MOST)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-operations", daemon=True)
@@ -119,7 +119,7 @@ class OperationsListener:
         connection = _Connection(http(), loop.create_future())
         transport: asyncio.BaseTransport | None = None
         try:
-            with self._strangers.entered(_Cut(task)):
+            with self._unauthenticated.entered(_Cut(task)):
                 async with asyncio.timeout(REQUEST_SECONDS):
                     transport, _ = await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._context)
                     await connection.ended

@@ -278,7 +278,7 @@ class HttpListener:
         return self._channels.get(request.headers.get(dialect.CHANNEL, ""))
 
     def _open(self, request: web.BaseRequest) -> Channel | None:
-        if len(self._channels) >= _MOST_CHANNELS and not self._give_up_stranger():
+        if len(self._channels) >= _MOST_CHANNELS and not self._drop_unauthenticated():
             log.warning("too many channels", url=self.url, channels=len(self._channels))
             return None
         peer = f"client {request.remote} by HTTP"
@@ -292,7 +292,7 @@ class HttpListener:
         self._channels[channel.id] = channel
         return channel
 
-    def _give_up_stranger(self) -> bool:
+    def _drop_unauthenticated(self) -> bool:
         """End the oldest channel whose owner has shown nothing: unauthenticated clients must not keep out those with a token."""
         for channel in self._channels.values():
             if not channel.trusted:
