@@ -213,8 +213,8 @@ def test_one_tenant_does_not_have_all_threads_of_the_gateway():
 
 def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tmp_path):
     executor = start()
-    pool = SimpleNamespace(assign=lambda device: (0, executor), devices=(executor.device.id,))
-    tenants = SimpleNamespace(start_pool=lambda tenant, memory: pool)
+    pool = SimpleNamespace(assign=lambda *_, **__: (0, executor), devices=(executor.device.id,))
+    tenants = SimpleNamespace(start_pool=lambda tenant, memory: pool, others=lambda tenant: [])
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "this test")))
     admission = Admission(GatewayContext(gatekeeper, tenants, ServerEvents()), transports, relays=Relays(1))
     url = f"unix://{tmp_path}/gateway.sock"

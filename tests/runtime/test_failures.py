@@ -411,7 +411,7 @@ def test_uploads_that_are_resized_keep_their_views_and_fail_alone(embedded):
 
 
 def test_a_storage_that_moves_after_a_failure_is_still_found_by_the_next_one(embedded):
-    """What shares memory is remembered from one submission to the next, and follows a resize in a submission without failures."""
+    """The index of shared memory is kept from one submission to the next, and follows a resize in a submission without failures."""
     x, other = torch.ones(4).to(embedded), torch.ones(4).to(embedded)
     view, bad = x[1:3], torch.ones(4, device=embedded)
     bad[out_of_range(embedded)] = 1.0

@@ -149,4 +149,5 @@ def _is_of_recommenders(module: nn.Module) -> bool:
         "recommender_networks",
         "recommender_towers",
         "unseen_networks",
+        "unseen_recommenders",
     }

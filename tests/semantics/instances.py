@@ -112,7 +112,7 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
 
 
 def _inside_others(scene: Scene) -> Iterator[Instance]:
-    """What weighs or multiplies inside recurrences and what pools rows: whether that is attention as well is left open."""
+    """Nodes that weigh or multiply inside recurrences, and those that pool rows: whether that is attention as well is left open."""
     others = scene.inside(scene.outermost(rules.is_recurrent)) | scene.inside(scene.outermost(rules.is_bag))
     others |= scene.inside(scene.outermost(rules.is_interaction)) | scene.inside(scene.outermost(rules.looks_back))
     for node in sorted(scene.ops(others, WEIGHING | PRODUCTS)):

@@ -26,6 +26,7 @@ import recurrent_scans  # noqa: F401 - likewise
 import torch
 import unseen_models  # noqa: F401 - likewise
 import unseen_networks  # noqa: F401 - likewise
+import unseen_recommenders  # noqa: F401 - likewise
 from catalogue import ZOO
 from flop_truth import flops_here
 from ground_truth import Labelled, Truth

@@ -98,7 +98,7 @@ class MemoryIndex:
         return list(dict.fromkeys((*self._storages.get(storage, ()), *self._addresses.get(address, ()))))
 
     def moved(self, before: int, values: Mapping[int, Stored]) -> None:
-        """What had memory at `before` may have it elsewhere."""
+        """Note that what had memory at `before` may have it elsewhere."""
         for handle in self._addresses.pop(before, ()):
             if memory := memory_of(values.get(handle)):
                 self._addresses.setdefault(memory, {})[handle] = None

@@ -78,7 +78,7 @@ class _Side:
 
 
 def _side(graph: Graph, source: int) -> _Side:
-    """What an operand is made of, by functions that look at one place at a time; nothing where others take part."""
+    """The layers and softmaxes that an operand is made of, by functions that look at one place at a time; nothing where others take part."""
     found, softened = set[int](), set[int]()
     todo, seen = [source], {source}
     while todo:

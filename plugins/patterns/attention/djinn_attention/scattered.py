@@ -59,7 +59,7 @@ def _site(graph: Graph, softmax: Node, nodes: Iterable[int], query: int, key: in
 
 @attrs.frozen
 class _Mixture:
-    """Where weights meet values: the ops from the softmax's result on, and the values."""
+    """The place where weights meet values: the ops from the softmax's result on, and the values."""
 
     nodes: tuple[int, ...]
     value: int

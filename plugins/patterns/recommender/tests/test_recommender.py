@@ -11,7 +11,6 @@ import djinn
 import djinn_recommender
 from djinn.hooks import WorkloadType, storage_of
 from djinn.testing import PatternConformance, PluginConformance, ProgramBuilder
-from djinn_core.stages.annotate import annotate
 from djinn_recommender import EmbeddingBag, IdTables, Interaction
 
 DEVICE = "remote_accelerator:0"
@@ -68,13 +67,18 @@ def found_in(graph):
 
 
 def recorded(model, *inputs, train=False):
-    """As Djinn records it, on meta tensors: no executor is needed to look at a program."""
+    """The graph, as Djinn records it on meta tensors: no executor is needed to look at a program."""
+    return captured(model, *inputs, train=train).graph
+
+
+def captured(model, *inputs, train=False):
+    """The captured program."""
     model, given = model.train(train).to(DEVICE), [i.to(DEVICE) for i in inputs]
-    with djinn.capture() as captured, torch.set_grad_enabled(train):
+    with djinn.capture() as found, torch.set_grad_enabled(train):
         result = model(*given)
         if train:
             (result[0] if isinstance(result, tuple) else result).sum().backward()
-    return captured.graph
+    return found
 
 
 def matches(model, *inputs, train=False):
@@ -278,9 +282,7 @@ def test_bags_that_are_written_out_make_a_recommender():
         def forward(self, ids):
             return self.wide(ids).sum(1) + self.layer(self.deep(ids).flatten(1))
 
-    graph = recorded(Wide(), torch.zeros(5, 4, dtype=torch.long))
-    profile = annotate(graph, [EmbeddingBag()])
-    assert profile.workload is WorkloadType.RECOMMENDER
+    assert captured(Wide(), torch.zeros(5, 4, dtype=torch.long)).profile.workload is WorkloadType.RECOMMENDER
 
 
 def gated(rows, layers):
