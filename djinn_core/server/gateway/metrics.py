@@ -129,12 +129,18 @@ class _Collector:
             "djinn_gateway_draining", "1 while it admits no further clients", float(seen.draining.is_set())
         )
         yield self._gauge(
-            "djinn_gateway_strangers", "Connections that have shown nothing yet", len(seen.unauthenticated)
+            "djinn_gateway_unauthenticated_connections",
+            "Connections that have not authenticated yet",
+            len(seen.unauthenticated),
         )
         yield self._gauge("djinn_gateway_tenants", "Tenants that have a good token", len(seen.gatekeeper.tenants))
         yield self._counter("djinn_gateway_connections", "Connections that were made", {(): counts.connections})
         dropped = {(): seen.unauthenticated.dropped}
-        yield self._counter("djinn_gateway_strangers_dropped", "Strangers that had to go for others", dropped)
+        yield self._counter(
+            "djinn_gateway_unauthenticated_dropped",
+            "Unauthenticated connections that were closed to make room for others",
+            dropped,
+        )
         yield self._counter("djinn_gateway_relays", "Connections passed on to an executor", {(): counts.relayed})
         refused = {(kind,): number for kind, number in sorted(counts.refused.items())}
         yield self._counter("djinn_gateway_refusals", "Connections that were refused, by reason", refused, ("reason",))
