@@ -8,6 +8,7 @@ import tracemalloc
 import pytest
 import torch
 
+import djinn
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording.recorder import current
 from djinn_core.torch_private import without_modes
@@ -191,3 +192,19 @@ def test_factories_are_one_instruction(embedded):
     )
     wanted = torch.scalar_tensor(2), torch.zeros(2, dtype=torch.bool), torch.ones(3)
     assert [(t.dtype, t.tolist()) for t in made] == [(t.dtype, t.tolist()) for t in wanted]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "look", [lambda x: x, lambda x: x[:1].expand(7, 5), lambda x: x.t()], ids=["whole", "expanded", "t"]
+)
+def test_numbers_times_narrow_tensors_ask_no_executor(embedded, dtype, look):
+    here = torch.ones(7, 5, dtype=dtype)
+    there = here.to(embedded)
+    djinn.synchronize()
+    before = djinn.stats()["round_trips"]
+    found = look(there) * 0.35
+    assert djinn.stats()["round_trips"] == before
+    expected = look(here) * 0.35
+    assert found.stride() == expected.stride()
+    assert torch.equal(found.cpu(), expected)

@@ -109,10 +109,18 @@ def _sub(left: torch.Tensor, right: Any, **kwargs: Any) -> torch.Tensor:
 def _mul(left: torch.Tensor, right: Any) -> torch.Tensor:
     """In narrow dtypes the meta kernel lays out by the first operand, also where that is one number, expanded."""
     product: torch.Tensor = aten.mul.Tensor(left, right)
-    if product.dtype not in {torch.float16, torch.bfloat16} or 0 not in {*left.stride(), *right.stride()}:
+    tensors = [
+        t for t in (left, right) if isinstance(t, torch.Tensor)
+    ]  # a number in the shape of a CPU tensor is a number here
+    if product.dtype not in {torch.float16, torch.bfloat16} or not any(0 in t.stride() for t in tensors):
         return product
-    as_wide = [torch.empty_strided(t.shape, t.stride(), dtype=torch.float32, device="meta") for t in (left, right)]
-    return product.new_empty_strided(product.shape, aten.mul.Tensor(*as_wide).stride())
+    wide = [
+        torch.empty_strided(t.shape, t.stride(), dtype=torch.float32, device="meta")
+        if isinstance(t, torch.Tensor)
+        else t
+        for t in (left, right)
+    ]
+    return product.new_empty_strided(product.shape, aten.mul.Tensor(*wide).stride())
 
 
 def _recurrent(func: Any) -> Rule:
