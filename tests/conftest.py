@@ -7,6 +7,11 @@ import os
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is slow at times: that says nothing about a property.
+settings.register_profile("djinn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("djinn")
 
 # The tests start several hundred processes. Each would compile all of Djinn again where this is set, as in containers.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import sys
 import types
 import unittest
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,20 +19,62 @@ import torch
 SOURCE, FAMILY = os.environ["TRANSFORMERS_SOURCE"], os.environ["DJINN_TEST_FAMILY"]
 
 
+Inputs = Callable[[], dict[str, torch.Tensor]]
+
+
+def _text() -> dict[str, torch.Tensor]:
+    ids = torch.randint(5, 99, (3, 7))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _text_to_text() -> dict[str, torch.Tensor]:
+    return _text() | {f"decoder_{name}": value for name, value in _text().items()}
+
+
+def _image(size: int = 32) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.rand(3, 3, size, size)}
+
+
+def _samples() -> dict[str, torch.Tensor]:
+    return {"input_values": torch.rand(3, 1024), "attention_mask": torch.ones(3, 1024, dtype=torch.long)}
+
+
+def _spectrum_to_text() -> dict[str, torch.Tensor]:
+    return {"input_features": torch.rand(3, 80, 60), "decoder_input_ids": _text()["input_ids"]}
+
+
+def _text_and_image() -> dict[str, torch.Tensor]:
+    return _text() | _image()
+
+
+def _image_in_text() -> dict[str, torch.Tensor]:
+    """Tokens that stand for the 16 patches of an image, and text behind them."""
+    patches = torch.full((3, 16), _IMAGE_TOKEN)
+    ids = torch.cat([patches, _text()["input_ids"]], dim=1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | _image()
+
+
 @attrs.frozen
 class Family:
-    """Names of a family's configuration and models, and the fields of the configuration that make it small."""
+    """Names of a family's configuration and models, and the fields of the configuration that make it small.
+
+    `tester` are sizes that differ from those of `Tester`; `case` are attributes by which the mixin leaves tests out or chooses a form.
+    """
 
     config: str
     models: tuple[str, ...]
     fields: Mapping[str, Any]
-    pixels: bool = False
+    inputs: Inputs = _text
+    tester: Mapping[str, Any] = MappingProxyType({})
+    case: Mapping[str, Any] = MappingProxyType({})
 
 
+_IMAGE_TOKEN = 4
 _TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _DECODER = _TEXT | _TOKENS | {"num_key_value_heads": 2, "max_position_embeddings": 64}
-_EXPERTS = _DECODER | {"num_local_experts": 4, "num_experts_per_tok": 2}
+# Products of groups want rows of whole 16 bytes.
+_EXPERTS = _DECODER | {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
 _VISION = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -41,17 +84,84 @@ _VISION = {
     "patch_size": 8,
 }
 _STATES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8} | _TOKENS
+_STATES_2 = _STATES | {"num_heads": 8, "head_dim": 8, "n_groups": 4, "chunk_size": 4}
 _GPT = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64} | _TOKENS
+_T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_heads": 4} | {
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+_TWO_STACKS = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 37,
+    "decoder_ffn_dim": 37,
+    "decoder_start_token_id": 2,
+} | _TOKENS
+_BART = _TWO_STACKS | {"max_position_embeddings": 64, "forced_eos_token_id": None}
+_WHISPER = _TWO_STACKS | {
+    "num_mel_bins": 80,
+    "max_source_positions": 30,
+    "max_target_positions": 40,
+    "begin_suppress_tokens": None,
+}
+_WAV2VEC2 = _TEXT | {
+    "conv_dim": (32, 32, 32),
+    "conv_stride": (4, 4, 4),
+    "conv_kernel": (8, 8, 8),
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 2,
+    "mask_time_prob": 0.5,
+    "mask_time_length": 2,
+    "layerdrop": 0.0,
+}
+_CLIP = {
+    "text_config": _TEXT | _TOKENS | {"max_position_embeddings": 64},
+    "vision_config": _VISION,
+    "projection_dim": 16,
+}
+_LLAVA = {
+    "text_config": _DECODER | {"model_type": "llama"},
+    "vision_config": _VISION | {"model_type": "clip_vision_model", "projection_dim": 32},
+    "image_token_id": _IMAGE_TOKEN,
+    "image_seq_length": 16,
+    "vision_feature_layer": -1,
+}
+_CONVNEXT = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "image_size": 32}
+_SEGFORMER = {
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "num_attention_heads": [1, 1, 2, 2],
+    "decoder_hidden_size": 16,
+}
+
+_NO_ATTENTION = {"has_attentions": False}
+_NO_TEXT = {"test_resize_embeddings": False}
+_TWO_STACK_CASE = {"is_encoder_decoder": True}
 
 
-def _causal(name: str, fields: Mapping[str, Any]) -> Family:
-    return Family(f"{name}Config", (f"{name}Model", f"{name}ForCausalLM"), fields)
+def _causal(name: str, fields: Mapping[str, Any], **more: Any) -> Family:
+    return Family(f"{name}Config", (f"{name}Model", f"{name}ForCausalLM"), fields, **more)
 
 
 def _masked(name: str) -> Family:
     return Family(
         f"{name}Config", (f"{name}Model", f"{name}ForMaskedLM"), _TEXT | _TOKENS | {"max_position_embeddings": 64}
     )
+
+
+def _vision(name: str, seq_length: int, *models: str) -> Family:
+    names = tuple(f"{name}{model}" for model in ("Model", *models))
+    return Family(f"{name}Config", names, _VISION, _image, tester={"seq_length": seq_length}, case=_NO_TEXT)
+
+
+def _two_stacks(name: str, fields: Mapping[str, Any], inputs: Inputs, **tester: Any) -> Family:
+    models = (f"{name}Model", f"{name}ForConditionalGeneration")
+    return Family(f"{name}Config", models, fields, inputs, tester=tester, case=_TWO_STACK_CASE)
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({
@@ -66,10 +176,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "phi": _causal("Phi", _DECODER),
     "olmo": _causal("Olmo", _DECODER),
     "mixtral": _causal("Mixtral", _EXPERTS),
-    "mamba": Family("MambaConfig", ("MambaModel", "MambaForCausalLM"), _STATES),
-    "vit": Family("ViTConfig", ("ViTModel", "ViTForImageClassification"), _VISION, pixels=True),
-    "deit": Family("DeiTConfig", ("DeiTModel",), _VISION, pixels=True),
-    "dinov2": Family("Dinov2Config", ("Dinov2Model",), _VISION, pixels=True),
+    "t5": _two_stacks("T5", _T5, _text_to_text),
+    "bart": _two_stacks("Bart", _BART, _text_to_text),
+    "mamba": _causal("Mamba", _STATES, case=_NO_ATTENTION),
+    "mamba2": _causal("Mamba2", _STATES_2, case=_NO_ATTENTION),
+    "vit": _vision("ViT", 17, "ForImageClassification"),
+    "deit": _vision("DeiT", 18),
+    "dinov2": _vision("Dinov2", 17),
+    "convnext": Family("ConvNextConfig", ("ConvNextModel", "ConvNextForImageClassification"), _CONVNEXT, _image, case=_NO_ATTENTION | _NO_TEXT),
+    "segformer": Family("SegformerConfig", ("SegformerModel", "SegformerForSemanticSegmentation"), _SEGFORMER, lambda: _image(64), case=_NO_TEXT),
+    "wav2vec2": Family("Wav2Vec2Config", ("Wav2Vec2Model", "Wav2Vec2ForCTC"), _WAV2VEC2, _samples, tester={"seq_length": 14}, case=_NO_TEXT),
+    "whisper": _two_stacks("Whisper", _WHISPER, _spectrum_to_text, encoder_seq_length=30),
+    "clip": Family("CLIPConfig", ("CLIPModel",), _CLIP, _text_and_image, case=_NO_ATTENTION | _NO_TEXT | {"_is_composite": True}),
+    "llava": Family("LlavaConfig", ("LlavaModel", "LlavaForConditionalGeneration"), _LLAVA, _image_in_text, tester={"seq_length": 23}, case={"_is_composite": True}),
 })  # fmt: skip
 
 
@@ -81,23 +200,19 @@ class Tester:
 
     def __init__(self, family: Family) -> None:
         self.family = family
-        if family.pixels:
-            self.seq_length = (32 // 8) ** 2 + (2 if family.config.startswith("DeiT") else 1)
+        vars(self).update(family.tester)
 
     def get_config(self) -> Any:
         """A small configuration."""
         import transformers
 
-        return getattr(transformers, self.family.config)(**self.family.fields)
+        return getattr(transformers, self.family.config)(**copy.deepcopy(dict(self.family.fields)))
 
     def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
         """The configuration, and inputs on the device."""
         from transformers.testing_utils import torch_device
 
-        if self.family.pixels:
-            return self.get_config(), {"pixel_values": torch.rand(self.batch_size, 3, 32, 32).to(torch_device)}
-        ids = torch.randint(3, 99, (self.batch_size, self.seq_length)).to(torch_device)
-        return self.get_config(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return self.get_config(), {name: value.to(torch_device) for name, value in self.family.inputs().items()}
 
 
 def _common_tests() -> type:
@@ -126,7 +241,7 @@ def _case(name: str) -> type:
     import transformers
 
     models = tuple(getattr(transformers, model) for model in family.models)
-    body = {"__module__": __name__, "all_model_classes": models, "setUp": set_up}
+    body = {"__module__": __name__, "all_model_classes": models, "setUp": set_up, **family.case}
     return type(name, (_common_tests(), unittest.TestCase), body)
 
 

@@ -113,3 +113,16 @@ def test_dtypes_of_statistics_are_asked_once_for_all_sizes(embedded):
     assert mean.dtype == torch.bfloat16 == normalised[0][1].dtype  # as the CPU has it
     assert mean.cpu().dtype == torch.bfloat16
     assert out.cpu().shape == (5, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_weight_norm_of_a_narrow_layer_has_the_norms_of_the_kernel(embedded, dtype):
+    def result(device):
+        torch.manual_seed(0)
+        layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv1d(4, 6, 3), dim=2).to(dtype).to(device)
+        out = layer(torch.ones(2, 4, 9, dtype=dtype, device=device))
+        out.sum().backward()
+        return [out.cpu(), *[p.grad.cpu() for p in layer.parameters()]]
+
+    for here, there in zip(result("cpu"), result(embedded), strict=True):
+        assert torch.equal(here, there)

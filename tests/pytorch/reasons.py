@@ -12,6 +12,7 @@ _REASONS = (
     (r"has no memory on this machine to share", "DLPack shares memory, and that of the device is elsewhere"),
     (r"in test_tensor_storage_type|torch\.FloatTensor\)|`torch\.cpu\.amp", "the test wants a class or a name of the CPU's or CUDA's"),
     (r"in test_lazy_clone", "copies on write of PyTorch's CPU allocator, which the test looks at"),
+    (r"torch atol = 1e-07", "half precision: the tests allow 1e-7 between two attentions on a device that they do not know (5e-3 on the CPU)"),
     (r"in test_advancedindex|in test_masked_scatter$|in test_unsafe_flag|all elements of std", "the error depends on data: it is raised at the next sync point"),
 )  # fmt: skip
 UNKNOWN = "not done"

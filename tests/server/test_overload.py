@@ -85,6 +85,7 @@ def gateway(tmp_path, monkeypatch):
     tenants = SimpleNamespace(
         start_pool=lambda *_: Refusal("this server has executors for no tenant at a time", retry=True),
         statuses=lambda tenant: (),
+        least_load=lambda: (0.0, 0),
     )
     audit = Audit(log)
     gatekeeper = Authentication(TokenAuthenticator(Token("own", ""), table))

@@ -158,7 +158,7 @@ CHANGES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 40), change=st.sampled_from(CHANGES), at=st.integers(0, 500))
 def test_programs_that_differ_in_anything_have_other_fingerprints(seed, change, at):
     program = random_graph(seed, length=12).program
@@ -172,7 +172,7 @@ def test_programs_that_differ_in_anything_have_other_fingerprints(seed, change, 
     assert (one.topology, one.shapes) != (two.topology, two.shapes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 40), change=st.sampled_from(CHANGES), at=st.integers(0, 500))
 def test_a_session_never_takes_the_plan_of_a_program_that_differs_in_anything(seed, change, at):
     program = random_graph(seed, length=12).program

@@ -20,7 +20,7 @@ REMOTE = "remote_accelerator:0"
 F = torch.nn.functional
 DEVICE = topology().devices[0]
 sizes = st.sampled_from([0, 1, 2, 3, 5])
-quick = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+quick = settings(derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def costs_of(graph):

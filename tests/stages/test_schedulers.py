@@ -62,7 +62,7 @@ def anywhere(seed, devices, length=24):
 
 @pytest.mark.parametrize("maker", **by_name)
 @given(seed=st.integers(0, 10_000), devices=st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_schedules_give_the_values_of_program_order(maker, seed, devices):
     context = anywhere(seed, devices)
     graph, inputs = context.graph, random_inputs(context.graph)
@@ -84,7 +84,7 @@ def test_schedules_give_the_values_of_program_order(maker, seed, devices):
 
 @pytest.mark.parametrize("maker", **by_name)
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_copies_that_devices_hold_are_not_sent_again_until_they_are_written(maker, seed):
     context = anywhere(seed, 2)
     names = [d.id for d in context.topology.devices]

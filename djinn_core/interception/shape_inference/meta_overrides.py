@@ -178,6 +178,7 @@ WITH_STATISTICS = frozenset({
     aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit.no_stats,
     aten._batch_norm_with_update.default,
+    aten._weight_norm_interface.default,
 })  # fmt: skip
 
 
