@@ -36,6 +36,7 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.interception.recording.capture import is_capturing
+from djinn_core.interception.runtime_interface import CacheMemory
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import Graph
@@ -73,6 +74,7 @@ from djinn_core.runtime.connecting.links import topology
 from djinn_core.runtime.coordinator import Coordinator, coordinator
 from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
+from djinn_core.runtime.kv_session import KvSession, kv_session
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
 from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.scheduler import Scheduler
@@ -82,6 +84,7 @@ __version__ = "26.11.0"
 __all__ = [
     "API_VERSION",
     "AccessRefused",
+    "CacheMemory",
     "ConfigurationError",
     "Coordinator",
     "CostEstimate",
@@ -95,6 +98,7 @@ __all__ = [
     "ForkedProcess",
     "Graph",
     "InvalidStage",
+    "KvSession",
     "LazyTensor",
     "Modality",
     "NetworkTopology",
@@ -142,6 +146,7 @@ __all__ = [
     "init_async",
     "is_capturing",
     "is_initialized",
+    "kv_session",
     "last_profile",
     "plan",
     "register_init_hook",

@@ -11,6 +11,7 @@ import torch
 from djinn_core.errors import StartupError
 from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.values import TensorMeta
+from djinn_core.wire.cache_messages import CacheAction
 from djinn_core.wire.messages import DeviceInfo
 
 
@@ -51,6 +52,23 @@ class SubmissionReply:
     tensors: tuple[torch.Tensor, ...] = ()
     described: tuple[DescribedValue, ...] = ()
     server_seconds: float = 0.0
+
+
+@attrs.frozen
+class CacheMemory:
+    """Memory of KV caches on executors, in bytes.
+
+    Attributes:
+        total: size of the caches. resident: how much of it is in the devices' memory. pinned: how much stays there.
+        limited: True if every executor that holds some has a memory limit; others evict nothing.
+        refused: reason why an action could not be done; empty if it was.
+    """
+
+    total: int = 0
+    resident: int = 0
+    pinned: int = 0
+    limited: bool = True
+    refused: str = ""
 
 
 class Runtime(Protocol):
@@ -104,6 +122,15 @@ class Runtime(Protocol):
 
     def figures(self, *, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
         """Counts and bytes of a logical device for this session; one round trip. The caller must hold the recorders' lock.
+
+        Raises:
+            SessionLost: the remote state is gone.
+        """
+
+    def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:
+        """`look` where KV caches are, `pin`, `unpin`, `evict` or `restore` them; without handles, all of the session.
+
+        One round trip. The caller must hold the recorders' lock.
 
         Raises:
             SessionLost: the remote state is gone.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from djinn_core.interception.runtime_interface import Submission, SubmissionReply
+from djinn_core.interception.runtime_interface import CacheMemory, Submission, SubmissionReply
 from djinn_core.interrupts import held
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.runtime.connecting.client_channel import ClientChannel
@@ -20,6 +20,8 @@ from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.sending.submissions import UNREAD, Submissions
 from djinn_core.runtime.sending.uploads import Uploader
 from djinn_core.runtime.stats import Stats
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.cache_messages import CacheAction, CacheReply, CacheRequest
 from djinn_core.wire.messages import StatsReply, StatsRequest
 
 
@@ -141,6 +143,15 @@ class Session:
             SessionLost: the executor is gone.
         """
         return dict(self.replies.ask(StatsRequest(reset_peak), StatsReply).values)
+
+    def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:
+        """As `Runtime.caches`.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        reply = self.replies.ask(CacheRequest(action, pack_handles(handles)), CacheReply)
+        return CacheMemory(reply.nbytes, reply.resident, reply.pinned, reply.limited, reply.refused)
 
     @property
     def last_profile(self) -> WorkloadProfile | None:

@@ -47,6 +47,7 @@ from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
+from djinn_core.wire.cache_messages import CacheReply, CacheRequest
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.malformed import (
     Unreadable,
@@ -177,6 +178,8 @@ class ExecutorSession:
                     self.device.ledger.peak = 0
                 reset_device_peak(self.device.runtime.device)
             connection.send(Frame(encode(StatsReply(figures))))
+        elif isinstance(message, CacheRequest):
+            connection.send(Frame(encode(self._caches(message))))
         elif isinstance(message, CancelSubmissions):
             self._wanted.stop(message.submissions)
         elif isinstance(message, StateRequest):
@@ -188,6 +191,15 @@ class ExecutorSession:
         else:
             self._exchange_values(message, connection)
         return True
+
+    def _caches(self, request: CacheRequest) -> CacheReply:
+        """Do what the client wants with the memory of KV caches; without a memory limit they are where they are."""
+        handles = unpack_handles(request.handles)
+        with self._turn:
+            if self._memory is not None:
+                return self._memory.caches(request.action, handles)
+            nbytes = sum(self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles})
+        return CacheReply(nbytes, nbytes, 0, False)
 
     def _hold(self, query: BlobQuery, before: bytes | None) -> bytes:
         """Flags of the blobs that are here, and were here before where this session is recovered."""

@@ -13,6 +13,7 @@ import msgspec
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.form import Form
 from djinn_core.wire.binding_delta import Handles, InputChanges, Slot, SlotChanges
+from djinn_core.wire.cache_messages import CacheReply, CacheRequest
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.message_base import (
     Address,
@@ -438,6 +439,8 @@ AnyMessage = (
     | ProtocolClose
     | StatsRequest
     | StatsReply
+    | CacheRequest
+    | CacheReply
     | Goodbye
     | StateRequest
     | StateHeader

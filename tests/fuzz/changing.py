@@ -35,6 +35,7 @@ OTHERS = (
     PeerTicketRequest,
     MeasureLink,
     messages.StatsRequest,
+    messages.CacheRequest,
     messages.ValueHints,
     messages.BlobQuery,
     messages.BlobOffer,

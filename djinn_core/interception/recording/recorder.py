@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 import torch
@@ -23,7 +23,7 @@ from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
 from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
 from djinn_core.interception.recording.split_submission import in_parts
-from djinn_core.interception.runtime_interface import Runtime, Submission, SubmissionReply, port
+from djinn_core.interception.runtime_interface import CacheMemory, Runtime, Submission, SubmissionReply, port
 from djinn_core.interception.shape_inference.message_limits import check_dimensions
 from djinn_core.interception.tensors.storage import Storage, Value, take_freed
 from djinn_core.interrupts import held
@@ -39,6 +39,9 @@ UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so 
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.op_observer import OpObserver
+    from djinn_core.wire.cache_messages import CacheAction
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -172,12 +175,19 @@ class Recorder:
 
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
+        return self._asked(lambda runtime: runtime.figures(reset_peak=reset_peak, device=device))
+
+    def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:
+        """Do `action` with KV caches when the executor has done what was recorded so far; see `Runtime.caches`."""
+        return self._asked(lambda runtime: runtime.caches(action, handles))
+
+    def _asked(self, question: Callable[[Runtime], T]) -> T:
         require_stack_room()
         with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
             self.flush()
             runtime = _runtime()
             try:
-                return runtime.figures(reset_peak=reset_peak, device=device)
+                return question(runtime)
             except KeyboardInterrupt:
                 runtime.interrupted()
                 raise

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost
-from djinn_core.interception.runtime_interface import DescribedValue, Submission, SubmissionReply
+from djinn_core.interception.runtime_interface import CacheMemory, DescribedValue, Submission, SubmissionReply
 from djinn_core.interrupts import held
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
@@ -26,6 +26,7 @@ from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.streams import LoadBalancer, ProgramFamily
 from djinn_core.runtime.session import Session
+from djinn_core.wire.cache_messages import CacheAction
 
 NOTHING = Program((), (), ())
 
@@ -407,6 +408,22 @@ class PoolSession:
             for name, value in member.figures(reset_peak=reset_peak).items():
                 total[name] = total.get(name, 0) + value
         return total
+
+    def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:
+        """As `Runtime.caches`, each executor with the values that it holds."""
+        held: dict[int, list[int]] = {} if handles else {number: [] for number in range(len(self.members))}
+        for handle in handles:
+            home = self._residency.homes.get(storage_of(handle))
+            for number in (self._residency.copies(handle) or frozenset()) | (frozenset() if home is None else {home}):
+                held.setdefault(number, []).append(handle)
+        found = [self.members[number].caches(action, part) for number, part in sorted(held.items())]
+        return CacheMemory(
+            sum(one.total for one in found),
+            sum(one.resident for one in found),
+            sum(one.pinned for one in found),
+            all(one.limited for one in found),
+            "; ".join(one.refused for one in found if one.refused),
+        )
 
     def close(self) -> None:
         """End all sessions."""

@@ -41,6 +41,7 @@ class Allocation:
         places: positions of a run's environment whose values are views of it. handles: values of sessions that are.
         owner: the session that it belongs to.
         resident: True if its bytes are in memory.
+        pinned: True if the client wants them to stay there.
         made_by: the step that can make it again; or -1. seconds: time that the step took.
         dropped: True if its bytes are nowhere, because that step will make them again.
         needed: number of dropped storages that need it to be made again.
@@ -50,6 +51,7 @@ class Allocation:
     storage: torch.UntypedStorage
     nbytes: int
     resident: bool = True
+    pinned: bool = False
     places: set[int] = attrs.field(factory=set)
     handles: list[int] = attrs.field(factory=list)
     owner: SessionMemory | None = None
@@ -60,8 +62,8 @@ class Allocation:
 
     @property
     def movable(self) -> bool:
-        """True if the memory can be freed and restored."""
-        return self.resident and self.nbytes >= SMALLEST and self.storage.resizable()
+        """True if the memory may be freed, and can be restored."""
+        return self.resident and not self.pinned and self.nbytes >= SMALLEST and self.storage.resizable()
 
 
 def has_memory(value: Any) -> TypeGuard[torch.Tensor]:

@@ -116,6 +116,7 @@ class Ledger:
                     holding = self.look(found, value)
                     holding.handles.append(handle)
                     holding.owner = session
+                    holding.pinned |= session.pins(handle)
         return found
 
     def look(self, holdings: Holdings, tensor: torch.Tensor) -> Allocation:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from djinn_core.ir.values import storage_of
 from djinn_core.lru import LruCache
-from djinn_core.server.memory.allocation import has_memory
-from djinn_core.server.memory.budgets import ACTIVATION, KINDS, NAMES, Usage, kind_of
+from djinn_core.server.memory.allocation import Allocation, has_memory
+from djinn_core.server.memory.budgets import ACTIVATION, CACHE, KINDS, NAMES, Usage, kind_of
 from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.limited_run import CarefulRun
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, look_ahead
@@ -17,6 +21,7 @@ from djinn_core.server.running.run import RunOutcome, environment_of, run_templa
 from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.running.work import RunRequest
+from djinn_core.wire.cache_messages import CacheAction, CacheReply
 from djinn_core.wire.messages import ValueHints
 
 IDLE_SECONDS = 10.0  # after which a session's values make room before those of others
@@ -40,6 +45,7 @@ class SessionMemory:
         self._meanings: LruCache[bytes, ValueHints] = LruCache(OUTLOOKS_LIMIT)
         self._kinds: dict[int, str] = {}
         self._usage = Usage(values)
+        self._pinned: set[int] = set()  # storages
         with ledger.lock:
             ledger.sessions.append(self)
 
@@ -65,13 +71,73 @@ class SessionMemory:
         self.phase = meaning.phase
         for handles, letters in ((work.inputs, meaning.inputs), (work.outputs, meaning.outputs)):
             self._kinds.update((h, kind_of(chr(letter))) for h, letter in zip(handles, letters, strict=False))
+        if self._pinned and any(map(self.pins, work.inputs)):
+            if len(self._pinned) > OUTLOOKS_LIMIT + len(self.values):
+                self._forget_pins()
+            self._pinned.update(storage_of(h) for h in work.outputs if self._kinds.get(h) == CACHE)
         if len(self._kinds) > 2 * OUTLOOKS_LIMIT + 4 * len(self.values):
             self._kinds = {handle: kind for handle, kind in self._kinds.items() if handle in self.values}
+
+    def pins(self, handle: int) -> bool:
+        """True if the memory of a value must stay where it is."""
+        return storage_of(handle) in self._pinned
+
+    def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheReply:
+        """Do what the client wants with the memory of these values; of all that are known as KV caches if there are none."""
+        ledger, refused = self._ledger, ""
+        with ledger.lock:
+            self._forget_pins()
+            chosen = self._caches(handles)
+            storages = {storage_of(handle) for handle in chosen}
+            before = self._pinned - storages if action in {"unpin", "evict"} else self._pinned
+            self._pinned = before
+            try:
+                if action in {"pin", "restore"}:
+                    self._pinned = before | storages  # none of them makes room for another
+                    for value in chosen.values():
+                        ledger.bring(value)
+                elif action == "evict":
+                    for holding in self._holdings(chosen):
+                        if holding.movable:
+                            ledger.evict(holding)
+            except (OSError, torch.OutOfMemoryError) as error:
+                refused = str(error)
+            if action != "pin" or refused:
+                self._pinned = before
+            self.values.forget_addresses()
+            held = self._holdings(chosen)
+        resident, pinned = ([h.nbytes for h in held if h.resident], [h.nbytes for h in held if h.pinned])
+        return CacheReply(sum(h.nbytes for h in held), sum(resident), sum(pinned), True, refused)
+
+    def _forget_pins(self) -> None:
+        """Forget the pins of what is gone."""
+        self._pinned = {storage for storage in self._pinned if self.values.bytes_of(storage)}
+
+    def _restore_pinned(self, outputs: Sequence[int]) -> None:
+        """Bring pinned results back that a run had to evict before its end; where there is no room, the next run does."""
+        away = [self.values[handle] for handle in outputs if self.pins(handle) and handle in self.values]
+        with contextlib.suppress(OSError, torch.OutOfMemoryError):
+            for value in away:
+                if has_memory(value):
+                    self._ledger.bring(value)
+
+    def _caches(self, handles: Sequence[int]) -> dict[int, torch.Tensor]:
+        found = handles or [handle for handle, kind in self._kinds.items() if kind == CACHE]
+        self._kinds.update(dict.fromkeys(handles, CACHE))
+        values = {handle: self.values[handle] for handle in found if handle in self.values}
+        return {handle: value for handle, value in values.items() if has_memory(value)}
+
+    def _holdings(self, values: Mapping[int, torch.Tensor]) -> Sequence[Allocation]:
+        holdings: Holdings = {}
+        for handle, value in values.items():
+            self._ledger.look(holdings, value).pinned = self.pins(handle)
+        return list(holdings.values())
 
     def figures(self) -> dict[str, int]:
         """Bytes that its last program used, by kind, and which share of the memory the budget of its phase gives to each."""
         shares = self._ledger.budgets.shares(self.phase)
         used = {f"used_{name}": self._usage.bytes.get(kind, 0) for kind, name in NAMES.items()}
+        used["pinned_caches"] = sum(map(self.values.bytes_of, self._pinned))
         return used | {f"budget_{name}": int(shares[kind] * self._ledger.budget) for kind, name in NAMES.items()}
 
     def close(self) -> None:
@@ -103,6 +169,8 @@ class SessionMemory:
                 run = run_template(template, work, slots, self.values, guard=guard)
                 guard.end()
                 self._count_away(work.outputs)
+                if self._pinned:
+                    self._restore_pinned(work.outputs)
             self._observe(work, outlook)
             ledger.measure(ledger.resident())
             self.foresight.end(digest, work.outputs, self.values.__contains__)

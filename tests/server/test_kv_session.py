@@ -1,0 +1,176 @@
+"""KV sessions: the memory of a cache is pinned, freed and restored by its program, on an executor with a memory limit and one without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from configured import configured
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+import djinn
+from djinn.testing import executor_figures
+
+REMOTE = "remote_accelerator:0"
+MIB = 1 << 20
+LIMIT = 64 * MIB
+# A cache of 8 layers, with 2 x 64 KiB a layer and 32 tokens.
+CONFIG = LlamaConfig(
+    vocab_size=512, hidden_size=256, intermediate_size=256, num_hidden_layers=8, num_attention_heads=4,
+    num_key_value_heads=4, max_position_embeddings=512, pad_token_id=0,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def limited():
+    """The device, on an executor that may hold 64 MiB, and evicts what was used last longest ago, caches as well."""
+    with configured(threads=1, memory_gib=LIMIT / 2**30, memory_policy="lru"):
+        djinn.init()
+        yield REMOTE
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(CONFIG).eval()
+
+
+def prompt(seed=0):
+    return torch.randint(1, 512, (8, 48), generator=torch.Generator().manual_seed(seed))
+
+
+def generated(model, ids, steps, after=lambda cache: None):
+    """The tokens and the cache of a greedy generation; `after` each token something is done with the cache."""
+    cache, tokens = DynamicCache(config=CONFIG), []
+    with torch.no_grad():
+        for _ in range(steps):
+            ids = model(ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+            tokens.append(ids)
+            after(cache)
+    return torch.cat([token.cpu() for token in tokens], dim=1), cache
+
+
+def cache_bytes(cache):
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
+def fill(device, mib):
+    """Tensors that take so much memory, each used once."""
+    return [torch.full((MIB // 4,), float(n)).to(device) for n in range(mib)]
+
+
+def test_a_cache_is_freed_and_comes_back_with_the_same_tokens(limited, model):
+    expected, _ = generated(model, prompt(), 6)
+    there = model.to(limited)
+    try:
+        seen = []
+
+        def pause(cache):
+            kv = djinn.kv_session(cache)
+            assert kv.size().resident == kv.size().total == cache_bytes(cache)
+            freed = kv.evict()
+            seen.append(executor_figures()["memory_away"])
+            assert (freed.total, freed.resident, freed.pinned) == (cache_bytes(cache), 0, 0)
+            if len(seen) % 2:  # otherwise the next step restores it
+                assert kv.restore().resident == cache_bytes(cache)
+
+        tokens, cache = generated(there, prompt().to(limited), 6, pause)
+        assert torch.equal(tokens, expected)
+        assert len(seen) == 6
+        assert seen[-1] >= cache_bytes(cache)
+    finally:
+        model.to("cpu")
+
+
+def test_a_pinned_cache_stays_while_others_make_room(limited, model):
+    there = model.to(limited)
+    try:
+        pinned, first = generated(there, prompt().to(limited), 3)
+        kv = djinn.kv_session(first)
+        assert kv.pin().pinned == cache_bytes(first)
+        _, other = generated(there, prompt(1).to(limited), 3)
+        ballast = fill(limited, 60)
+        for _ in range(2):  # so that the other cache has had to go
+            assert sum(one.sum().item() for one in ballast) == sum(range(60)) * MIB // 4
+        assert kv.size().resident == kv.size().total
+        assert djinn.kv_session(other).size().resident < cache_bytes(other)
+        kv.unpin()
+        assert sum(one.sum().item() for one in ballast) == sum(range(60)) * MIB // 4
+        assert kv.size().pinned == 0
+        assert kv.size().resident < kv.size().total
+        del ballast, pinned
+    finally:
+        model.to("cpu")
+
+
+def test_what_a_step_makes_of_a_pinned_cache_is_pinned(limited, model):
+    there = model.to(limited)
+    try:
+        sizes = []
+
+        def pin(cache):
+            if not sizes:
+                djinn.kv_session(cache).pin()
+            found = djinn.kv_session(cache).size()
+            sizes.append(found.pinned)
+            assert found.pinned == found.total == cache_bytes(cache)
+
+        generated(there, prompt().to(limited), 5, pin)
+        assert sizes == sorted(set(sizes))
+        assert len(sizes) == 5
+    finally:
+        model.to("cpu")
+
+
+def test_all_caches_of_a_session_are_known_without_being_named(limited, model):
+    there = model.to(limited)
+    try:
+        _, cache = generated(there, prompt().to(limited), 3)
+        with djinn.kv_session() as kv:
+            assert kv.pin().pinned == cache_bytes(cache)
+        assert kv.size().pinned == 0
+        assert kv.evict().resident == 0
+        assert torch.isfinite(cache.layers[0].keys.cpu()).all()
+    finally:
+        model.to("cpu")
+
+
+def test_a_pin_that_does_not_fit_is_an_error_and_loses_nothing(limited):
+    count = LIMIT // 7  # floats: two of these are more than the limit
+    large = torch.ones(count, device=limited)
+    kv = djinn.kv_session([large])
+    kv.pin()
+    more = torch.ones(count, device=limited)
+    with pytest.raises(torch.OutOfMemoryError, match="do not fit"):
+        more.sum().item()
+    assert large.sum().item() == count
+    kv.close()
+    again = torch.ones(count, device=limited)
+    assert again.sum().item() == count
+    with pytest.raises(torch.OutOfMemoryError, match="`pin` of a KV cache is refused"):
+        djinn.kv_session([large, again]).pin()
+    assert large.sum().item() == again.sum().item() == count
+
+
+def test_nothing_is_evicted_without_a_limit():
+    with configured(threads=1):
+        values = [torch.ones(1000, device=REMOTE)]
+        kv = djinn.kv_session({"keys": values, "of": [(values[0], "twice")]})
+        assert kv.size() == djinn.CacheMemory(4000, 4000, 0, limited=False)
+        assert not kv.pin().limited
+        with pytest.raises(djinn.UnsupportedOperation, match="memory_gib"):
+            kv.evict()
+        assert djinn.kv_session(DynamicCache()).size() == djinn.CacheMemory()
+
+
+def test_each_executor_of_a_pool_is_asked_for_its_own(model):
+    with configured(threads=1, executors=2, memory_gib=LIMIT / 2**30, placement_policy="round_robin"):
+        there = model.to(REMOTE)
+        try:
+            _, cache = generated(there, prompt().to(REMOTE), 3)
+            kv = djinn.kv_session(cache)
+            before = kv.size()
+            assert before.resident >= cache_bytes(cache)
+            assert kv.evict().resident == 0
+            assert kv.restore().resident == before.resident
+        finally:
+            model.to("cpu")
