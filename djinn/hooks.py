@@ -34,7 +34,15 @@ from djinn_core.hookspecs.integrations import Integration
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.hookspecs.observers import Event, Observer
-from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, RoundingOptimization, Trial
+from djinn_core.hookspecs.optimizations import (
+    Judge,
+    Optimization,
+    OptimizationContext,
+    PlacementJudge,
+    PlacementTrial,
+    RoundingOptimization,
+    Trial,
+)
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy, PreferredPolicy
 from djinn_core.hookspecs.quotas import Quota
@@ -160,7 +168,9 @@ __all__ = [
     "Placement",
     "PlacementContext",
     "PlacementDecision",
+    "PlacementJudge",
     "PlacementPolicy",
+    "PlacementTrial",
     "PluginError",
     "PreferredPolicy",
     "PreferredScheduler",

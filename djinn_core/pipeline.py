@@ -20,7 +20,7 @@ from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
 from djinn_core.ir.compose_rewrites import composed, groups_after
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
-from djinn_core.ir.placement import Placement
+from djinn_core.ir.placement import MARGIN, Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
@@ -83,6 +83,7 @@ class Request:
         stream: which programs of its structure are under way.
         hints: facts for the stages after `annotate`, beside those of patterns.
         derived: where the values of a recipe are already, by device id, and their copies.
+        margin: as in `PlacementContext`.
     """
 
     topology: NetworkTopology
@@ -99,6 +100,7 @@ class Request:
     stream: Stream = ALONE
     hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
     derived: Derived = attrs.field(default=not_derived, eq=False)
+    margin: float = MARGIN
 
 
 def plan(
@@ -165,7 +167,7 @@ def plan(
 
 def _beginning(graph: ProgramGraph, profile: WorkloadProfile, costs: Costs, request: Request) -> OptimizationContext:
     known = (graph, profile, costs, request.topology, starting_plan(graph, profile, request.hints), _kept(graph))
-    return OptimizationContext(*known, stream=request.stream)
+    return OptimizationContext(*known, stream=request.stream, margin=request.margin)
 
 
 def _placed(
@@ -185,7 +187,7 @@ def _placed(
 def _where(context: OptimizationContext, plan: OptimizationPlan, request: Request) -> PlacementContext:
     known = (context.graph, context.profile, plan, context.costs, context.topology)
     there = (request.resident, request.copies, dict(request.pins), request.stream)
-    return PlacementContext(*known, *there, request.fetch, request.memory_limits)
+    return PlacementContext(*known, *there, request.fetch, request.memory_limits, request.margin)
 
 
 def _order(
@@ -387,7 +389,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     fetch = tuple(numbers.get(v, -1) for v in request.fetch)
     copies = tuple(map(request.copies.get, values)) if request.copies else ()
     names = (request.until, request.placement_policy, request.pins, request.scheduler, request.exact)
-    aims = (tuple(request.memory_limits.items()), request.latency_target, request.stream)
+    aims = (tuple(request.memory_limits.items()), request.latency_target, request.stream, request.margin)
     return devices, request.topology.links, homes, copies, fetch, aims, *names
 
 

@@ -10,7 +10,7 @@ import attrs
 from djinn_core.hookspecs import hookspec
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
-from djinn_core.ir.placement import Placement
+from djinn_core.ir.placement import MARGIN, Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.short_repr import ShortRepr
@@ -32,6 +32,7 @@ class OptimizationContext(ShortRepr):
         resident, copies: in the second pass, where inputs live already and which other devices have copies of them, as in
             `PlacementContext`.
         stream: which programs of its structure are under way.
+        margin: the share of the time on one device that several have to be predicted to save, as in `PlacementContext`.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class OptimizationContext(ShortRepr):
     resident: Mapping[int, str] = attrs.field(factory=dict)
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
     stream: Stream = ALONE
+    margin: float = MARGIN
 
 
 @runtime_checkable
@@ -101,6 +103,30 @@ class Judge(Protocol):
 
     def pays(self, trial: Trial) -> bool | None:
         """True if the optimization saves time; None while too little was measured. Called before a run, so it must be quick."""
+
+
+@attrs.frozen
+class PlacementTrial:
+    """Runs of programs of one structure on one executor and over several, each from its submission to its results.
+
+    Attributes:
+        policy: name of the placement policy that divides them.
+        alone, apart: seconds of each run on one executor and over several, the oldest first; the first ones are left out.
+        moving: predicted seconds of bringing copies of weights to where they are used, and back what then lives elsewhere.
+    """
+
+    policy: str
+    alone: tuple[float, ...]
+    apart: tuple[float, ...]
+    moving: float = 0.0
+
+
+@runtime_checkable
+class PlacementJudge(Protocol):
+    """Says whether placements over several executors pay. An optimization that has this method as well is asked."""
+
+    def spreads(self, trial: PlacementTrial) -> bool | None:
+        """True if several executors are faster; None while too little was measured. Called before a run, so it must be quick."""
 
 
 @hookspec

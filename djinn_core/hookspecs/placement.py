@@ -10,7 +10,7 @@ import attrs
 from djinn_core.hookspecs import hookspec
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
-from djinn_core.ir.placement import Placement
+from djinn_core.ir.placement import MARGIN, Placement
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.short_repr import ShortRepr
@@ -30,6 +30,8 @@ class PlacementContext(ShortRepr):
         fetch: values that the client wants when the program has run.
         memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are not
             listed have no limit.
+        margin: the share of the time on one device that several have to be predicted to save to be used; 1 where the program
+            is to be on one device, if one can run it.
     """
 
     graph: Graph
@@ -43,6 +45,7 @@ class PlacementContext(ShortRepr):
     stream: Stream = ALONE
     fetch: tuple[int, ...] = ()
     memory_limits: Mapping[str, int] = attrs.field(factory=dict)
+    margin: float = MARGIN
 
 
 @runtime_checkable

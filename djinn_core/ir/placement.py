@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import attrs
 
 from djinn_core.ir.notebook_repr import ShownInNotebooks
+
+# The share of its time on one device that a program has to be predicted to save, for several to be used, where nothing is
+# known of how exact predictions are.
+MARGIN: Final = 0.1
 
 
 @attrs.frozen

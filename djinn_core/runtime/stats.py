@@ -15,7 +15,9 @@ class Stats:
     """Counts since the start or the last reset; sizes in bytes.
 
     `client_fallbacks` are ops that were computed on this machine because the executor cannot do them. `optimizations_tried`
-    were left out of some runs to see whether they pay, and `optimizations_switched_off` did not.
+    were left out of some runs to see whether they pay, and `optimizations_switched_off` did not;
+    `placements_tried` are programs that ran over several executors to see whether that pays, `placements_switched_off` those that
+    went back to one.
     `plans_for_sizes` are those of `plans_made` that a known program needed because its sizes had left the range of its plans.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
     `bytes_recalled` what the server had already. `server_..._us` is where the server's time went, in microseconds, as its
@@ -36,6 +38,8 @@ class Stats:
     client_fallbacks: int = 0
     optimizations_tried: int = 0
     optimizations_switched_off: int = 0
+    placements_tried: int = 0
+    placements_switched_off: int = 0
     server_queue_us: int = 0
     server_decode_us: int = 0
     server_execute_us: int = 0

@@ -59,6 +59,11 @@ class Verdicts:
         """Switch an optimization off for such programs."""
         self._known.setdefault(_key(program), {})[name] = reason
 
+    def drop(self, program: Program, name: str) -> None:
+        """It is not switched off for such programs any more."""
+        if self._known and (known := self._known.get(_key(program))) is not None:
+            known.pop(name, None)
+
 
 def _key(program: Program | ProgramGraph) -> tuple[str, str]:
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)

@@ -15,6 +15,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Run
 from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, substituting_optimizations
+from djinn_core.runtime.planning.placement_trials import PlacementTrials
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.residency_history import RECENT, Recent
 from djinn_core.runtime.planning.size_range import FACTOR
@@ -45,7 +46,15 @@ PlanProgram = Callable[[Program, Without], PlannedProgram]
 
 
 class Planner:
-    """From programs to prepared templates. Not thread-safe: the session's lock is held around it."""
+    """From programs to prepared templates. Not thread-safe: the session's lock is held around it.
+
+    Attributes:
+        placements: tries placements over several executors, where the client chose the policy and a plugin judges.
+        learns_margin: whether such placements have to be predicted to save more where predictions were wrong.
+    """
+
+    placements: PlacementTrials | None = None
+    learns_margin = False
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from djinn_core.config import Settings
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.profile import DataResidency
 from djinn_core.ir.program import Program
@@ -116,10 +117,11 @@ def plan_for_pool(
     derived: Derived = not_derived,
     occupied: Mapping[str, MemoryInUse] = NOT_OCCUPIED,
     known: Mapping[int, DataResidency] = NOTHING_KNOWN,
+    margin: float = MARGIN,
 ) -> PipelineResult:
     """Plan a program for several devices, with its inputs where they are.
 
-    `occupied` is what else is there, `known` what earlier programs say of the inputs.
+    `occupied` is what else is there, `known` what earlier programs say of the inputs, `margin` as in `PlacementContext`.
 
     Raises:
         ConfigurationError: the setting `memory_limits` names a device that there is not.
@@ -139,6 +141,7 @@ def plan_for_pool(
         latency_target=settings.latency_target,
         stream=stream,
         derived=derived,
+        margin=margin,
     )
     # What other programs of this machine take, and have given back since the client came, is not known.
     unmeasured = attrs.evolve(request, topology=_unmeasured(topology))

@@ -21,6 +21,7 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.context import ClientContext
 from djinn_core.runtime.planning.ab_tests import Without, judge_among
 from djinn_core.runtime.planning.constraints import policy_for
+from djinn_core.runtime.planning.placement_trials import PlacementTrials, placement_judge_among
 from djinn_core.runtime.planning.planner import PlannedProgram, Planner
 from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
 from djinn_core.runtime.planning.program_index import KnownPrograms
@@ -78,8 +79,14 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
     unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))
     factor = NARROW_FACTOR if context.asked_by_size else FACTOR
     plans, judge = SessionPlans(context), judge_among(registry.optimizations)
-    context.planner = Planner(plans.plan, context.stats, plans.made, factor, judge, unsure, plans.recent)
-    return context.planner
+    planner = Planner(plans.plan, context.stats, plans.made, factor, judge, unsure, plans.recent)
+    if devices > 1 and not settings.placement_policy:  # a policy that was named is followed
+        planner.learns_margin = True
+        if (placements := placement_judge_among(registry.optimizations)) is not None:
+            name = policy_for(settings, registry.placement_policies, devices)
+            planner.placements = PlacementTrials(placements, name, context.stats, planner.verdicts)
+    context.planner = planner
+    return planner
 
 
 def plan_anew(context: ClientContext) -> None:
@@ -101,7 +108,7 @@ def plan_whole(
     """The plan of a whole program over several devices."""
     started = time.monotonic()
     registry, settings = context.configured()
-    known = (where.resident, where.copies, where.stream, where.derived, where.occupied, where.known)
+    known = (where.resident, where.copies, where.stream, where.derived, where.occupied, where.known, where.margin)
     result = plan_for_pool(graph, registry, settings, topology, *known)
     _tell_planned(context, result, len(graph.program), started)
     return result

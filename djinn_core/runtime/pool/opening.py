@@ -76,9 +76,9 @@ def open_pool(
         devices,
         stats,
         residency,
-        planner.factor,
-        planner.unsure,
+        planner,
     )
+    pool_planner.calibrated = all(device.calibration is not None for device in capabilities)
     pool_planner.memory = _memory_free(capabilities, limits)
     uploads = HeldUploads(members, pool_planner.memory, residency)
     connections, urls = [one.connection for one in opened], [one.url for one in opened]

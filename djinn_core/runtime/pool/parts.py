@@ -80,6 +80,7 @@ class PooledPlan:
         turn: whose turn it was when it was made, where that makes a difference.
         link_changes: how often links had changed then. profile: what the first program was about.
         relied: instructions and slots that have to be what they were, as in `relied_on`.
+        alone: whether it keeps to one executor where several were predicted to be faster.
     """
 
     parts: tuple[Part, ...]
@@ -103,6 +104,7 @@ class PooledPlan:
     crowded: bool = False
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
     relied: Relied = ((), ())
+    alone: bool = False
     last_runs: Mapping[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

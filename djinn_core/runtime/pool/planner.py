@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import attrs
 
 from djinn_core.interrupts import held as held_interrupts
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
@@ -16,9 +18,11 @@ from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.constraints import MemoryInUse
+from djinn_core.runtime.planning.placement_trials import TriedPlacement
+from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.planning.plans import PlansByStructure
+from djinn_core.runtime.planning.prediction_errors import PredictionErrors, margin_of
 from djinn_core.runtime.planning.residency_history import RECENT, Recent, ResidencyHistory
-from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.parts import PooledPlan
@@ -35,7 +39,7 @@ VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, i
 class Whereabouts:
     """Location of a program's inputs, by device id: their memory and copies of them; and what else is under way.
 
-    `occupied` is what is on the devices, `known` what earlier programs say of the inputs.
+    `occupied` is what is on the devices, `known` what earlier programs say of the inputs, `margin` as in `PlacementContext`.
     """
 
     resident: Mapping[int, str]
@@ -44,9 +48,11 @@ class Whereabouts:
     derived: Derived = attrs.field(default=not_derived, eq=False)
     occupied: Mapping[str, MemoryInUse] = attrs.field(factory=dict)
     known: Mapping[int, DataResidency] = attrs.field(factory=dict)
+    margin: float = MARGIN
 
 
 PlanForPool = Callable[[ProgramGraph, Whereabouts], PipelineResult]
+FreeCopies = Callable[[Sequence[tuple[int, int]]], None]
 
 
 class PoolPlanner:
@@ -54,6 +60,7 @@ class PoolPlanner:
 
     derived: PooledDerivedValues
     memory: Sequence[int | None] = ()  # bytes that may be on each executor; None if that is not known
+    calibrated = False  # whether all devices were measured
 
     def __init__(
         self,
@@ -61,25 +68,26 @@ class PoolPlanner:
         devices: tuple[str, ...],
         stats: Stats,
         residency: Residency,
-        factor: int = FACTOR,
-        unsure: Container[str] = frozenset(),
+        rules: Planner,
     ) -> None:
-        """`devices`: ids of the executors' devices, in the order of their numbers. `factor`, `unsure`: as in `Planner`."""
-        self._unsure = unsure
+        """`devices`: ids of the executors' devices, in the order of their numbers. `rules`: as the session's planner has them."""
+        self._rules = rules
         self._plan = plan
         self._devices = devices
         self._stats = stats
         self._residency = residency
-        self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(factor)
+        self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(rules.factor)
         self._recent: Recent = deque(maxlen=RECENT)
         self._earlier = ResidencyHistory(self._recent)
         self.random: int | None = None
         self.link_changes = 0  # plans hold for links as they were when they were made
+        self.errors = PredictionErrors()
+        self._free: FreeCopies = lambda _: None
 
-    def forget_plans(self, factor: int, unsure: Container[str]) -> None:
-        """Make all plans again, since what they depend on has changed. `factor`, `unsure`: as in `Planner`."""
-        self._unsure = unsure
-        self._plans = PlansByStructure(factor)
+    def forget_plans(self, rules: Planner) -> None:
+        """Make all plans again, since what they depend on has changed."""
+        self._rules = rules
+        self._plans = PlansByStructure(rules.factor)
 
     def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
         """The programs of its structure, and its values by first appearance."""
@@ -88,8 +96,9 @@ class PoolPlanner:
             alike.append(ProgramFamily())
         return alike[0], values
 
-    def derive_by(self, run: RunPlan) -> None:
-        """Set `run` as the function that computes values derived from weights."""
+    def act_by(self, run: RunPlan, free: FreeCopies) -> None:
+        """Set `run` as the function that computes values derived from weights, and `free` as the one that frees copies."""
+        self._free = free
         self.derived = PooledDerivedValues(self._devices, self._residency, run)
 
     def prepare(
@@ -99,8 +108,9 @@ class PoolPlanner:
 
         `turn`: the executor whose turn it is; None if executors do not take turns.
         """
+        alone = self._keeps_to_one(alike, values)
         for plan in reversed(alike.plans):
-            if plan.turn != turn or plan.link_changes != self.link_changes:
+            if plan.turn != turn or plan.link_changes != self.link_changes or plan.alone != alone:
                 continue
             if not (plan.crowded or self._has_room(plan)):
                 continue
@@ -112,7 +122,7 @@ class PoolPlanner:
                 self._recent.append((plan, values))
                 return plan, extended
         self._stats.plans_made += 1
-        plan = self._make(program, alike, turn)
+        plan = self._make(program, alike, turn, alone)
         alike.plans.append(plan)
         del alike.plans[:-VARIANTS_LIMIT]
         self._recent.append((plan, values))
@@ -120,7 +130,23 @@ class PoolPlanner:
             self._earlier.planned(plan, program, plan.profile)
         return plan, self.derived.extended(plan, values)
 
-    def _make(self, program: Program, alike: ProgramFamily, turn: int | None) -> PooledPlan:
+    def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:
+        """True if a program that a policy would divide is to run on one executor this time."""
+        tried, placements = alike.tried, self._rules.placements
+        if tried is None or placements is None:
+            return False
+        if tried.link_changes != self.link_changes:
+            placements.forget(tried)
+            alike.tried = None
+            return False
+        undecided = not tried.settled
+        alone = not placements.choose(tried)
+        if alone and undecided and tried.settled:  # copies were kept until now
+            storages = dict.fromkeys(map(storage_of, values))
+            self._free([copy for storage in storages for copy in self._residency.end_copies(storage)])
+        return alone
+
+    def _make(self, program: Program, alike: ProgramFamily, turn: int | None, alone: bool) -> PooledPlan:
         graph = ProgramGraph(program)
         names, residency = self._devices, self._residency
         homes = resident(program, graph, residency, self.random)
@@ -130,27 +156,72 @@ class PoolPlanner:
         where = {v: names[e] for v, e in homes.items()}
         known = self._earlier.residency(program)
         there = (where, copies, stream, self.derived.places, self._occupied(graph), known)
+        judged = self._rules.placements is not None
+        # Where inputs follow each other, nothing is measured that could say whether it pays to divide each of them.
+        together = alone or (judged and turn is not None and alike.tried is None)
+        whereabouts = Whereabouts(*there, 1.0 if together else self.margin)
+        planning = partial(self._plan, graph)
         with modes_as_before(), held_interrupts.let_through():
-            result = self._plan(graph, Whereabouts(*there))
+            if judged and not together:
+                result, alone = self._divided_or_not(alike, program, whereabouts, planning)
+            else:
+                result = planning(whereabouts)
         assert result.schedule is not None
         assert result.placement is not None
         rewritten = result.schedule.rewritten
         if rewritten is not None and self.derived.make_missing(rewritten, result.placement.values):
-            return self._make(program, alike, turn)  # once more, now that it is known where those are
+            return self._make(program, alike, turn, alone)  # once more, now that it is known where those are
         called = {} if rewritten is None else self.derived.names(rewritten)
         executors = {name: number for number, name in enumerate(names)}
         placed = {value: executors[device] for value, device in result.placement.values.items()}
         planned = Planned(result.graph, placed, executors, result.schedule, graph, called)
         plan = build_plan(planned, residency, self.random)
         plan.link_changes = self.link_changes
-        plan.relied = relied_on(program, result, self._unsure)
+        plan.alone = alone
+        plan.relied = relied_on(program, result, self._rules.unsure)
         plan.profile = result.recorded or result.profile
         plan.crowded = not self._has_room(plan)  # and no plan would have
+        if self._rules.learns_margin:
+            self._watch(plan, result)
         if turn is not None:
             follows = result.plan is not None and result.plan.by_turn
             alike.planned(plan, turn, follows)
             plan.turn = turn if follows else None
         return plan
+
+    def _divided_or_not(
+        self, alike: ProgramFamily, program: Program, where: Whereabouts, plan: Callable[[Whereabouts], PipelineResult]
+    ) -> tuple[PipelineResult, bool]:
+        """The plan of a program that one executor may be better at than several, and whether it keeps to one.
+
+        A program that the policy divides for the first time runs on one executor first, if one can run it.
+        """
+        result, tried = plan(where), alike.tried
+        if tried is None and _is_divided(result):
+            one = plan(attrs.evolve(where, margin=1.0))
+            if not _is_divided(one):
+                alike.tried = TriedPlacement(program, self.link_changes)
+                return one, True
+        elif tried is not None and _is_divided(result):
+            tried.moving += _moving_seconds(result, where)
+        elif tried is not None:  # now that its inputs live somewhere, the policy does not divide it any more
+            tried.settled, tried.pays = True, False
+            return result, True
+        return result, False
+
+    @property
+    def margin(self) -> float:
+        """The share of its time that several executors have to be predicted to save a program."""
+        if not self._rules.learns_margin:
+            return MARGIN
+        return margin_of(self.errors.found, calibrated=self.calibrated)
+
+    def _watch(self, plan: PooledPlan, result: PipelineResult) -> None:
+        """Compare what one executor takes for a plan with what was predicted."""
+        runs, placement, costs = list(plan.runs()), result.placement, result.costs
+        if len(runs) == 1 and placement is not None and costs is not None:
+            rows = costs.by_device
+            self.errors.watch(runs[0].prepared, sum(rows[d.device][d.node].seconds for d in placement.decisions))
 
     def _has_room(self, plan: PooledPlan) -> bool:
         """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""
@@ -177,3 +248,22 @@ class PoolPlanner:
     def home(self, value: int) -> int | None:
         """The executor that has a value's memory."""
         return self._residency.homes.get(storage_of(value))
+
+
+def _is_divided(result: PipelineResult) -> bool:
+    """True if several executors run parts of the program."""
+    return result.placement is not None and len({d.device for d in result.placement.decisions}) > 1
+
+
+def _moving_seconds(result: PipelineResult, where: Whereabouts) -> float:
+    """Predicted time of bringing copies of inputs to where there are none, and of moving others there and back again."""
+    placement, seconds = result.placement, 0.0
+    assert placement is not None
+    for value, home in where.resident.items():
+        nbytes = result.graph.meta(value).nbytes if value in result.graph.inputs else 0
+        new = set(placement.copies.get(value, ())) - set(where.copies.get(value, ()))
+        seconds += sum(result.topology.link(home, device).transfer_seconds(nbytes) for device in new)
+        if (there := placement.values.get(value, home)) != home:
+            seconds += result.topology.link(home, there).transfer_seconds(nbytes)
+            seconds += result.topology.link(there, home).transfer_seconds(nbytes)
+    return seconds

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import torch
@@ -81,6 +82,8 @@ class _Asked:
     values: dict[int, DescribedValue] = attrs.field(factory=dict)
     errors: list[DjinnError] = attrs.field(factory=list)
     seconds: float = 0.0
+    began: float = 0.0
+    took: Callable[[float], None] | None = None  # is told the seconds from `began` until all has come
 
     @property
     def waiting(self) -> tuple[_Question, ...]:
@@ -131,11 +134,11 @@ class PoolSession:
         self._tables = threading.RLock()  # uploads come from any thread, while another one submits
         self._asked: dict[int, _Asked] = {}
         self._turns = LoadBalancer(self.members)
-        planner.derive_by(self._carry_out)
+        planner.act_by(self._carry_out, self._free_copies)
 
     def plan_by(self, planner: Planner) -> None:
-        """As `ClientSession.plan_by`; `planner` says how far sizes may be from those that a plan was made for."""
-        self._planner.forget_plans(planner.factor, planner.unsure)
+        """As `ClientSession.plan_by`; `planner` says what plans depend on, and does not plan."""
+        self._planner.forget_plans(planner)
 
     @property
     def topology(self) -> NetworkTopology:
@@ -171,10 +174,14 @@ class PoolSession:
                     return self._submit(submission, prepared)
 
     def _submit(self, submission: Submission, prepared: tuple[ProgramFamily, PooledPlan, Sequence[int]] | None) -> int:
-        number, questions = next(self._numbers), []
+        number, questions, began = next(self._numbers), [], 0.0
+        took: Callable[[float], None] | None = None
         alike: ProgramFamily | None = None
         if prepared is not None:
             alike, plan, values = prepared
+            if (took := alike.clock()) is not None and any(member.replies.pending for member in self.members):
+                took = None  # it would wait for what was before
+            began = time.perf_counter()
             wishes = self._wishes(submission, self._account(plan, values))
             self._forget_derived(
                 wishes, [*submission.free, *submission.program.dead, *(values[i] for i in plan.written)]
@@ -190,7 +197,8 @@ class PoolSession:
                 questions += self._questions(executor, wish, self._tell(executor, wish))
         if submission.fetch or submission.describe or submission.synchronize:
             sent = tuple(member.submissions.last_number for member in self.members)
-            self._asked[number] = _Asked(tuple(questions), sent, len(submission.fetch), len(submission.describe))
+            lengths = len(submission.fetch), len(submission.describe)
+            self._asked[number] = _Asked(tuple(questions), sent, *lengths, began=began, took=took)
             self._note(number, questions, alike)
         return number
 
@@ -209,6 +217,12 @@ class PoolSession:
         with held.whole():
             self._account(plan, values)
             self._do(plan, values, program, [_Wish() for _ in self.members])
+
+    def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Free copies, as value and executor, that nothing is planned to use any more."""
+        with held.whole():
+            for executor in {executor for _, executor in copies}:
+                self._tell(executor, _Wish(free=[value for value, where in copies if where == executor]))
 
     def _forget_derived(self, wishes: Sequence[_Wish], touched: Sequence[int]) -> None:
         """Free values derived from weights that were written, or that the program holds no more."""
@@ -350,6 +364,8 @@ class PoolSession:
                     self.members[question.executor].replies.abandon(question.number)
             raise
         del self._asked[number]
+        if asked.took is not None and not (asked.late or asked.errors):
+            asked.took(time.perf_counter() - asked.began)
         return asked.answer()
 
     def _answer_to(self, question: _Question) -> SubmissionReply | DjinnError:

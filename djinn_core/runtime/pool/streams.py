@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 import attrs
 
 from djinn_core.ir.values import storage_of
+from djinn_core.runtime.planning.placement_trials import TriedPlacement
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.session import Session
@@ -25,6 +26,8 @@ class ProgramFamily:
         passed_over: executors that plans left alone when it was their turn.
         last: the executor whose turn it was last.
         latest: the plan and the values of the last program.
+        tried: what is known of running them on one executor and over several; None if there is nothing to find out.
+        templates: what executors ran of them, by digest, while this is found out. is_new: whether the latest program was new there.
     """
 
     plans: list[PooledPlan] = attrs.field(factory=list)
@@ -33,10 +36,17 @@ class ProgramFamily:
     passed_over: set[int] = attrs.field(factory=set)
     last: int = -1
     latest: tuple[PooledPlan, Sequence[int]] | None = None
+    tried: TriedPlacement | None = None
+    templates: set[bytes] = attrs.field(factory=set)
+    is_new: bool = True
 
     def ran(self, plan: PooledPlan, values: Sequence[int]) -> None:
         """`plan` is what the last program of the structure did, with those values."""
         self.latest = plan, values
+        if self.tried is not None:
+            templates = {part.prepared.digest for part in plan.runs()}
+            self.is_new = not templates <= self.templates
+            self.templates |= templates
         self.last = plan.turn if plan.turn is not None else next((p.executor for p in plan.runs()), self.last)
 
     def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
@@ -51,6 +61,13 @@ class ProgramFamily:
         before = {storage_of(values[i]) for i in (plan.inputs if plan is not None else ())}
         fresh = [v for v in inputs if (s := storage_of(v)) not in before and s in residency.homes]
         return frozenset(v for v in fresh if storage_of(v) not in residency.given)
+
+    def clock(self) -> Callable[[float], None] | None:
+        """Where to report the seconds of the latest program; None if they do not matter, or executors have to compile it."""
+        plan, _ = self.latest if self.latest is not None else (None, ())
+        if self.tried is None or plan is None or self.is_new or plan.turn is not None:
+            return None
+        return self.tried.clock(apart=not plan.alone)
 
 
 class LoadBalancer:

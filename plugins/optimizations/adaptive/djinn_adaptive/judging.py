@@ -1,21 +1,24 @@
-"""Decision whether an optimization pays, from runs with it and without it, in turns."""
+"""Decisions whether an optimization, or a placement over several executors, pays, from runs with it and without it."""
 
 from __future__ import annotations
 
 import statistics
 from typing import Final
 
-from djinn.hooks import OptimizationContext, OptimizationResult, Trial
+from djinn.hooks import OptimizationContext, OptimizationResult, PlacementTrial, Trial
 from djinn_adaptive.ranks import chance_of_being_less
 
 LOOKS: Final = (8, 16, 24, 40)  # runs of each way after which something may be decided
 CHANCE: Final = 0.05 / len(LOOKS)  # of being wrong at one look; over all looks together one in twenty
 LEAST: Final = 0.02  # a share of the time that is worth anything, unless the setting `least` says otherwise
 CLEARLY: Final = 1.5  # as many times as long, all of the first four: no more is needed
+RUNS: Final = 8  # of a program in which several executors have to win back what moving its weights takes
 
 
 class Adaptive:
     """Rewrites nothing. Is told what the executor took with another optimization and without it, and says whether it pays.
+
+    The same of placements: what programs took on one executor, and over several.
 
     The comparison is the rank test of Mann and Whitney, so a slow run now and then does not count; it is made at a few
     numbers of runs, set beforehand, and the chance of being wrong is shared among them. What is not decided at the last stays.
@@ -51,6 +54,17 @@ class Adaptive:
         if worth and chance_of_being_less(other, ours) < CHANCE:
             return False
         return True if looks[-1] == LOOKS[-1] else None
+
+    def spreads(self, trial: PlacementTrial) -> bool | None:
+        """True if several executors save time, by medians, and in a few runs as much as moving weights takes; else one is better.
+
+        A decision after a single run of each way is not sure, and is made again with each run that follows: programs that ran
+        a few times already are on the better way, and the other way is looked at again now and then.
+        """
+        if not trial.alone or not trial.apart:
+            return None
+        one, several = statistics.median(trial.alone), statistics.median(trial.apart)
+        return several < (1 - self._least) * one and RUNS * (one - several) > trial.moving
 
 
 def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -40,7 +40,7 @@ class SplitBatches:
         parts = min(len(context.topology.devices), region.size)
         whole, divided = _predicted(context, region, parts)
         told = f"{len(region.nodes)} ops over a batch of {region.size} take {whole * 1e3:.3g} ms, in {parts} parts"
-        if divided > PAYS * whole:
+        if divided > min(PAYS, 1 - context.margin) * whole:
             reason = f"{told} and with what travels {divided * 1e3:.3g} ms"
             return OptimizationResult(self.name, applied=False, reason=reason)
         rewrite = Rewrite(substitutions=(region.substitution(context.graph, parts),))

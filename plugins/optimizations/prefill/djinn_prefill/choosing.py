@@ -63,7 +63,7 @@ def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
     seconds, ends = min(offered)
     alone = times.alone
     planning = PLANNING * len(context.graph.nodes) * len(ends) / RUNS
-    if seconds + planning > PAYS * alone:
+    if seconds + planning > min(PAYS, 1 - context.margin) * alone:
         raise NotDivisible(
             f"divided, {rows.rows} rows would take {seconds * 1e3:.3g} ms; on one device {alone * 1e3:.3g} ms"
         )

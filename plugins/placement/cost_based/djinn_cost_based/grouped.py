@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from djinn_cost_based.options import PAYS, Option, Options, followed
+from djinn_cost_based.options import Option, Options, followed
 
 
 def for_groups(options: Options) -> Option | None:
@@ -19,7 +19,7 @@ def for_groups(options: Options) -> Option | None:
         fresh=main,  # with copies elsewhere: what comes after this program runs there
     )
     alone = options.in_place()
-    if listed is None or (alone is not None and listed.seconds > PAYS * alone.listed.seconds):
+    if listed is None or (alone is not None and listed.seconds > options.pays * alone.listed.seconds):
         return None
     units, count = options.work.units, len(groups)
 

@@ -18,7 +18,7 @@ from djinn_cost_based.parts import cuts
 from djinn_cost_based.units import Unit, work_of
 
 _PIECES: Final = 16  # a unit may gather a sixteenth of what a device holds
-# What is divided has to be predicted to take less than this share of the time without: predictions are not exact.
+# Of rates of successive inputs, by the same costs of the same program: the better one takes less than this share of the other.
 PAYS: Final = 0.9
 _TRIED: Final = 4  # devices that are thought of as the only one; numbers of parts
 
@@ -52,6 +52,9 @@ class Options:
 
     def __init__(self, context: PlacementContext) -> None:
         self.context = context
+        self.pays = (
+            1 - context.margin
+        )  # of the time on one device, what is divided has to be predicted to take less than that
         self._refused = {d.id: m for d in context.topology.devices if (m := missing_dtypes(context.graph, d))}
         self.devices = [d for d in context.topology.devices if d.id not in self._refused]
         if not self.devices:

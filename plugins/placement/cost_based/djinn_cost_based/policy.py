@@ -10,7 +10,7 @@ from djinn.hooks import DoesNotFit, Placement, PlacementContext, PlacementDecisi
 from djinn.scheduling import homes_of_values
 from djinn_cost_based.grouped import for_groups
 from djinn_cost_based.listing import Listed
-from djinn_cost_based.options import PAYS, Option, Options
+from djinn_cost_based.options import Option, Options
 from djinn_cost_based.successive import for_successive
 
 
@@ -42,7 +42,7 @@ def _best(options: Options) -> Option:
         stay = options.in_parts()
     if stay is None and spread is None:
         raise DoesNotFit(options.why_nothing_fits())
-    if stay is None or (spread is not None and spread.listed.seconds < PAYS * stay.listed.seconds):
+    if stay is None or (spread is not None and spread.listed.seconds < options.pays * stay.listed.seconds):
         assert spread is not None
         return attrs.evolve(spread, instead=stay)
     return attrs.evolve(stay, instead=spread)

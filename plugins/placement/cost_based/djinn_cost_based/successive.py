@@ -34,7 +34,8 @@ def for_successive(options: Options) -> Option | None:
     if not offered:
         return None
     best = offered[-1] if offered[-1].interval < PAYS * offered[0].interval else offered[0]
-    if best.interval > PAYS * alone:
+    # Inputs under way are taken in turns, in which no prediction of one device is compared with one of another.
+    if best.interval > (PAYS if options.context.stream.turn else options.pays) * alone:
         return None
     others = "".join(f", {_named(r)} every {shown(r.interval)}" for r in offered if r is not best)
     told = f"; one every {shown(best.interval)}{others}, on one device every {shown(alone)}"

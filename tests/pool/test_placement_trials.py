@@ -1,0 +1,199 @@
+"""Programs that a policy would divide, on two real executors: tried on one and over both, and a judge decides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from configured import configured
+
+import djinn
+from djinn.hooks import CostEstimate, OptimizationResult, hookimpl
+from djinn.testing import open_session
+from djinn_core.runtime import client
+from djinn_core.runtime.planning.placement_trials import LOOKS
+
+REMOTE = "remote_accelerator:0"
+LAYERS = 4
+
+
+class Expensive:
+    """Says that every product takes long, so that two branches are predicted to pay on two executors."""
+
+    name = "expensive"
+    operations = frozenset()
+    tolerates_growth = True
+
+    def estimate(self, graph, node, device):
+        del graph, device
+        return CostEstimate(0, 0, 0, 0.05 if node.operation in {"linear", "mm", "addmm"} else 1e-6)
+
+
+class Judge:
+    """Says what it was told to say, once it has seen a run of each way."""
+
+    name = "judge"
+    before = after = frozenset()
+    after_placement = False
+    tolerates_growth = True
+
+    def __init__(self):
+        self.verdict, self.trials = None, []
+
+    def optimize(self, context):
+        del context
+        return OptimizationResult(self.name, applied=False, reason="it only judges")
+
+    def spreads(self, trial):
+        self.trials.append(trial)
+        return self.verdict
+
+
+class Plugin:
+    """Offers both."""
+
+    djinn_api_version = 1
+
+    def __init__(self, judge):
+        self.judge = judge
+
+    @hookimpl
+    def djinn_register_cost_models(self):
+        return [Expensive()]
+
+    @hookimpl
+    def djinn_register_optimizations(self):
+        return [self.judge]
+
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (
+            torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(LAYERS)]) for _ in range(2)
+        )
+
+    def forward(self, one, other):
+        return self.left(one) + self.right(other)
+
+
+@pytest.fixture
+def judge():
+    return Judge()
+
+
+@pytest.fixture
+def session(judge, request):
+    settings = getattr(request, "param", {})
+    with configured(plugins=["local", "cost_based", Plugin(judge)], executors=2, threads=1, **settings):
+        djinn.init()
+        djinn.reset_stats()
+        yield open_session()
+
+
+@pytest.fixture
+def step(session):
+    """A step that is waited for, and whose results are those of local PyTorch."""
+    del session
+    torch.manual_seed(0)
+    model, given = Branches().eval(), (torch.randn(4, 32), torch.randn(4, 32))
+    with torch.no_grad():
+        expected = model(*given)
+    model.to(REMOTE)
+    djinn.synchronize()  # the seed is a program of its own
+
+    @torch.no_grad()
+    def run():
+        torch.testing.assert_close(model(*(one.to(REMOTE) for one in given)).cpu(), expected)
+
+    run.model, run.given = model, given
+    return run
+
+
+def worked(session, run):
+    """By executor whether it was given something to do by `run`."""
+    before = [member.submissions.last_number for member in session.members]
+    run()
+    return [m.submissions.last_number > number for m, number in zip(session.members, before, strict=True)]
+
+
+def held(session):
+    djinn.synchronize()
+    return [member.figures()["values"] for member in session.members]
+
+
+def counted():
+    found = djinn.stats()
+    return found["placements_tried"], found["placements_switched_off"]
+
+
+def test_what_does_not_pay_goes_back_to_one_executor_and_is_told(session, judge, step):
+    assert [worked(session, step) for _ in range(2)] == [[True, False]] * 2
+    assert counted() == (0, 0)
+    assert worked(session, step) == [True, True]
+    assert counted() == (1, 0)
+    judge.verdict = False
+    for _ in range(2 * LOOKS[-1]):
+        step()
+    assert counted() == (1, 1)
+    assert worked(session, step) == [True, False]
+    assert held(session)[1] == 0, "copies of weights are freed when it is decided"
+    assert all(trial.policy == "cost_based" and trial.alone and trial.apart for trial in judge.trials)
+    assert judge.trials[-1].moving > 0
+    made = djinn.stats()["plans_made"]
+    step()
+    assert djinn.stats()["plans_made"] == made
+    with djinn.capture() as captured, torch.no_grad():
+        kept = step.model(*(one.to(REMOTE) for one in step.given))
+    assert "on one executor by measurement" in str(djinn.explain(captured))
+    del kept
+
+
+def test_what_pays_stays_on_both_and_moves_no_weights_again(session, judge, step):
+    judge.verdict = True
+    for _ in range(2 * LOOKS[-1]):
+        step()
+    assert counted() == (1, 0)
+    before = sum(member.figures()["peer_bytes"] for member in session.members)
+    assert worked(session, step) == [True, True]
+    moved = sum(member.figures()["peer_bytes"] for member in session.members) - before
+    assert moved < 2 * step.given[0].nbytes
+
+
+def test_what_no_thread_waits_for_stays_on_one_executor(session, step):
+    def run():
+        with torch.no_grad():
+            step.model(*(one.to(REMOTE) for one in step.given))
+        djinn.synchronize()
+
+    run()
+    kept = []
+    for _ in range(4):  # sent when the next one is, and not waited for
+        with torch.no_grad():
+            kept.append(step.model(*(one.to(REMOTE) for one in step.given)).to("cpu", non_blocking=True))
+    del kept
+    assert counted() == (0, 0)
+    assert held(session)[1] == 0
+
+
+@pytest.mark.parametrize("session", [{"placement_policy": "cost_based"}], indirect=True)
+def test_a_policy_that_was_named_is_followed(session, judge, step):
+    assert [worked(session, step) for _ in range(3)] == [[True, True]] * 3
+    assert not judge.trials
+    assert counted() == (0, 0)
+
+
+def test_the_margin_is_learnt_from_what_runs_took(session, step):
+    """What is predicted is wrong by far, so a gain of a quarter is not believed, which was before anything was known."""
+    planner = session._planner
+    assert planner.margin == 0.4, "no device was measured"
+    planner.calibrated = True
+    assert planner.margin == 0.3
+    for layers in range(1, 7):
+        chain = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(layers)]).to(REMOTE)
+        for _ in range(4):
+            chain(torch.ones(2, 8).to(REMOTE)).detach().cpu()
+    assert planner.margin == 0.4
+    assert len(planner.errors.found) >= 5
+    with client.record_plans() as plans:
+        step()
+    assert len(plans) == 2, "divided and in one place"

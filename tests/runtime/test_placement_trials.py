@@ -1,0 +1,145 @@
+"""Which way a program runs next, on one executor or over several, and how much several have to be predicted to save."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from djinn_adaptive import Adaptive
+from djinn_core.ir.program import Program
+from djinn_core.runtime.planning.ab_tests import Verdicts
+from djinn_core.runtime.planning.placement_trials import (
+    LOOKS,
+    UNMEASURED,
+    PlacementTrials,
+    TriedPlacement,
+    placement_judge_among,
+)
+from djinn_core.runtime.planning.prediction_errors import ENOUGH, MOST, PRIOR, PredictionErrors, margin_of
+from djinn_core.runtime.stats import Stats
+
+EMPTY = Program((), (), ())
+
+
+@attrs.define
+class Simulated:
+    """A program that takes so long on one executor and over several; the first run of each way is not measured, as plans are new."""
+
+    alone: float
+    apart: float
+    moving: float = 0.0
+    waited_for: bool = True
+    stats: Stats = attrs.field(factory=Stats)
+    verdicts: Verdicts = attrs.field(factory=Verdicts)
+    tried: TriedPlacement | None = None
+
+    def runs(self, count):
+        """By run whether it was over several executors."""
+        trials = PlacementTrials(Adaptive(), "policy", self.stats, self.verdicts)
+        self.tried, ways = TriedPlacement(EMPTY, 0, self.moving), []
+        for _ in range(count):
+            apart = trials.choose(self.tried)
+            clock = self.tried.clock(apart=apart)
+            if clock is not None and apart in ways and self.waited_for:
+                clock(self.apart if apart else self.alone)
+            ways.append(apart)
+        return ways
+
+
+def test_what_pays_is_over_several_executors_after_five_runs():
+    simulated = Simulated(alone=1.0, apart=0.6)
+    ways = simulated.runs(100)
+    assert ways[:2] == [False, False]
+    assert ways[2:5] == [True, True, True]
+    assert sum(ways[5:]) >= 100 - 5 - len(LOOKS)
+    assert simulated.tried.settled
+    assert (simulated.stats.placements_tried, simulated.stats.placements_switched_off) == (1, 0)
+    assert not simulated.verdicts.about(EMPTY)
+
+
+def test_what_does_not_pay_is_on_one_executor_after_five_runs():
+    simulated = Simulated(alone=1.0, apart=1.4)
+    ways = simulated.runs(100)
+    assert sum(ways[4:]) <= len(LOOKS), "looked at now and then"
+    assert not any(ways[60:])
+    assert simulated.tried.settled
+    assert simulated.stats.placements_switched_off == 1
+    assert "1e+03 ms there, 1.4e+03 ms over several" in simulated.verdicts.about(EMPTY)["policy"]
+
+
+def test_equal_ways_are_one_executor():
+    assert not any(Simulated(alone=1.0, apart=0.99).runs(100)[60:])
+
+
+def test_what_has_to_be_moved_counts():
+    assert any(Simulated(alone=1.0, apart=0.6, moving=3.0).runs(100)[60:])
+    assert not any(Simulated(alone=1.0, apart=0.6, moving=4.0).runs(100)[60:])
+
+
+def test_nothing_is_tried_where_nothing_is_measured():
+    assert not any(Simulated(alone=1.0, apart=0.1, waited_for=False).runs(100))
+
+
+def test_a_way_that_cannot_be_measured_any_more_is_given_up():
+    simulated = Simulated(alone=1.0, apart=0.1)
+    simulated.runs(2)
+    trials = PlacementTrials(Adaptive(), "policy", simulated.stats, simulated.verdicts)
+    assert [trials.choose(simulated.tried) for _ in range(UNMEASURED + 2)] == [True] * UNMEASURED + [False] * 2
+
+
+def test_a_single_slow_run_on_one_executor_does_not_decide():
+    """The first measured run on one executor was disturbed: several look better until one executor is looked at again."""
+    simulated = Simulated(alone=1.0, apart=1.2)
+    trials = PlacementTrials(Adaptive(), "policy", simulated.stats, simulated.verdicts)
+    tried = TriedPlacement(EMPTY, 0)
+    tried.alone.took(3.0)
+    ways = []
+    for _ in range(80):
+        ways.append(apart := trials.choose(tried))
+        if (clock := tried.clock(apart=apart)) is not None:
+            clock(1.2 if apart else 1.0)
+    assert ways[0]
+    assert not any(ways[-20:])
+
+
+def test_the_judge_is_the_plugin_that_has_the_method():
+    judge = Adaptive()
+    assert placement_judge_among([object(), judge]) is judge
+    assert placement_judge_among([object()]) is None
+
+
+# --- margins --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("calibrated", "prior"), [(True, PRIOR), (False, MOST)])
+def test_before_anything_was_measured_the_margin_is_cautious(calibrated, prior):
+    assert margin_of([0.01] * (ENOUGH - 1), calibrated=calibrated) == prior
+
+
+def test_the_margin_is_what_most_predictions_are_better_than():
+    assert margin_of([0.15] * 9 + [3.0], calibrated=False) == 0.15
+    assert margin_of([0.01] * 10, calibrated=True) == 0.1
+    assert margin_of([3.0] * 10, calibrated=True) == MOST
+
+
+class Timed:
+    """Stands for a prepared template."""
+
+    took = None
+
+
+def test_errors_are_those_of_the_runs_after_the_first():
+    errors, plan = PredictionErrors(), Timed()
+    errors.watch(plan, predicted=0.015)
+    for seconds in (1.0, 0.010, 0.010):
+        plan.took(seconds)
+    assert list(errors.found) == [pytest.approx(0.5)]
+    assert plan.took is None, "nothing is done in later runs"
+
+
+def test_short_programs_tell_nothing():
+    errors, plan = PredictionErrors(), Timed()
+    errors.watch(plan, predicted=1e-5)
+    for _ in range(3):
+        plan.took(2e-4)
+    assert not errors.found
