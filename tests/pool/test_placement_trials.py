@@ -183,7 +183,7 @@ def test_a_policy_that_was_named_is_followed(session, judge, step):
 
 
 def test_the_margin_is_learnt_from_what_runs_took(session, step):
-    """What is predicted is wrong by far, so a gain of a quarter is not believed, which was before anything was known."""
+    """Predictions are wrong by far here."""
     planner = session._planner
     assert planner.margin == 0.4, "no device was measured"
     planner.calibrated = True

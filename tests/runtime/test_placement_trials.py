@@ -1,4 +1,4 @@
-"""Which way a program runs next, on one executor or over several, and how much several have to be predicted to save."""
+"""Choice of the next way to run a program, on one executor or over several, and margins from errors of predictions."""
 
 from __future__ import annotations
 

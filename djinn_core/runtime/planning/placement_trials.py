@@ -46,7 +46,7 @@ class Way:
 
 @attrs.define(eq=False)
 class TriedPlacement:
-    """What is known of the ways to run programs of one structure.
+    """Ways to run programs of one structure, with what was measured of each.
 
     Attributes:
         program: the first one. link_changes: how often links had changed then: it holds for these.
@@ -63,7 +63,7 @@ class TriedPlacement:
     settled: bool = False
 
     def clock(self, *, apart: bool) -> Callable[[float], None] | None:
-        """Where to report the seconds of a run; None if they do not matter any more."""
+        """The function to report the seconds of a run to; None if they do not matter any more."""
         return None if self.settled else (self.apart if apart else self.alone).took
 
 
@@ -108,7 +108,7 @@ class PlacementTrials:
         return way
 
     def forget(self, tried: TriedPlacement) -> None:
-        """What it depends on has changed."""
+        """Drop the verdict: links or devices have changed."""
         self._verdicts.drop(tried.program, self._policy)
 
     def _tell(self, tried: TriedPlacement, trial: PlacementTrial, pays: bool | None) -> None:

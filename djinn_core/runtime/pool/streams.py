@@ -63,7 +63,7 @@ class ProgramFamily:
         return frozenset(v for v in fresh if storage_of(v) not in residency.given)
 
     def clock(self) -> Callable[[float], None] | None:
-        """Where to report the seconds of the latest program; None if they do not matter, or executors have to compile it."""
+        """The function to report the seconds of the latest program to; None if they do not matter, or executors have to compile it."""
         plan, _ = self.latest if self.latest is not None else (None, ())
         if self.tried is None or plan is None or self.is_new or plan.turn is not None:
             return None
