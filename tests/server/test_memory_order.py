@@ -254,16 +254,21 @@ def test_a_program_that_was_larger_before_is_not_refused(ledger):
 def test_shares_follow_what_a_phase_uses():
     budgets = Budgets()
     assert budgets.shares("llm_decode")["k"] > budgets.shares("llm_prefill")["k"]
-    for _ in range(20):
-        budgets.observe("llm_decode", {"k": 900, "w": 100})
-    assert budgets.shares("llm_decode")["k"] == pytest.approx(0.9, abs=0.01)
-    assert sum(budgets.shares("llm_decode").values()) == pytest.approx(1.0)
+    budgets.observe("llm_decode", 1, {"k": 300, "w": 100})
+    budgets.observe("llm_decode", 1, {"k": 900, "w": 100})
+    assert budgets.shares("llm_decode")["k"] == pytest.approx(0.9)
+    budgets.observe("llm_decode", 2, {"k": 100, "w": 900})
+    assert budgets.shares("llm_decode") == pytest.approx({"k": 0.5, "w": 0.5, "a": 0.0, "o": 0.0})
+    budgets.forget(1)
+    assert budgets.shares("llm_decode")["k"] == pytest.approx(0.5)
+    budgets.observe("llm_decode", 2, {"k": 100, "w": 900})
+    assert budgets.shares("llm_decode")["k"] == pytest.approx(0.1)
     assert budgets.shares("training_backward") == budgets.shares("training_forward")
 
 
 def test_a_phase_that_a_client_makes_up_is_none():
     budgets = Budgets()
     for number in range(100):
-        budgets.observe(f"made up {number}", {"w": 100})
+        budgets.observe(f"made up {number}", 1, {"w": 100})
     assert budgets.shares("another") == budgets.shares("")
     assert len(budgets._shares) == 1

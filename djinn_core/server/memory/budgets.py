@@ -35,7 +35,6 @@ _ASSUMED: Final = MappingProxyType({
     "": {WEIGHT: 0.5, CACHE: 0.2, ACTIVATION: 0.3, STATE: 0.0},
 })  # fmt: skip
 PROGRAMS_LIMIT: Final = 512
-_KEPT: Final = 0.75  # of the shares that were known, when another run is seen
 
 
 def kind_of(letter: str) -> str:
@@ -44,9 +43,14 @@ def kind_of(letter: str) -> str:
 
 
 class Budgets:
-    """Shares of memory by phase, adjusted to the use by runs."""
+    """Shares of memory by phase: the last uses of the sessions that have been in it, added up; before, assumptions.
+
+    A use is a whole working set (`Usage`), so one is enough to know a session by, and none need be averaged: a budget that
+    follows an average is wrong when a conversation begins anew.
+    """
 
     def __init__(self) -> None:
+        self._used: dict[str, dict[int, Mapping[str, int]]] = {}  # by phase and session
         self._shares: dict[str, dict[str, float]] = {}
 
     def shares(self, phase: str) -> Mapping[str, float]:
@@ -54,14 +58,20 @@ class Budgets:
         key = counted_phase(phase)
         return self._shares.get(key) or _ASSUMED.get(key) or _ASSUMED[""]
 
-    def observe(self, phase: str, used: Mapping[str, int]) -> None:
-        """Note the bytes of each kind that a run of that phase used."""
-        total = sum(used.values())
-        if total:
-            known = self.shares(phase)
-            self._shares[counted_phase(phase)] = {
-                kind: _KEPT * known[kind] + (1 - _KEPT) * used.get(kind, 0) / total for kind in KINDS
-            }
+    def observe(self, phase: str, session: int, used: Mapping[str, int]) -> None:
+        """Note the bytes of each kind that a run of a session used in that phase."""
+        if any(used.values()):
+            key = counted_phase(phase)
+            sessions = self._used.setdefault(key, {})
+            sessions[session] = used
+            by_kind = {kind: sum(one.get(kind, 0) for one in sessions.values()) for kind in KINDS}
+            total = sum(by_kind.values())
+            self._shares[key] = {kind: nbytes / total for kind, nbytes in by_kind.items()}
+
+    def forget(self, session: int) -> None:
+        """A session has ended. Shares stay as they are until another one runs."""
+        for sessions in self._used.values():
+            sessions.pop(session, None)
 
     def over(self, phase: str, held: Counter[str], budget: int) -> tuple[str, ...]:
         """The kinds that hold more than their share."""

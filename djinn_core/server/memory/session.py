@@ -146,6 +146,7 @@ class SessionMemory:
             self.values.clear()
             if self in self._ledger.sessions:
                 self._ledger.sessions.remove(self)
+            self._ledger.budgets.forget(id(self))
             self._ledger.resident()
 
     def run(
@@ -182,7 +183,7 @@ class SessionMemory:
     def _observe(self, work: RunRequest, outlook: MemoryEstimate) -> None:
         """Report the memory that a run of this phase has used to the budgets."""
         used = self._usage.end(self.phase, self._with_kinds(work.outputs), outlook.peak)
-        self._ledger.budgets.observe(self.phase, used)
+        self._ledger.budgets.observe(self.phase, id(self), used)
 
     def _with_kinds(self, handles: Iterable[int]) -> list[tuple[int, str]]:
         return [(handle, self._kinds.get(handle, ACTIVATION)) for handle in handles]
