@@ -144,7 +144,7 @@ def plan(
 
     context = _beginning(graph, profile, costs, request)
     wanted = _wanted(plugins, request.exact)
-    optimized = known_plan or clock.time("optimize", lambda: optimize(context, wanted))
+    optimized = known_plan or _with_left_out(clock.time("optimize", lambda: optimize(context, wanted)), plugins, wanted)
     if not isinstance(rewritten := "" if known_plan else _rewritten(context, graph, optimized, plugins, request), str):
         return attrs.evolve(rewritten, recorded=profile)  # planned in place of this program, and only once
     result = attrs.evolve(result, plan=(optimized := _unsubstituted(optimized, rewritten)))
@@ -335,6 +335,19 @@ def _wanted(plugins: Plugins, exact: bool) -> list[Optimization]:
     return [o for o in plugins.optimizations if not exact or keeps_rounding(o)]
 
 
+def _with_left_out(plan: OptimizationPlan, plugins: Plugins, wanted: Sequence[Optimization]) -> OptimizationPlan:
+    """The plan, which says of optimizations that were not asked that their results might round otherwise."""
+    asked = {id(optimization) for optimization in wanted}
+    left_out = tuple(
+        [
+            OptimizationResult(o.name, applied=False, reason=_LEFT_OUT)
+            for o in plugins.optimizations
+            if id(o) not in asked
+        ]
+    )
+    return attrs.evolve(plan, results=(*plan.results, *left_out)) if left_out else plan
+
+
 _IDENTITIES = 16
 _identities: dict[int, tuple[Plugins, Hashable]] = {}
 
@@ -393,6 +406,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     return devices, request.topology.links, homes, copies, fetch, aims, *names
 
 
+_LEFT_OUT = "its results may round otherwise; djinn.configure(exact=False) allows that"
 _POLICY = SingleDevice()
 _FALLBACKS: tuple[PlacementPolicy, ...] = (_POLICY, FirstFit())
 _SCHEDULER = Sequential()

@@ -53,6 +53,7 @@ class Watches:
     name: str
     after_placement: bool
     passes: list = attrs.field(factory=list)
+    exact: bool = True
     before: frozenset[str] = frozenset()
     after: frozenset[str] = frozenset()
 
@@ -79,6 +80,16 @@ def test_explanations_say_why(registry):
     assert "the first device" in text
     assert "program order in 1 stages" in text
     assert "matrix products" in text
+
+
+def test_what_is_left_out_for_its_rounding_is_named(registry):
+    rounds = Watches("rounds", after_placement=False, exact=False)
+    with_it = attrs.evolve(registry, optimizations=(*registry.optimizations, rounds))
+    text = explain(plan(random_graph(0), with_it, Request(topology())))
+    assert "rounds not applied: its results may round otherwise; djinn.configure(exact=False) allows that" in text
+    assert rounds.passes == []
+    assert "may round otherwise" not in explain(plan(random_graph(0), with_it, Request(topology(), exact=False)))
+    assert rounds.passes == [False]
 
 
 @attrs.define
