@@ -27,7 +27,7 @@ from djinn_core.hookspecs.assignment import (
 )
 from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
-from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
+from djinn_core.hookspecs.costs import BackgroundCalibrated, CalibratedCostModel, CostModel, Probe
 from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
 from djinn_core.hookspecs.growth import GrowthTolerant
 from djinn_core.hookspecs.integrations import Integration
@@ -109,6 +109,7 @@ __all__ = [
     "AssignmentRefusal",
     "AssignmentRequest",
     "Authenticator",
+    "BackgroundCalibrated",
     "Buffer",
     "CalibratedCostModel",
     "Calibration",

@@ -262,6 +262,7 @@ class Settings:
         memory_policy: name of the memory policy of an executor with such a limit.
         placement_policy: name of the placement policy; empty: the best for the devices that there are.
         memory_limits: pairs of a device, by id or number (empty: all), and the bytes that plans may put there at once.
+        calibrate: whether devices of a pool that were never measured are measured in the background, for predictions.
         latency_target: seconds in which a program should be done; 0: as soon as possible.
         pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
         scheduler: name of the scheduler.
@@ -305,6 +306,7 @@ class Settings:
     memory_policy: str = attrs.field(default="next_use", converter=_text)
     placement_policy: str = attrs.field(default="", converter=_text)
     memory_limits: tuple[tuple[str, int], ...] = attrs.field(default=(), converter=_limits)
+    calibrate: bool = attrs.field(default=True, converter=_flag)
     latency_target: float = attrs.field(default=0.0, converter=_target)
     pins: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pins)
     scheduler: str = attrs.field(default="sequential", converter=_text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -37,11 +37,13 @@ class Probe:
         name: unique among the probes of a cost model.
         prepare: makes operands on the device that it is given, and returns what is timed: ordinary PyTorch on them.
         repeats: how many times what is timed does the same; its time is divided by that.
+        quick: whether it is one of the few that are timed where a device is measured in the background.
     """
 
     name: str
     prepare: Callable[[torch.device], Callable[[], object]]
     repeats: int = 1
+    quick: bool = False
 
 
 @runtime_checkable
@@ -57,6 +59,18 @@ class CalibratedCostModel(CostModel, Protocol):
 
     def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
         """Parameters, as JSON holds them, from the time of each probe by its name. A probe that failed is not there."""
+
+
+@runtime_checkable
+class BackgroundCalibrated(Protocol):
+    """Optional member of a cost model, with which devices are measured at first use. The first model that has it is asked.
+
+    The process has the settings of the device in its environment. It keeps what it measured with `keep_calibration` and ends
+    with 0; it should take seconds, of which the device works one or two, and give way to other work.
+    """
+
+    def background_command(self) -> Sequence[str]:
+        """Arguments of the Python interpreter for a process that measures one device."""
 
 
 @hookspec

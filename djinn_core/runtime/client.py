@@ -44,8 +44,10 @@ from djinn_core.runtime.counting import counters, reset_counters
 from djinn_core.runtime.integrations import integrate_registered, integrate_when_imported
 from djinn_core.runtime.planning import session_plans
 from djinn_core.runtime.planning.ab_tests import Without
+from djinn_core.runtime.planning.first_calibration import calibrate_in_background
 from djinn_core.runtime.planning.planning import load_plugins
-from djinn_core.runtime.pool.opening import open_pool
+from djinn_core.runtime.pool.opening import capabilities_named, open_pool
+from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.reconfiguring import (
     PLANNING,
     PLUGINS,
@@ -303,7 +305,9 @@ def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
     if len(opened) > 1:
         plan = partial(session_plans.plan_whole, context)
         planner = session_plans.new_planner(context, len(opened))
-        return open_pool(opened, settings(), planner, plan, context.stats, context.observers)
+        pool = open_pool(opened, settings(), planner, plan, context.stats, context.observers)
+        calibrate_in_background(opened, settings(), registry().cost_models, partial(_measured, pool, opened))
+        return pool
     (only,) = opened
     attached = only.attached
     return Session(
@@ -316,6 +320,13 @@ def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
         compressions=only.compressions,
         called=only.server,
     )
+
+
+def _measured(pool: PoolSession, opened: tuple[Opened, ...]) -> None:
+    """Plan with what was measured of the devices of a session, if it is still open."""
+    with recorders.sending:
+        if context.session is pool and not context.forked:
+            pool.know_devices(capabilities_named(opened))
 
 
 def _connect() -> tuple[Opened, ...]:

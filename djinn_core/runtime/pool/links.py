@@ -99,6 +99,12 @@ class PresentLinks:
         self.topology = NetworkTopology(self._devices, tuple(measured))
         self.changes = 0
 
+    def replace_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
+        """Other facts are known of the devices: plans are made anew."""
+        self._devices = tuple(devices)
+        self.topology = NetworkTopology(self._devices, self.topology.links)
+        self.changes += 1
+
     def listen(self) -> int:
         """Take in the executors' measurements, and request missing ones; return the number of changes of links so far."""
         now = self._clock()

@@ -66,9 +66,8 @@ def open_pool(
     look_after_each_other(members)
     relays = [Relay(member) for member in members]
     routes = Routes(members, relays)
-    infos = [one.attached.device for one in opened]
-    devices = tuple(f"{number}/{info.id}" for number, info in enumerate(infos))
-    capabilities = tuple(attrs.evolve(capabilities_of(i), id=name) for i, name in zip(infos, devices, strict=True))
+    capabilities = capabilities_named(opened)
+    devices = tuple(device.id for device in capabilities)
     limits = limits_of(settings, devices)
     links = PresentLinks(relays, capabilities, routes.links(devices))
     pool_planner = PoolPlanner(
@@ -78,12 +77,18 @@ def open_pool(
         residency,
         planner,
     )
-    pool_planner.calibrated = all(device.calibration is not None for device in capabilities)
+    pool_planner.know_devices(capabilities)
     pool_planner.memory = _memory_free(capabilities, limits)
     uploads = HeldUploads(members, pool_planner.memory, residency)
     connections, urls = [one.connection for one in opened], [one.url for one in opened]
     introductions = Introductions(connections, urls, [one.attached.instance for one in opened], routes.pairs_of)
     return PoolSession(members, pool_planner, residency, routes, uploads, links, introductions)
+
+
+def capabilities_named(opened: Sequence[Opened]) -> tuple[DeviceCapabilities, ...]:
+    """The devices of the sessions, by the names that they have in plans, with what was measured of them."""
+    infos = enumerate(one.attached.device for one in opened)
+    return tuple(attrs.evolve(capabilities_of(info), id=f"{number}/{info.id}") for number, info in infos)
 
 
 def _memory_free(devices: tuple[DeviceCapabilities, ...], limits: Mapping[str, int]) -> list[int | None]:

@@ -9,6 +9,7 @@ from functools import partial
 import attrs
 
 from djinn_core.interrupts import held as held_interrupts
+from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
@@ -88,6 +89,11 @@ class PoolPlanner:
         """Make all plans again, since what they depend on has changed."""
         self._rules = rules
         self._plans = PlansByStructure(rules.factor)
+
+    def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
+        """The devices were measured: what was predicted before says nothing of predictions from now on."""
+        self.calibrated = all(device.calibration is not None for device in devices)
+        self.errors = PredictionErrors()
 
     def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
         """The programs of its structure, and its values by first appearance."""

@@ -13,7 +13,7 @@ import torch
 from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost
 from djinn_core.interception.runtime_interface import CacheMemory, DescribedValue, Submission, SubmissionReply
 from djinn_core.interrupts import held
-from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
@@ -144,6 +144,11 @@ class PoolSession:
     def topology(self) -> NetworkTopology:
         """As `ClientSession.topology`."""
         return self._links.topology
+
+    def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
+        """Plan from now on with what was measured of the devices. The caller holds the recorders' lock."""
+        self._links.replace_devices(devices)
+        self._planner.know_devices(devices)
 
     @property
     def last_profile(self) -> WorkloadProfile | None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+BACKGROUND_ROUNDS = 1
+
 
 @click.command("calibrate", short_help="Measure how fast a device is, once, for predictions.")
 @click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
@@ -19,9 +21,17 @@ import click
 @click.option(
     "--processor-time", is_flag=True, help="Count processor time: for busy machines, an executor here, one thread."
 )
+@click.option("--quick", is_flag=True, help="A fifth of the probes: some seconds.")
+@click.option("--background", is_flag=True, help="--quick, beside other work, and only what was never measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def calibrate(
-    servers: tuple[str, ...], connection_file: Path | None, rounds: int, processor_time: bool, as_json: bool
+    servers: tuple[str, ...],
+    connection_file: Path | None,
+    rounds: int,
+    processor_time: bool,
+    quick: bool,
+    background: bool,
+    as_json: bool,
 ) -> None:
     """Measure the device for some seconds, and keep the result for every program that uses it from then on.
 
@@ -31,9 +41,12 @@ def calibrate(
     from djinn_roofline.calibration.calibrate import calibrate_session
     from djinn_roofline.calibration.session import open_session
 
+    if background:
+        measure_beside_other_work(server_settings(servers, connection_file))
+        return
     open_session(**server_settings(servers, connection_file))
     with progress(as_json) as told:
-        done = calibrate_session(rounds, processor_time=processor_time, told=told)
+        done = calibrate_session(rounds, processor_time=processor_time, quick=quick, told=told)
     if as_json:
         row = {
             "device": done.device.id,
@@ -47,6 +60,33 @@ def calibrate(
     failed = f" ({done.failed} failed)" if done.failed else ""
     click.echo(f"{done.device.id} {done.device.name}: {done.probes} probes{failed} in {done.seconds:.0f} s")
     click.echo(f"{', '.join(done.models)}: kept in {done.file}")
+
+
+def measure_beside_other_work(given: dict[str, Any]) -> None:
+    """Measure a device that was never measured, unless another process is measuring it now, when nothing else wants to run."""
+    import fcntl
+    import os
+
+    from djinn import session
+    from djinn.costs import calibration_file, calibration_of
+    from djinn_roofline.calibration.calibrate import calibrate_session
+    from djinn_roofline.calibration.session import open_session
+
+    os.nice(19)  # and what it starts
+    open_session(**given)
+    device = session.device()
+    assert device is not None
+    file = calibration_file(device)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as locked:
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
+        except BlockingIOError:
+            return
+        if calibration_of(device) is None:
+            own = not (session.settings().servers or session.settings().connection_file)
+            alone = own and device.kind == "cpu" and device.threads == 1
+            calibrate_session(BACKGROUND_ROUNDS, processor_time=alone, quick=True)
 
 
 def server_settings(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Any]:

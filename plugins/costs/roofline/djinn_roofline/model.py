@@ -16,6 +16,7 @@ from djinn.hooks import Calibration, CostEstimate, DeviceCapabilities, Graph, No
 from djinn_roofline.elementwise import LARGE, SIZES, SPLIT, Sized, sized_probes
 from djinn_roofline.fitting import fit_seconds
 from djinn_roofline.products import Mixed, Shaped, Swept, mixed_probes, shaped_probes, swept_probes
+from djinn_roofline.quick import QUICK
 from djinn_roofline.terms import product_terms, recurrent_terms, seconds, size_terms
 
 _VERSION = 2  # of what `fit` makes; what another version made is not understood
@@ -68,10 +69,12 @@ class MeasuredRoofline:
 
     def probes(self) -> Iterable[Probe]:
         """Every family of ops at several sizes, and passes over as much memory as programs go through."""
-        yield from (p.probe for p in sized_probes())
-        yield from (p.probe for p in shaped_probes())
-        yield from (p.probe for p in swept_probes())
-        yield from (p.probe for p in mixed_probes())
+        for made in (sized_probes(), shaped_probes(), swept_probes(), mixed_probes()):
+            yield from (attrs.evolve(one.probe, quick=one.probe.name in QUICK) for one in made)
+
+    def background_command(self) -> tuple[str, ...]:
+        """A process that gives way to other work and times a fifth of the probes."""
+        return ("-m", "djinn", "calibrate", "--background")
 
     def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
         """Coefficients of the terms of each family, and bandwidth by size of the program."""

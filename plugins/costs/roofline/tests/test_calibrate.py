@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import re
@@ -12,15 +13,17 @@ import pytest
 from click.testing import CliRunner
 
 import djinn
-import djinn_roofline
+import djinn_roofline.model
 from djinn import session
 from djinn.costs import calibration_file, calibration_of
-from djinn.hooks import ConfigurationError
-from djinn.testing import CommandConformance
+from djinn.hooks import Calibration, ConfigurationError, DeviceCapabilities
+from djinn.testing import CommandConformance, sample_graphs
 from djinn_roofline.calibrate_command import calibrate, progress
 from djinn_roofline.calibration.measuring import ProcessorClock
 from djinn_roofline.calibration.plot import draw
 from djinn_roofline.calibration.validate import Comparison, Validation
+from djinn_roofline.model import MeasuredRoofline
+from djinn_roofline.quick import QUICK
 from djinn_roofline.validate_command import validate
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "plugins.md").read_text(encoding="utf-8")
@@ -96,6 +99,45 @@ def captured_product():
 
     x = torch.empty(4, 4)
     return torch.mm(x, x)
+
+
+@pytest.fixture
+def few_probes(monkeypatch):
+    """Two products and two sums are the quick probes, and none of them takes long."""
+    names = {"product 1 1 16 16", "product 1 8 16 16", "add 64", "add 4096", "view 4096", "sweep 262144"}
+    monkeypatch.setattr(djinn_roofline.model, "QUICK", names)
+    monkeypatch.setenv("DJINN_PLUGINS", "roofline")
+    return names
+
+
+def test_in_the_background_few_probes_are_timed_once_for_each_device(command, monkeypatch, few_probes, cache):
+    monkeypatch.setenv("DJINN_PLUGINS", "roofline")  # `command` names another
+    given_way = []
+    monkeypatch.setattr("os.nice", given_way.append)
+    command(calibrate, "--background")
+    assert given_way == [19]
+    (file,) = cache.glob("djinn/calibration/*.json")
+    kept = calibration_of(session.device())
+    assert set(kept.models["measured_roofline"]["operations"]) == {"add"}
+    command(calibrate, "--background")
+    assert calibration_of(session.device()) == kept, "it was measured already"
+    file.unlink()
+    with file.with_suffix(".lock").open("w") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        command(calibrate, "--background")
+    assert not file.exists(), "another process is measuring it"
+
+
+def test_quick_probes_are_enough_for_every_op():
+    """Ops that were not timed are predicted as others are."""
+    model = MeasuredRoofline()
+    quick = {probe.name: 1e-5 for probe in model.probes() if probe.quick}
+    assert quick.keys() == QUICK
+    kept = Calibration("digest", models={model.name: model.fit(quick)})
+    device = DeviceCapabilities("a", "cpu", calibration=kept)
+    for graph in sample_graphs().values():
+        for node in graph.nodes:
+            assert 0 < model.estimate(graph, node, device).seconds < 1
 
 
 def test_errors_are_shares_of_what_was_measured():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,29 @@ _log = logging.getLogger("djinn_roofline")
 
 
 def calibrate_session(
-    rounds: int = 3, *, processor_time: bool = False, told: Callable[[str], None] = lambda _: None
+    rounds: int = 3,
+    *,
+    processor_time: bool = False,
+    quick: bool = False,
+    told: Callable[[str], None] = lambda _: None,
 ) -> Calibrated:
     """Measure the device of the session that `open_session` opened, for all cost models, and keep what they make of it.
 
+    `quick`: by a fifth of the probes.
+
     Raises:
-        ConfigurationError: no cost model in use can be calibrated.
+        ConfigurationError: no cost model in use can be calibrated, or by so few probes.
     """
     models = calibrated_models(session.registry().cost_models)
+    if quick:
+        models = [model for model in models if any(probe.quick for probe in model.probes())]
     if not models:
         raise ConfigurationError(
             "no cost model in use can be calibrated: see `djinn plugins`, and whether `plugins` or `disable` leaves roofline out"
         )
     began = time.monotonic()
     with measuring(processor_time=processor_time) as clock:
-        bench = Bench(clock, torch.device(DEVICE), models, told)
+        bench = Bench(clock, torch.device(DEVICE), models, told, quick)
         for _ in range(rounds):
             bench.round()
         device = session.device()
@@ -63,6 +71,7 @@ class Bench:
 
     Attributes:
         told: hears the name of each probe before it is timed.
+        quick: whether only those are timed that are marked as quick.
         seconds: by name of the cost model and of the probe its times, of one repeat.
     """
 
@@ -70,6 +79,7 @@ class Bench:
     device: torch.device
     models: Sequence[CalibratedCostModel]
     told: Callable[[str], None] = lambda _: None
+    quick: bool = False
     seconds: dict[tuple[str, str], list[float]] = attrs.field(factory=dict)
     idle: list[float] = attrs.field(factory=list)
     failed: set[tuple[str, str]] = attrs.field(factory=set)
@@ -78,10 +88,13 @@ class Bench:
         """Time every probe once."""
         with torch.no_grad(), without_collection():
             for model in self.models:
-                for probe in model.probes():
+                for probe in self._probes(model):
                     if (model.name, probe.name) not in self.failed:
                         self.told(probe.name)
                         self._take(model, probe)
+
+    def _probes(self, model: CalibratedCostModel) -> Iterator[Probe]:
+        return (probe for probe in model.probes() if probe.quick or not self.quick)
 
     def _take(self, model: CalibratedCostModel, probe: Probe) -> None:
         key = (model.name, probe.name)

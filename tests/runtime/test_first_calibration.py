@@ -1,0 +1,169 @@
+"""Pools of devices that were never measured have them measured by another process, and plan with what it found."""
+
+from __future__ import annotations
+
+import threading
+
+import attrs
+import pytest
+import torch
+from configured import configured
+
+import djinn
+from djinn.hooks import CostEstimate, hookimpl
+from djinn.testing import open_session
+from djinn_core.config import Settings
+from djinn_core.runtime.planning.calibrations import keep_calibration
+from djinn_core.runtime.planning.first_calibration import command_among, environment_for, never_measured
+from djinn_core.wire.messages import DeviceInfo
+
+REMOTE = "remote_accelerator:0"
+# What a process of its own does that measures: it finds the device by its environment, and keeps something.
+MEASURING = """
+import djinn
+from djinn import session
+from djinn.costs import keep_calibration
+djinn.init()
+keep_calibration(session.device(), {"measured": {"seconds": 0.25}})
+"""
+
+
+class Measured:
+    """Knows only devices that were measured."""
+
+    name = "measured"
+    operations = frozenset()
+    tolerates_growth = True
+
+    def estimate(self, graph, node, device):
+        del graph, node
+        known = device.calibration
+        return None if known is None else CostEstimate(0, 0, 0, known.models["measured"]["seconds"])
+
+    def background_command(self):
+        return ("-c", MEASURING)
+
+
+class Plugin:
+    djinn_api_version = 1
+
+    @hookimpl
+    def djinn_register_cost_models(self):
+        return [Measured()]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache directory in which nothing was measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def under_way():
+    """The threads that wait for a process that measures."""
+    return [thread for thread in threading.enumerate() if thread.name == "djinn-calibration"]
+
+
+def pool(**settings):
+    return configured(
+        **{"plugins": ["local", "cost_based", Plugin()], "executors": 2, "threads": 1, "calibrate": True} | settings
+    )
+
+
+def predicted():
+    """By executor the predicted time of an op, in the plan of a program that came before."""
+    x = torch.ones(3).to(REMOTE)
+    with djinn.session.record_plans() as plans:
+        assert (x + 1).sum().item() == 6
+    return [plan.costs.by_device["0/cpu:0"][0].seconds for plan in plans]
+
+
+def test_a_pool_is_measured_once_and_plans_again(cache):
+    with pool():
+        djinn.init()
+        (waiting,) = under_way()
+        before = predicted()
+        assert before != [0.25], "the program does not wait"
+        assert predicted() == []
+        waiting.join()
+        assert all(device.calibration is not None for device in open_session().topology.devices)
+        assert predicted() == [0.25]
+        assert predicted() == []
+    with pool():
+        djinn.init()
+        assert not under_way(), "the next session has it at once"
+        assert predicted() == [0.25]
+
+
+@pytest.mark.parametrize("settings", [{"calibrate": False}, {"executors": 1}])
+def test_nothing_is_measured(cache, settings):
+    with pool(**settings):
+        djinn.init()
+        assert not under_way()
+
+
+def test_a_process_that_fails_changes_nothing(cache, monkeypatch):
+    monkeypatch.setattr(Measured, "background_command", lambda _: ("-c", "raise SystemExit('no')"))
+    with pool():
+        djinn.init()
+        for waiting in under_way():
+            waiting.join()
+        assert open_session().topology.devices[0].calibration is None
+        assert predicted()
+
+
+@attrs.frozen
+class Attached:
+    """Stands for what an executor said of its device."""
+
+    device: DeviceInfo
+
+
+@attrs.frozen
+class Opened:
+    """Stands for an open session."""
+
+    attached: Attached
+    server: str = "tcp://one:5556"
+    executor: object = None
+
+
+def on(name, device="cpu:0", **given):
+    return Opened(Attached(DeviceInfo(id=device, kind="cpu", name=name)), **given)
+
+
+def test_each_make_is_measured_once(cache):
+    alike, other = [on("old"), on("old", "cpu:1")], on("new")
+    assert never_measured([*alike, other]) == [alike[1], other]
+    keep_calibration(other.attached.device, {"measured": {}})
+    assert never_measured([*alike, other]) == [alike[1]]
+
+
+def test_the_process_is_told_of_one_device_of_one_server(tmp_path):
+    settings = Settings(
+        servers=["tcp://one:5556", "tcp://two:5556"], token="secret", tls_fingerprints=["sha256:" + "a" * 64]
+    )
+    found = environment_for(
+        on("old", "cpu:1", server="tcp://two:5556"), settings, {"HOME": "/home/a", "DJINN_SERVERS": "x"}
+    )
+    assert found == {
+        "HOME": "/home/a",
+        "DJINN_EXECUTORS": "1",
+        "DJINN_RECOVER": "0",
+        "DJINN_CALIBRATE": "0",
+        "DJINN_SERVERS": "tcp://two:5556",
+        "DJINN_TOKEN": "secret",
+        "DJINN_SERVER_DEVICES": "cpu:1",
+        "DJINN_TLS_FINGERPRINTS": "sha256:" + "a" * 64,
+    }
+
+
+def test_the_process_starts_an_executor_like_those_of_the_program():
+    found = environment_for(on("old", executor=object()), Settings(executors=2, threads=3, device="cuda"), {})
+    assert (found["DJINN_EXECUTORS"], found["DJINN_THREADS"], found["DJINN_DEVICE"]) == ("1", "3", "cuda")
+    assert "DJINN_TOKEN" not in found
+
+
+def test_the_command_is_that_of_the_first_model_that_has_one():
+    assert command_among([object(), Measured()]) == ("-c", MEASURING)
+    assert command_among([object()]) == ()
