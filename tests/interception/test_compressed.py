@@ -167,6 +167,9 @@ CASES = {
     "copied": lambda d: [csr(d).copy_(csr(d) * 2), csr(d).copy_(csr("cpu") * 2)],
     "gradients of mm": gradients(torch.sparse.mm),
     "gradients of matmul": gradients(lambda s, w: s @ w),
+    "gradients of mm by sums": gradients(lambda s, w: torch.sparse.mm(s, w, "mean")),
+    "gradients of mm by the largest terms": gradients(lambda s, w: torch.sparse.mm(s, w, "amax")),
+    "gradients of mm by the smallest terms": gradients(lambda s, w: torch.sparse.mm(s, w, "amin")),
     "gradients of to_dense": gradients(lambda s, w: s.to_dense() @ w),
     "gradients of sum": gradients(lambda s, w: s.sum() * w),
     "gradients of values": gradient_of_values,
@@ -209,6 +212,23 @@ def test_a_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor(embedded, 
     with pytest.raises(RuntimeError, match=r"is not satisfied|must be"):
         torch.sparse_csr_tensor(*parts, (2, 4), check_invariants=True)
     assert whole.sum().item() == 4
+
+
+@pytest.mark.parametrize("terms", [[[9] * 5] * 3, [[-1] * 5] * 3, [0]], ids=["large", "negative", "few"])
+def test_terms_of_a_product_that_are_not_there_reach_no_kernel(embedded, terms):
+    whole, matrix, w = torch.ones(4, device=embedded), csr(embedded), dense(embedded)
+    gradient, terms = torch.ones(3, 5, device=embedded), torch.tensor(terms, device=embedded)
+    with pytest.raises(RuntimeError, match="terms of a product by amax"):
+        made, _ = torch.ops.aten._sparse_mm_reduce_impl_backward(matrix, gradient, w, "amax", terms, [True, True])
+        made.to_dense().cpu()
+    assert whole.sum().item() == 4
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compressed_tensors_are_not_asked_for_contiguity(embedded, name):
+    for device in ("cpu", embedded):
+        with pytest.raises(RuntimeError, match=r"Sparse \w+ tensors do not have is_contiguous"):
+            of_layout(name, device).is_contiguous()
 
 
 @pytest.mark.parametrize("refused", [lambda s: s.cumsum(0), lambda s: s == s, lambda s: s.sort()])  # noqa: PLR0124

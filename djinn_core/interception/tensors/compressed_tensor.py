@@ -53,6 +53,16 @@ class CompressedTensor(PartsTensor):
         raise RuntimeError("Sparse CSR tensors do not have strides")
 
     @for_users
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:  # noqa: ARG002
+        """Raises, as on the CPU.
+
+        Raises:
+            RuntimeError: always.
+        """
+        name = str(self.held_layout).removeprefix("torch.sparse_").upper()
+        raise RuntimeError(f"Sparse {name} tensors do not have is_contiguous")
+
+    @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As PyTorch saves sparse tensors of every device.
         parts = (*torch_private.compressed_parts(self.detach()), self.size())

@@ -59,9 +59,45 @@ def layout_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     for index, argument in enumerate(schema.arguments[: len(positional)]):
         if argument.alias_info is not None and argument.alias_info.is_write:
             positional[index] = made.own_for_writing(positional[index])
-    out = op(*positional, **named)
+    out = _EXCEPTIONS.get(str(name), _call)(op, positional, named)
     results = list(out) if len(schema.returns) > 1 else [out]
     return [place for result in results for place in made.take_apart(result)]
+
+
+def _call(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
+    return op(*positional, **named)
+
+
+def _reduce_product(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
+    """A product by the largest or smallest terms, and which terms these are: the kernel says so if a gradient is required."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        matrix, dense, *others = positional
+        found, terms = op(matrix.clone(), dense.clone().requires_grad_(), *others, **named)
+    return found.detach(), terms
+
+
+def _differentiate_product(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
+    """The gradients of such a product.
+
+    Raises:
+        RuntimeError: the terms are not those of the matrix, which the kernel does not check.
+    """
+    matrix, gradient, _, reduce, terms, *_ = positional
+    if reduce in {"amax", "amin"} and (
+        terms.shape != gradient.shape
+        or terms.dtype != torch.int64
+        or bool(((terms < 0) | (terms > matrix.values().shape[0])).any())
+    ):
+        raise RuntimeError(
+            f"the terms of a product by {reduce} are not positions among the {matrix.values().shape[0]} values of its matrix"
+        )
+    return op(*positional, **named)
+
+
+_EXCEPTIONS: Final[Mapping[str, Callable[[Any, list[Any], dict[str, Any]], Any]]] = MappingProxyType({
+    "aten::_sparse_mm_reduce_impl": _reduce_product,
+    "aten::_sparse_mm_reduce_impl_backward": _differentiate_product,
+})  # fmt: skip
 
 
 class _Arguments:
