@@ -170,6 +170,9 @@ CASES = {
     "gradients of mm by sums": gradients(lambda s, w: torch.sparse.mm(s, w, "mean")),
     "gradients of mm by the largest terms": gradients(lambda s, w: torch.sparse.mm(s, w, "amax")),
     "gradients of mm by the smallest terms": gradients(lambda s, w: torch.sparse.mm(s, w, "amin")),
+    "a product at some places into a tensor of another size": lambda d: torch.sparse.sampled_addmm(
+        square(d).to_sparse_csr(), dense(d), dense(d).t(), out=csr(d)
+    ),
     "gradients of to_dense": gradients(lambda s, w: s.to_dense() @ w),
     "gradients of sum": gradients(lambda s, w: s.sum() * w),
     "gradients of values": gradient_of_values,
@@ -229,6 +232,8 @@ def test_compressed_tensors_are_not_asked_for_contiguity(embedded, name):
     for device in ("cpu", embedded):
         with pytest.raises(RuntimeError, match=r"Sparse \w+ tensors do not have is_contiguous"):
             of_layout(name, device).is_contiguous()
+        with pytest.raises(RuntimeError, match=r"Sparse \w+ tensors do not have is_contiguous"):
+            of_layout(name, device).contiguous()
 
 
 @pytest.mark.parametrize("refused", [lambda s: s.cumsum(0), lambda s: s == s, lambda s: s.sort()])  # noqa: PLR0124

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -53,7 +53,7 @@ class CompressedTensor(PartsTensor):
         raise RuntimeError("Sparse CSR tensors do not have strides")
 
     @for_users
-    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:  # noqa: ARG002
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> NoReturn:  # noqa: ARG002
         """Raises, as on the CPU.
 
         Raises:
@@ -61,6 +61,15 @@ class CompressedTensor(PartsTensor):
         """
         name = str(self.held_layout).removeprefix("torch.sparse_").upper()
         raise RuntimeError(f"Sparse {name} tensors do not have is_contiguous")
+
+    @for_users
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> NoReturn:
+        """Raises, as on the CPU.
+
+        Raises:
+            RuntimeError: always.
+        """
+        self.is_contiguous(memory_format)
 
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
