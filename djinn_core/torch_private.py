@@ -9,7 +9,7 @@ import ctypes
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,8 @@ import torch
 import torch.autograd
 import torch.autograd.forward_ad
 import torch.autograd.graph
+import torch.backends.cudnn
+import torch.backends.mkldnn
 import torch.multiprocessing.reductions
 import torch.nn
 import torch.utils._device
@@ -29,6 +31,33 @@ from torch.utils import backend_registration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Backends and their ops whose precision can be set; general ones first, because they change those of their ops.
+_PRECISIONS: Final = (
+    ("generic", "all"),
+    *(("cuda", op) for op in ("all", "matmul", "conv", "rnn")),
+    *(("mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
+)
+# Switches by name, as PyTorch's setters and getters call them.
+_SWITCHES: Final = {
+    "fill_uninitialized": "deterministic_fill_uninitialized_memory",
+    "cudnn_enabled": "cudnn_enabled",
+    "cudnn_benchmark": "cudnn_benchmark",
+    "cudnn_deterministic": "cudnn_deterministic",
+    "mkldnn_enabled": "mkldnn_enabled",
+    "mkldnn_deterministic": "mkldnn_deterministic",
+    "fp16_accumulation": "cublas_allow_fp16_accumulation",
+    "fp16_reduction": "cublas_allow_fp16_reduced_precision_reduction",
+    "bf16_reduction": "cublas_allow_bf16_reduced_precision_reduction",
+}
+_NUMERIC_SETTERS: Final = (
+    "_set_deterministic_algorithms",
+    "_set_float32_matmul_precision",
+    "_set_fp32_precision_setter",
+    "_set_cublas_allow_tf32",
+    "_set_cudnn_allow_tf32",
+    "_set_onednn_allow_tf32",
+    *(f"_set_{name}" for name in _SWITCHES.values()),
+)
 NEEDED: Final = (
     "torch._C.DispatchKey",
     "torch._C.DispatchKeySet",
@@ -87,6 +116,7 @@ NEEDED: Final = (
     "torch.nn.modules.module._global_forward_hooks",
     "torch.nn.modules.module._global_forward_pre_hooks",
     "torch.utils._device._device_constructors",
+    *(f"torch._C.{setter}" for setter in _NUMERIC_SETTERS),
     "torch._C._set_default_dtype",
     "torch._C._set_default_tensor_type",
     "torch._C._swap_tensor_impl",
@@ -578,6 +608,42 @@ def replace_accelerator_functions(**replacements: Callable[..., Any]) -> None:
     """Replace what `torch.accelerator` asks of C++, by name: it does not know devices of Python kernels."""
     for name, replacement in replacements.items():
         setattr(torch._C, f"_accelerator_{name}", replacement)
+
+
+def numeric_settings() -> dict[str, Any]:
+    """The settings of this process by which kernels and precisions are chosen, as `NumericSettings` has them."""
+    core: Any = torch._C
+    return {
+        "deterministic": core._get_deterministic_algorithms(),
+        "warn_only": core._get_deterministic_algorithms_warn_only(),
+        "float32": tuple([core._get_fp32_precision_getter(backend, op) for backend, op in _PRECISIONS]),
+        **{field: getattr(core, f"_get_{name}")() for field, name in _SWITCHES.items()},
+    }
+
+
+def set_numeric_settings(settings: Mapping[str, Any]) -> None:
+    """Have this process compute under settings that `numeric_settings` gave."""
+    core: Any = torch._C
+    core._set_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    for (backend, op), precision in zip(_PRECISIONS, settings["float32"], strict=True):
+        if core._get_fp32_precision_getter(backend, op) != precision:
+            core._set_fp32_precision_setter(backend, op, precision)
+    for field, name in _SWITCHES.items():
+        value = settings[field]
+        getattr(core, f"_set_{name}")(*(value if isinstance(value, tuple) else (value,)))
+
+
+def wrap_numeric_setters(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace everything that changes the numeric settings of this process, by any of PyTorch's functions."""
+    wrapped: dict[Any, Any] = {}
+    for name in _NUMERIC_SETTERS:
+        plain = getattr(torch._C, name)
+        wrapped[plain] = wrap(plain)
+        setattr(torch._C, name, wrapped[plain])
+    for module in (torch.backends.cudnn, torch.backends.mkldnn):
+        for switch in vars(type(module)).values():
+            if isinstance(switch, torch.backends.ContextProp):  # which holds a setter of its own
+                switch.setter = wrapped.get(switch.setter, switch.setter)
 
 
 def move_generator(generator: CGenerator, device: torch.device) -> bool:

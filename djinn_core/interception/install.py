@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.interception.device import accelerator, processes, random_forks
+from djinn_core.interception.device import accelerator, numeric_settings, processes, random_forks
 from djinn_core.interception.device.device_module import bound_state, make_module
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.device.generators import Generator
@@ -65,6 +65,7 @@ def install() -> None:
     saving.install()
     processes.share_nothing()
     random_forks.install()
+    numeric_settings.install()
     wrap_engine(guard_engine)
     wrap_module_apply(keep_parameters)
     wrap_swap_tensors(swap_in_conversions)

@@ -13,6 +13,7 @@ from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.values import TensorMeta
 from djinn_core.wire.cache_messages import CacheAction
 from djinn_core.wire.messages import DeviceInfo
+from djinn_core.wire.numeric_messages import NumericSettings
 
 
 @attrs.frozen
@@ -195,6 +196,7 @@ class Port:
     ops_captured: int = 0
     ops_inferred: int = 0  # ops for which a meta kernel was run
     fallback: Fallback | None = None
+    numeric_settings: NumericSettings = attrs.field(factory=NumericSettings)
     missing: Mapping[str, str] = attrs.field(factory=dict)  # ops that a server of the session lacks, and which server
     forked: bool = False
 

@@ -74,6 +74,7 @@ from djinn_core.wire.messages import (
     encode,
     expect,
 )
+from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import (
     CLIENT,
     AwaitTransfer,
@@ -117,6 +118,7 @@ class ExecutorSession:
         self.submissions = 0
         self._turn = device.turns.share()
         self._randomness = SessionRandomness(device.runtime.device)
+        self._numeric_settings: NumericSettings | None = None  # those of the process
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
         self._uploads = UploadAssembly(device.runtime, self.values, store)
@@ -180,6 +182,8 @@ class ExecutorSession:
             connection.send(Frame(encode(StatsReply(figures))))
         elif isinstance(message, CacheRequest):
             connection.send(Frame(encode(self._caches(message))))
+        elif isinstance(message, NumericSettings):
+            self._numeric_settings = message
         elif isinstance(message, CancelSubmissions):
             self._wanted.stop(message.submissions)
         elif isinstance(message, StateRequest):
@@ -227,7 +231,10 @@ class ExecutorSession:
         known = [value for _, value in self._templates.everything()]
         templates = tuple(KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs)) for k in known)
         counts, transfers = self.exchange.state()
-        snapshot = Snapshot(self.submissions, templates, random=random, pool=counts, **taken[0])
+        settings = self._numeric_settings
+        snapshot = Snapshot(
+            self.submissions, templates, random=random, pool=counts, numeric_settings=settings, **taken[0]
+        )
         return encode_snapshot(snapshot), taken[1], transfers
 
     def _take_over(self, state: StateHeader, connection: ExecutorChannel) -> None:
@@ -244,6 +251,7 @@ class ExecutorSession:
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
         """Go on where another session was."""
         self.submissions = snapshot.submissions
+        self._numeric_settings = snapshot.numeric_settings
         for one in snapshot.templates:
             known = self._compiled(one.template, one.digest)
             known.slots[:], known.inputs[:] = one.slots, one.inputs
@@ -519,6 +527,7 @@ class ExecutorSession:
     def _run(self, known: BoundTemplate | None, work: RunRequest) -> RunOutcome:
         if known is None:
             return RunOutcome()
+        self.device.numeric_settings.compute_under(self._numeric_settings)
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
         run = run_template if known.hot is None else known.hot.run
@@ -534,6 +543,7 @@ class ExecutorSession:
     def _rest(self, known: BoundTemplate, work: RunRequest) -> bool:
         """In the middle of a run: let others compute, if that is all; whether to go on."""
         goes_on = self._wanted.rested(work)
+        self.device.numeric_settings.compute_under(self._numeric_settings)
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
         return goes_on

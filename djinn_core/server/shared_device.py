@@ -6,6 +6,7 @@ from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
 from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.running.fair_share import FairShare
+from djinn_core.server.running.numeric_settings import ProcessNumericSettings
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness
 
@@ -17,6 +18,7 @@ class SharedDevice:
         self.runtime = runtime
         self.turns = FairShare()
         self.randomness = DeviceRandomness(runtime.device)
+        self.numeric_settings = ProcessNumericSettings()
         self.own = own_operators(runtime, self.randomness)
         self.compiling: Compiling | None = None
         self.ledger = ledger_of(runtime)

@@ -29,6 +29,7 @@ from djinn_core.wire.message_base import (
     Ticket,
     tag_of,
 )
+from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import (
     AwaitTransfer,
     ConnectPeer,
@@ -441,6 +442,7 @@ AnyMessage = (
     | StatsReply
     | CacheRequest
     | CacheReply
+    | NumericSettings
     | Goodbye
     | StateRequest
     | StateHeader

@@ -36,6 +36,7 @@ OTHERS = (
     MeasureLink,
     messages.StatsRequest,
     messages.CacheRequest,
+    messages.NumericSettings,
     messages.ValueHints,
     messages.BlobQuery,
     messages.BlobOffer,

@@ -173,6 +173,14 @@ class Recorder:
                 other.cut()
         self._send(_runtime(), SyncRequest())
 
+    def cut_all(self) -> None:
+        """Send what all threads have recorded so far, but for captures, without waiting."""
+        require_stack_room()
+        with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
+            for recorder in self._shared.all():
+                if not recorder.captures:
+                    recorder.cut()
+
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
         return self._asked(lambda runtime: runtime.figures(reset_peak=reset_peak, device=device))

@@ -10,7 +10,7 @@ import msgspec
 
 from djinn_core.errors import ProtocolError, UnsupportedOperation
 from djinn_core.hookspecs.transports import Buffer, Frame
-from djinn_core.interception.runtime_interface import Submission
+from djinn_core.interception.runtime_interface import Submission, port
 from djinn_core.interrupts import held
 from djinn_core.ir.program import Program
 from djinn_core.printable import printable
@@ -26,6 +26,7 @@ from djinn_core.runtime.stats import Stats
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import diff_inputs, diff_slots, pack_handles
 from djinn_core.wire.messages import InitialBindings, Submit, TemplateReply, TemplateRequest, encode
+from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
 
 
@@ -126,6 +127,7 @@ class Submissions:
         self._stats = stats
         self._observers = observers
         self._unread = unread
+        self._numeric_settings = NumericSettings()  # what the executor was told last
         self._derived = DerivedValues(self.submit)
         self._known = KnownTemplates(stats)
         replies.handle(TemplateRequest, self._define)
@@ -154,6 +156,12 @@ class Submissions:
                     self._derived.touched([*submission.free, *program.dead, *written])
                     submission = attrs.evolve(submission, free=(*submission.free, *self._derived.take_stale()))
                 return self.run(submission, prepared, values)
+
+    def _tell_settings(self) -> None:
+        settings = port.numeric_settings
+        if settings != self._numeric_settings:
+            self._replies.tell(settings)
+        self._numeric_settings = settings
 
     def make_ready(self) -> None:
         """Wait until a submission can be sent at once.
@@ -197,6 +205,8 @@ class Submissions:
             SessionLost: the executor is gone.
         """
         self.make_ready()
+        if port.numeric_settings is not self._numeric_settings:
+            self._tell_settings()
         with held.whole():
             return self._run(submission, prepared, values, refused)
 

@@ -17,6 +17,7 @@ from djinn_core.server.running.values import Stored, ValueTable
 from djinn_core.wire.binding_delta import Slot
 from djinn_core.wire.frames import Buffer
 from djinn_core.wire.messages import Template
+from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import Item
 
 Number = bool | int | float | None | tuple[float, float]
@@ -36,6 +37,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
     handle, `random` is the session's own random state. `pool`: what it has counted of transfers, which are beside it.
+    `numeric_settings`: None if the client sent none.
     """
 
     submissions: int
@@ -45,6 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     generators: tuple[tuple[int, bytes], ...]
     random: bytes
     pool: PoolCounts = PoolCounts()
+    numeric_settings: NumericSettings | None = None
 
 
 def take_values(values: ValueTable, runtime: DeviceRuntime) -> tuple[dict[str, Any], list[Buffer]] | None:

@@ -1,0 +1,32 @@
+"""Settings of PyTorch by which kernels are chosen, such as deterministic algorithms and TF32: executors compute under them, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from djinn_core import torch_private
+from djinn_core.interception.recording.recorder import current, recorders
+from djinn_core.interception.runtime_interface import port
+from djinn_core.wire.numeric_messages import NumericSettings
+
+
+def install() -> None:
+    """Note the settings of this process from now on."""
+    port.numeric_settings = NumericSettings(**torch_private.numeric_settings())
+    torch_private.wrap_numeric_setters(_noting_changes)
+
+
+def _noting_changes(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A setter after which ops run under the new settings; what was recorded before is sent first."""
+
+    def set_and_note(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        now = NumericSettings(**torch_private.numeric_settings())
+        if now != port.numeric_settings:
+            if any(recorder.entries for recorder in recorders.all()):
+                current().cut_all()
+            port.numeric_settings = now
+        return result
+
+    return set_and_note

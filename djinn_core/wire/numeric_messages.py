@@ -1,0 +1,41 @@
+"""Numeric settings of a client's PyTorch: they choose kernels and precisions, and so results."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from djinn_core.wire.message_base import Message
+
+Precision = Literal["none", "ieee", "tf32", "bf16"]
+PRECISIONS: Final = (
+    9  # of float32: in general; on CUDA and on mkldnn in general, of products, convolutions and recurrent layers
+)
+
+
+class NumericSettings(Message, frozen=True):
+    """Settings under which the following submissions of a session run, until the next such message; the defaults are PyTorch's.
+
+    `deterministic` and `warn_only` are those of `torch.use_deterministic_algorithms`, `fill_uninitialized` is
+    `torch.utils.deterministic.fill_uninitialized_memory`. `float32` has `PRECISIONS` precisions, which
+    `torch.set_float32_matmul_precision` and the switches called `allow_tf32` and `fp32_precision` set. The others are switches of
+    `torch.backends.cudnn`, `mkldnn` and `cuda.matmul`.
+    """
+
+    deterministic: bool = False
+    warn_only: bool = False
+    fill_uninitialized: bool = True
+    float32: Annotated[tuple[Precision, ...], msgspec.Meta(min_length=PRECISIONS, max_length=PRECISIONS)] = (
+        *("none",) * 3,
+        *("tf32",) * 2,
+        *("none",) * 4,
+    )
+    cudnn_enabled: bool = True
+    cudnn_benchmark: bool = False
+    cudnn_deterministic: bool = False
+    mkldnn_enabled: bool = True
+    mkldnn_deterministic: bool = False
+    fp16_accumulation: bool = False
+    fp16_reduction: tuple[bool, bool] = (True, True)
+    bf16_reduction: tuple[bool, bool] = (True, True)

@@ -1,0 +1,133 @@
+"""Settings by which PyTorch chooses kernels and precisions: executors compute under those of the program."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from configured import configured
+
+import djinn
+from djinn_core import torch_private
+from djinn_core.interception.runtime_interface import port
+from djinn_core.server.running.numeric_settings import ProcessNumericSettings
+from djinn_core.wire.messages import decode, encode
+from djinn_core.wire.numeric_messages import NumericSettings
+
+
+@pytest.fixture
+def deterministic():
+    """Switches deterministic algorithms on and off; off at the end."""
+    yield torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms(False)
+
+
+def test_each_op_runs_under_the_settings_of_its_time(embedded, deterministic):
+    values = torch.ones(1000, device=embedded)  # memory that was written before is not nan
+    del values
+    before = torch.empty(1000, device=embedded)
+    deterministic(True)
+    filled, integers = torch.empty(1000, device=embedded), torch.empty(5, dtype=torch.int32, device=embedded)
+    deterministic(False)
+    after = torch.zeros(1000, device=embedded)
+    del after
+    after = torch.empty(1000, device=embedded)
+    assert filled.isnan().all()
+    assert integers.tolist() == [torch.iinfo(torch.int32).max] * 5
+    assert not before.isnan().all()
+    assert not after.isnan().all()
+
+
+def test_an_op_without_a_deterministic_kernel_says_so_and_costs_nothing_else(embedded, deterministic):
+    x = torch.arange(16.0).reshape(1, 1, 4, 4)
+    pooled, indices = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    there = [t.to(embedded) for t in (pooled, indices)]
+    deterministic(True)
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        torch.nn.functional.max_unpool2d(*there, 2).cpu()
+    expected = torch.zeros(16).scatter(0, indices.flatten(), pooled.flatten()).reshape(1, 1, 4, 4)
+    deterministic(True, warn_only=True)
+    assert torch.equal(torch.nn.functional.max_unpool2d(*there, 2).cpu(), expected)
+
+
+def test_every_executor_of_a_pool_is_told(deterministic):
+    with configured(threads=1, executors=2, placement_policy="round_robin"):
+        torch.ones(2, device="remote_accelerator:0").sum().item()
+        deterministic(True)
+        for index in (0, 1, 2):
+            assert torch.empty(8, device=f"remote_accelerator:{index}").isnan().all()
+
+
+def test_nothing_is_sent_by_a_capture(deterministic):
+    djinn.shut_down()
+    with djinn.capture() as captured:
+        x = torch.ones(3)
+        deterministic(True)
+        y = x + 1
+    assert not djinn.is_initialized()
+    assert len(captured.graph.nodes) == 2
+    del y
+
+
+def changed():
+    return NumericSettings(
+        deterministic=True,
+        warn_only=True,
+        fill_uninitialized=False,
+        float32=("none", "none", "ieee", "ieee", "tf32", "none", "ieee", "none", "none"),
+        cudnn_enabled=False,
+        cudnn_benchmark=True,
+        cudnn_deterministic=True,
+        mkldnn_enabled=False,
+        mkldnn_deterministic=True,
+        fp16_accumulation=True,
+        fp16_reduction=(False, False),
+        bf16_reduction=(False, True),
+    )
+
+
+def test_a_process_has_the_settings_of_the_session_that_runs():
+    before = torch_private.numeric_settings()
+    process = ProcessNumericSettings()
+    try:
+        process.compute_under(changed())
+        assert NumericSettings(**torch_private.numeric_settings()) == changed() == port.numeric_settings
+        process.compute_under(None)  # a session that has sent none
+        assert torch_private.numeric_settings() == before
+    finally:
+        torch_private.set_numeric_settings(before)
+
+
+def test_the_message_has_the_defaults_of_pytorch_and_comes_back(python, plain_environment):
+    assert decode(encode(changed())) == changed()
+    script = "from djinn_core import torch_private; print(torch_private.numeric_settings())"
+    fresh = python.run("-c", script, env=plain_environment, capture_output=True, text=True, check=True)
+    assert fresh.stdout.strip() == str(
+        {name: getattr(NumericSettings(), name) for name in torch_private.numeric_settings()}
+    )
+
+
+@pytest.mark.parametrize(
+    "set_it",
+    [
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: setattr(torch.backends.cudnn, "deterministic", True),
+        lambda: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+        lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    ],
+    ids=["precision", "tf32", "cudnn tf32", "benchmark", "deterministic", "bf16", "fill"],
+)
+def test_every_way_to_set_them_is_noted(set_it):
+    before = torch_private.numeric_settings()
+    noted = port.numeric_settings
+    try:
+        # PyTorch's own test utilities, where another test has imported them, forbid it outside of blocks.
+        with getattr(torch.backends, "__allow_nonbracketed_mutation")():
+            set_it()
+        assert port.numeric_settings != noted
+        assert NumericSettings(**torch_private.numeric_settings()) == port.numeric_settings
+    finally:
+        torch_private.set_numeric_settings(before)
+    assert port.numeric_settings == noted
