@@ -211,3 +211,18 @@ def test_what_is_left_without_a_journal_is_removed(path, store):
     os.utime(path, (0, 0))
     remove_stale(path.parent)
     assert not list(path.parent.iterdir())
+
+
+def test_what_is_verified_after_a_snapshot_has_deleted_it_stops_no_later_snapshot(path):
+    journal = begun(path)
+    upload(journal)
+    assert journal.contents.whole(HANDLE) is not None
+    base = SnapshotHeader(4, 0, b"the state")
+    journal.compact(base, [memoryview(DATA)], [])  # not verified yet, so the snapshot contains the bytes
+    journal.contents.prove(DIGEST)
+    journal.compact(base, [memoryview(DATA)], [])
+    journal.leave()
+    reader = JournalReader(path)
+    assert reader.memory()[0] == DATA
+    reader.close()
+    assert journal.contents.match([memoryview(DATA)]) == {}

@@ -154,7 +154,12 @@ class BlobFiles:
 
     def match(self, memory: Sequence[Buffer]) -> dict[int, bytes]:
         """Map buffer positions to digests of identical blob files. Only buffers of the size of a file are hashed."""
-        sizes = {self.path(digest).stat().st_size for digest in tuple(self._proven)}
+        sizes = set()
+        for digest in tuple(self._proven):
+            try:
+                sizes.add(self.path(digest).stat().st_size)
+            except FileNotFoundError:  # it went with an earlier snapshot, and was verified only then
+                self._proven.discard(digest)
         found: dict[int, bytes] = {}
         for position, buffer in enumerate(memory):
             data = flatten(buffer)
