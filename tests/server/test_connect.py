@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
 from urllib.parse import urlsplit
 
@@ -19,7 +18,7 @@ from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, Se
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.connection_file import ConnectionFile, write_connection_file
 from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.runtime.connecting import connect, embedded
+from djinn_core.runtime.connecting import connect
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.server.gateway.relay import both_ways, relay
@@ -264,11 +263,6 @@ def test_different_torch_is_said_with_both_versions(begin, caplog):
     connect._compare_torch(attrs.evolve(opened, attached=msgspec.structs.replace(opened.attached, torch="1.0.0")))
     assert "1.0.0" in caplog.text
     assert "different torch" in caplog.text
-
-
-def test_plugins_without_a_name_stay_here():
-    assert embedded.plugin_names(("tcp", pytest, sys.modules["__main__"], object())) == ("tcp", "pytest")
-    assert embedded.plugin_names(None) is None
 
 
 def test_a_relay_passes_on_both_ways_and_ends_with_either():

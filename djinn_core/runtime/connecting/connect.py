@@ -34,6 +34,7 @@ from djinn_core.runtime.connecting.dialling import (
 )
 from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, start_executors
 from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.plugin_reach import check_for_servers
 from djinn_core.runtime.connecting.redialling import lasting
 from djinn_core.runtime.connecting.servers import Servers, find_servers, standby_servers
 from djinn_core.runtime.standby.servers import StandbyServer, with_standby
@@ -69,7 +70,8 @@ def open_connections(
 
     Raises:
         ConfigurationError: an address or the connection file is malformed, or there is no token.
-        PluginError: no transport serves the address; the message names the package that would.
+        PluginError: no transport serves the address; the message names the package that would. Or a plugin is of use to
+            servers alone, and none can import it.
         TransportError: no server can be reached.
         AccessRefused: the server does not let this client in.
         StartupError: the executor of this program's own does not start.
@@ -79,6 +81,7 @@ def open_connections(
     if settings.standby and servers is None:
         _log.warning("standby servers take over sessions with servers only, and none is configured")
     if servers is not None:
+        check_for_servers(settings.plugins)
         opened = _open_first(settings, registry, servers)
     elif settings.executor == "inline":
         opened = (open_inline(settings),)

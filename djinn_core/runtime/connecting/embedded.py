@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import attrs
 
@@ -14,17 +13,13 @@ from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.own_journals import own_journals
-from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import attach, client_name
 from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.plugin_reach import names_for_executors
 from djinn_core.runtime.connecting.restarting import outliving
 from djinn_core.torch_private import load_early
-
-_log = get_logger("djinn.runtime")
-# Objects have no name of their own, and what `__main__` is differs from process to process.
-_NAMELESS = frozenset({"", "__main__"})
 
 
 def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
@@ -33,6 +28,7 @@ def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
     Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
 
     Raises:
+        PluginError: a plugin has hooks for executors, and these cannot import it.
         StartupError: a process cannot be started.
     """
     if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
@@ -49,7 +45,7 @@ def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
 
 
 def _start_executor(settings: Settings) -> OwnExecutor:
-    there = attrs.evolve(settings, plugins=plugin_names(settings.plugins))
+    there = attrs.evolve(settings, plugins=names_for_executors(settings.plugins))
     config = ExecutorConfig(settings.device).with_settings(there)
     return OwnExecutor(config, own_journals() if settings.recover else None, settings.executors)
 
@@ -82,14 +78,3 @@ def open_inline(settings: Settings) -> Opened:
     begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_core.server.inline").begin
     connection, ticket = begin(settings, client_name())
     return Opened(PlainClientChannel(connection), attach(connection, ticket, settings.connect_timeout), "inline")
-
-
-def plugin_names(plugins: tuple[Any, ...] | None) -> tuple[str, ...] | None:
-    """Names that another process can load the same plugins by. Objects have none: they stay in this process."""
-    if plugins is None:
-        return None
-    names = [p if isinstance(p, str) else getattr(p, "__name__", "") for p in plugins]
-    for plugin, name in zip(plugins, names, strict=True):
-        if name in _NAMELESS:
-            _log.info("a plugin has no name by which the executor process could load it", plugin=repr(plugin))
-    return tuple(name for name in names if name not in _NAMELESS)
