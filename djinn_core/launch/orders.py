@@ -92,12 +92,19 @@ class Distribution(msgspec.Struct, frozen=True):
     total: float
 
 
+class LabelledValue(msgspec.Struct, frozen=True):
+    """One value of a metric with labels of its own: their values, in the order in which the metric names them."""
+
+    labels: tuple[str, ...]
+    value: float
+
+
 class Metered(msgspec.Struct, frozen=True):
-    """Metrics of an executor: totals (`counters`), present values (`gauges`), messages by type, and histograms."""
+    """Metrics of an executor: totals (`counters`), present values (`gauges`), both `labelled` as well, and histograms."""
 
     counters: dict[str, float] = {}
     gauges: dict[str, float] = {}
-    messages: dict[str, int] = {}
+    labelled: dict[str, tuple[LabelledValue, ...]] = {}
     distributions: dict[str, Distribution] = {}
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -47,6 +48,7 @@ from djinn_core.server.control import Control
 from djinn_core.server.control_channel import serve_aside
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.events import ServerEvents
+from djinn_core.server.executor_metrics import metered
 from djinn_core.server.greetings import complain, instance, refuse, send_message
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.memory.eviction import decider
@@ -183,6 +185,7 @@ class Executor:
             return
         except (SessionLost, OSError) as error:
             _log.error("a session cannot be recovered", session=asked.session, error=str(error))
+            self._context.usage.count("recovery_failures")
             crashes_executors = isinstance(error, CrashLoop)
             refuse(connection, f"the session cannot be recovered: {error}", crashes_executors=crashes_executors)
             return
@@ -192,6 +195,8 @@ class Executor:
             return
         owner, leased, taken = found
         _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
+        self._context.usage.count("sessions_recovered")
+        self._context.usage.count("replayed_frames", taken)
         with self._door:
             self._inside += 1
         try:
@@ -233,7 +238,7 @@ class Executor:
         try:
             with (
                 self._roster.enter(SessionEntry(name, client, session, owner.badge.token, talk)),
-                _log_session(talk, name, client),
+                _log_session(talk, name, client, partial(self._context.usage.count_as, "sessions_closed")),
             ):
                 send_message(connection, greeting)
                 talk.resend()
@@ -261,11 +266,13 @@ class Executor:
     def sessions(self, number: int) -> Sessions:
         """The sessions that run now, with usage figures."""
         tokens = self._roster.tokens()
-        return Sessions(number, self._device.info(), self._roster.statuses(), self._tenancy.metered(), tokens)
+        figures = metered(self._context, self._tenancy.store, self._leases)
+        return Sessions(number, self._device.info(), self._roster.statuses(), figures, tokens)
 
     def evict(self, tokens: Collection[str]) -> None:
         """End the sessions of clients that were admitted with one of these tokens (their ids)."""
         for entry in self._roster.of_tokens(tokens):
+            self._context.usage.count_as("sessions_closed", "token")
             _log.warning("a session is ended: its token is not good any more", session=entry.id, client=entry.client)
             if entry.connection is not None:
                 _part(
@@ -279,6 +286,7 @@ class Executor:
         if entry is None or entry.connection is None:
             return
         _log.warning("a session is ended", session=entry.id, client=entry.client, reason=reason)
+        self._context.usage.count_as("sessions_closed", "killed")
         entry.session.stop()
         _part(entry.connection, reason)
         entry.connection.close()
@@ -340,22 +348,28 @@ def _serve_guest(guest: PeerConnection, connection: Connection) -> None:
 
 
 @contextmanager
-def _log_session(connection: SessionChannel, name: str, client: str) -> Iterator[None]:
-    """Log how a session began and ended; what goes wrong in it ends this connection and nothing else."""
+def _log_session(connection: SessionChannel, name: str, client: str, closed: Callable[[str], None]) -> Iterator[None]:
+    """Log how a session began and ended; what goes wrong in it ends this connection and nothing else.
+
+    `closed` is told why, if it is this end that ends it.
+    """
     log = _log.bind(session=name)
     log.info("session began", client=client)
     try:
         with logs.in_context(session=name):
             yield
     except ProtocolError as error:
+        closed("protocol")
         log.warning("session broken off: the client does not follow the protocol", error=str(error))
         _part(connection, str(error))
     except QuotaExceeded as error:
+        closed("quota")
         log.warning("session broken off: its tenant has used up what it may", reason=str(error))
         _part(connection, f"the server ended this session: {error}")
     except TransportError as error:
         log.info("session ended with its connection", error=str(error))
     except Exception as error:
+        closed("error")
         log.exception("session ended by an error of the executor's own", error=repr(error))
         _part(connection, f"the executor failed: {error!r}; its log has the details")
     else:

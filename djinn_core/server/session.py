@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+import attrs
 import msgspec
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
@@ -43,6 +44,7 @@ from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
+from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire import limits
@@ -125,6 +127,7 @@ class ExecutorSession:
         self.exchange = PeerExchange(peer_listener or PeerListener())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._wanted = CancellationState(self._turn, self._usage)
+        self._counts = SessionCounters()
         self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
         self._usage.enter(self)
 
@@ -356,7 +359,11 @@ class ExecutorSession:
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
-        self._usage.completed(timing, len(known.template.steps) if known else 0, len(run.failures), body)
+        self._usage.completed(timing, len(known.template.steps) if known else 0, run.failures, body)
+        if described or len(body) != len(results) or run.layout_mismatches:
+            self._counts.described_values += len(described)
+            self._counts.poisoned_results += len(results) - len(body)
+            self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
             self._tell(submit, timing, run)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
@@ -428,7 +435,10 @@ class ExecutorSession:
             return None
         found = self._templates.get(submit.digest)
         template, first = submit.template, submit.first
-        if found is None and template is None:
+        if found is not None:
+            self._counts.template_cache_hits += 1
+        elif template is None:
+            self._counts.template_requests += 1
             connection.send(Frame(encode(TemplateRequest(submit.sequence, submit.digest))))
             definition = self._await_definition(connection)
             if isinstance(definition, UnreadableTemplate):
@@ -447,6 +457,7 @@ class ExecutorSession:
         """A template that is new here, bound for its first run."""
         if template is None or digest_of(template) != digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
+        self._counts.template_cache_misses += 1
         known = self._compiled(template, digest)
         if first is not None:
             begin(known, first)
@@ -454,7 +465,9 @@ class ExecutorSession:
         return known
 
     def _compiled(self, template: Template, digest: bytes) -> BoundTemplate:
+        began = time.perf_counter()
         compiled = compile_template(template, self.device.runtime.device, self.device.own)
+        self._counts.template_prepare_seconds += time.perf_counter() - began
         compiling = self.device.compiling
         return BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
 
@@ -559,6 +572,7 @@ class ExecutorSession:
 
         What the template was bound to last is not what the client believes, so the client is asked for it next time.
         """
+        self._counts.submissions_refused += 1
         self._templates.drop(digest)
         error = refused.error
         failure = Failure(work.sequence, -1, "", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
@@ -580,6 +594,26 @@ class ExecutorSession:
     def live_values(self) -> int:
         """Number of live values, including those that are still to be uploaded: each has a file in the journal."""
         return len(self.values) + len(self._uploads.wanted)
+
+    def counted(self) -> Mapping[str, float]:
+        """As `MeteredSession.counted`."""
+        sent, received = self.exchange.transfers
+        transfers = {
+            "peer_transfers_sent": sent,
+            "peer_transfers_received": received,
+            "peer_sent_bytes": self.exchange.bytes_sent,
+        }
+        return attrs.asdict(self._counts) | transfers
+
+    def measured(self) -> SessionGauges:
+        """As `MeteredSession.measured`."""
+        kept = len(self._templates), self._templates.instructions
+        amounts = dict(zip(EVERY_SESSION, (*kept, self.values.poisoned(), self.exchange.kept_bytes), strict=True))
+        if self._memory is None:
+            return SessionGauges(amounts)
+        held, pinned = self._memory.cache_bytes()
+        caches = {"kv_cache_bytes": held, "kv_cache_pinned_bytes": pinned}
+        return SessionGauges(amounts | caches, self._memory.phase, self._memory.working_set())
 
     def figures(self) -> dict[str, int]:
         """Counts and bytes: values, memory, submissions, templates, what went to other executors, and `device_figures`."""

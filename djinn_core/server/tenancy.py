@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from djinn_core.launch.orders import Metered
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.usage_metrics import UsageMetrics
@@ -78,13 +77,6 @@ class Tenancy:
             if self._tenant not in {None, badge.tenant}:
                 return "this executor works for another tenant: connect to the gateway again"
         return ""
-
-    def metered(self) -> Metered:
-        """Usage figures of this executor, with those of its weight store."""
-        stored = (
-            {} if self.store is None else {"store_bytes": self.store.nbytes(), "store_limit_bytes": self.store.limit}
-        )
-        return self._usage.report(stored | {"disk_bytes": self._disk.taken})
 
     def _open_account(self, tenant: str) -> None:
         if self._accounts is None:

@@ -5,29 +5,33 @@ from __future__ import annotations
 import bisect
 import threading
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from djinn_core.errors import QuotaExceeded
 from djinn_core.hookspecs.quotas import Quota
-from djinn_core.launch.orders import Distribution, Metered
+from djinn_core.ir.profile import ExecutionPhase
+from djinn_core.launch.orders import Distribution, LabelledValue, Metered
 from djinn_core.server.rate_limit import Buckets
+from djinn_core.server.session_metrics import EVERY_SESSION, MeteredSession, SessionGauges
 from djinn_core.server.usage_quota import UsageQuota
+from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Timing
 
 # Upper bounds in seconds: a decode step, an ordinary submission, a long one.
 BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-class Holder(Protocol):
-    """Something that holds values: a session."""
-
-    def holdings(self) -> tuple[int, int]:
-        """Number of live values, and their bytes."""
-
-    def live_values(self) -> int:
-        """Number of live values, in constant time."""
+# Labels of failures by the names of their errors, of which there are any number.
+_CAUSES: Final = MappingProxyType({
+    "OutOfMemoryError": "memory",
+    "MemoryError": "memory",
+    "UnsupportedOperation": "unsupported",
+    "NotImplementedError": "unsupported",
+    "ProgramStopped": "stopped",
+})  # fmt: skip
+_OTHER: Final = "other"
+_PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
 
 
 class Histogram:
@@ -53,10 +57,12 @@ class UsageMetrics:
     def __init__(self) -> None:
         self.quota = Quota()
         self._lock = threading.Lock()
-        self._totals: Counter[str] = Counter()
+        self._totals: dict[str, float] = defaultdict(int)
         self._seconds = dict.fromkeys(("queue", "decode", "execute", "encode"), 0.0)
         self._messages: Counter[str] = Counter()
-        self._holders: set[Holder] = set()
+        self._labelled: Counter[tuple[str, str]] = Counter()
+        self._labelled.update(dict.fromkeys([("op_failures", cause) for cause in (*_CAUSES.values(), _OTHER)], 0))
+        self._holders: set[MeteredSession] = set()
         self._queued, self._executed = Histogram(), Histogram()
         self._requests = Buckets()
         self.account = UsageQuota()
@@ -65,6 +71,11 @@ class UsageMetrics:
         """Something happened: the name of a counter, as `/metrics` shows it after `djinn_executor_`, without `_total`."""
         with self._lock:
             self._totals[what] += amount
+
+    def count_as(self, what: str, label: str) -> None:
+        """As `count`, for a counter that has a label, which must be one of a few."""
+        with self._lock:
+            self._labelled[what, label] += 1
 
     def message(self, kind: str, nbytes: int) -> None:
         """Count a message with `nbytes` bytes beside it. Waits where the tenant has sent more than it may: who sends is slowed."""
@@ -76,12 +87,13 @@ class UsageMetrics:
             if wait:
                 time.sleep(wait)
 
-    def completed(self, timing: Timing, ops: int, failures: int, fetched: Sequence[memoryview]) -> None:
+    def completed(self, timing: Timing, ops: int, failures: Sequence[Failure], fetched: Sequence[memoryview]) -> None:
         """A submission was answered."""
         with self._lock:
             self._totals["submissions"] += 1
             self._totals["ops"] += ops
-            self._totals["op_failures"] += failures
+            if failures:
+                self._labelled.update(("op_failures", _CAUSES.get(failure.kind, _OTHER)) for failure in failures)
             self._totals["fetched_tensors"] += len(fetched)
             self._totals["fetched_bytes"] += sum(map(len, fetched))
             for name in self._seconds:
@@ -89,17 +101,18 @@ class UsageMetrics:
             self._queued.add(timing.queue)
             self._executed.add(timing.execute)
 
-    def enter(self, holder: Holder) -> None:
+    def enter(self, holder: MeteredSession) -> None:
         """A session began."""
         with self._lock:
             self._holders.add(holder)
             self._totals["sessions_started"] += 1
 
-    def leave(self, holder: Holder) -> None:
+    def leave(self, holder: MeteredSession) -> None:
         """A session ended."""
         with self._lock:
             self._holders.discard(holder)
             self._totals["sessions_ended"] += 1
+            _add(self._totals, holder.counted())
 
     def check(self) -> None:
         """Check that the tenant is within its quota.
@@ -155,29 +168,58 @@ class UsageMetrics:
             held = [holder.holdings() for holder in self._holders]
         return sum(values for values, _ in held), sum(nbytes for _, nbytes in held)
 
-    def report(self, others: Mapping[str, int]) -> Metered:
-        """All counters and gauges; `others` are gauges that the caller measures."""
+    def report(self) -> Metered:
+        """Counters and gauges of all sessions, those that have ended included in counters."""
         values, memory = self.holdings()
         with self._lock:
-            gauges: dict[str, float] = {
-                "values": values,
-                "memory_bytes": memory,
-                "threads": threading.active_count(),
-                **others,
+            totals = defaultdict(int, self._totals)
+            for holder in self._holders:
+                _add(totals, holder.counted())
+            counters = totals | {"cpu_seconds": time.process_time()} | _times(self._seconds)
+            labelled = {("messages", kind): n for kind, n in self._messages.items()}
+            labelled.update(self._labelled.items())
+            distributions = {
+                "queue_duration_seconds": self._queued.distribution(),
+                "run_duration_seconds": self._executed.distribution(),
             }
-            return Metered(
-                dict(self._totals) | {"cpu_seconds": time.process_time()} | _times(self._seconds),
-                gauges | _process(),
-                dict(self._messages),
-                {
-                    "queue_duration_seconds": self._queued.distribution(),
-                    "run_duration_seconds": self._executed.distribution(),
-                },
-            )
+            holders = tuple(self._holders)
+        measured = [holder.measured() for holder in holders]
+        amounts: dict[str, float] = dict.fromkeys(EVERY_SESSION, 0)
+        amounts |= {"values": values, "memory_bytes": memory, "threads": threading.active_count()}
+        for one in measured:
+            _add(amounts, one.amounts)
+        return Metered(
+            dict(counters), amounts | _process(), _by_name(labelled) | _by_phase_and_kind(measured), distributions
+        )
 
     def _refuse(self, reason: str) -> None:
         self.count("quota_refusals")
         raise QuotaExceeded(reason)
+
+
+def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        totals[name] = totals.get(name, 0) + value
+
+
+def _by_name(counted: Mapping[tuple[str, str], float]) -> dict[str, tuple[LabelledValue, ...]]:
+    found: dict[str, list[LabelledValue]] = {}
+    for (name, label), number in sorted(counted.items()):
+        found.setdefault(name, []).append(LabelledValue((label,), number))
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _by_phase_and_kind(measured: Iterable[SessionGauges]) -> dict[str, tuple[LabelledValue, ...]]:
+    """Sessions by the phase of their last programs, and what these used: what clients call a phase may be anything."""
+    phases: Counter[str] = Counter()
+    used: Counter[str] = Counter()
+    for one in measured:
+        phases[one.phase if one.phase in _PHASES else ExecutionPhase.UNKNOWN.value] += 1
+        used.update(one.working_set)
+    return _by_name(
+        {("phase_sessions", phase): number for phase, number in phases.items()}
+        | {("working_set_bytes", kind): nbytes for kind, nbytes in used.items()}
+    )
 
 
 def _times(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -44,6 +44,11 @@ class TemplateCache(Generic[V]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def instructions(self) -> int:
+        """Number of the instructions of all templates that are kept."""
+        return self._instructions
+
     def get(self, key: Hashable) -> V | None:
         """Look up the value for the template of that key, and mark it as the most recently used."""
         found = self._kept.use(key)

@@ -180,6 +180,8 @@ def sample(kind, **given):
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return sample(arguments[0])
+    if origin is typing.Literal:
+        return arguments[0]
     if origin is types.UnionType or origin is typing.Union:
         return sample(arguments[0])
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -303,7 +305,7 @@ def test_web_pages_get_nothing(guarded, headers):
 
 def test_metrics_are_many_and_named_as_is_usual(guarded):
     families = list(text_string_to_metric_families(guarded.get("/metrics", guarded.tokens["watcher"])[1]))
-    assert len(families) >= 50
+    assert len(families) >= 100
     assert len({family.name for family in families}) == len(families)
     for family in families:
         assert family.documentation, family.name
@@ -393,15 +395,6 @@ def test_nothing_was_unpickled(guarded):
     hooked = {int(line.split()[0]) for line in lines if line.endswith(" runs")}
     assert hooked >= {guarded.process.pid, *(executor.process for executor in status.executors)}
     assert [line for line in lines if not line.endswith(" runs")] == []
-
-
-def test_the_runbook_names_metrics_that_there_are(guarded):
-    text = (ROOT / "docs" / "operations.md").read_text()
-    shown = guarded.get("/metrics", guarded.tokens["watcher"])[1]
-    families = set(re.findall(r"^# TYPE (\S+) ", shown, re.MULTILINE))
-    named = set(re.findall(r"\b(?:djinn|process)_[a-z0-9_]+", text)) - {"process_"}
-    assert len(named) >= 10
-    assert named <= families | {name.removesuffix("_total") for name in families}, named - families
 
 
 def test_no_secret_is_written_anywhere(guarded):

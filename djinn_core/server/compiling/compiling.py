@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +20,7 @@ from djinn_core.server.compiling.graph import region_graph
 from djinn_core.server.compiling.hot_template import (
     Adopted,
     Checking,
+    CompilationCounters,
     HotTemplate,
     Job,
     Thresholds,
@@ -50,7 +52,11 @@ def chosen(compilers: Sequence[Compiler], names: Sequence[str]) -> tuple[Compile
 
 
 class Compiling:
-    """Counts the runs of all templates on a device and has the hot ones compiled."""
+    """Counts the runs of all templates on a device and has the hot ones compiled.
+
+    Attributes:
+        counts: counters since the executor began.
+    """
 
     def __init__(
         self, compilers: Sequence[Compiler], runtime: DeviceRuntime, thresholds: Thresholds | None = None
@@ -63,13 +69,15 @@ class Compiling:
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._told: set[tuple[str, str]] = set()
+        self.counts = CompilationCounters()
 
     def template(self, digest: bytes, template: CompiledTemplate) -> HotTemplate:
         """The record of a template on this device, shared by all sessions."""
         with self._lock:
             hot = self._templates.use(digest)
             if hot is None:
-                hot = HotTemplate(template, self._thresholds, self._ask, self._runtime.synchronize, digest.hex()[:8])
+                synchronize, name = self._runtime.synchronize, digest.hex()[:8]
+                hot = HotTemplate(template, self._thresholds, self._ask, synchronize, name, self.counts)
                 for evicted in self._templates.store(digest, hot):
                     evicted.leave("others are used more")
         return hot
@@ -104,13 +112,18 @@ class Compiling:
 
     def _compile(self, job: Job) -> None:
         compiler = self._compilers[job.compiler]
+        began = time.perf_counter()
+        self.counts.compilations += 1
         try:
             replay = compiler.compile(self._context(job))
             artefact = replay and Artefact(compiler.name, replay, job.template, job.region, job.law)
         except Exception as error:
+            self.counts.failures += 1
             self._tell(compiler.name, job.hot.name, repr(error))
             job.hot.refuse(job, compiler.name, f"it raised {type(error).__name__}")
             return
+        finally:
+            self.counts.seconds += time.perf_counter() - began
         if artefact is None:
             job.hot.refuse(job, compiler.name, "it has nothing better")
         else:

@@ -49,6 +49,23 @@ class Thresholds:
     tries: int = 3
 
 
+@attrs.define
+class CompilationCounters:
+    """Counters of a device's compilations; sessions add in their turns, and the thread that compiles.
+
+    Attributes:
+        compilations: attempts of compilers. seconds: what they took. failures: those that raised.
+        unused: results that are not used, or not any more: they differed, were no faster, or runs were others than before.
+        runs: runs in which something compiled took the place of instructions.
+    """
+
+    compilations: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+    unused: int = 0
+    runs: int = 0
+
+
 class Phase(Protocol):
     """A phase of a template's compilation."""
 
@@ -79,6 +96,7 @@ class HotTemplate:
     ask: Callable[[Job], None]
     synchronize: Callable[[], None]
     name: str = ""
+    counts: CompilationCounters = attrs.field(factory=CompilationCounters)
     tries: int = 0
     slots: Sequence[Any] = ()  # of the run before
     phase: Phase = attrs.field(init=False)
@@ -109,11 +127,13 @@ class HotTemplate:
 
     def leave(self, reason: str) -> None:
         """Compile it no more."""
+        self._count_unused()
         self._tell("a template stays as it is", reason=reason)
         self.phase = NotCompiled()
 
     def refuse(self, job: Job, compiler: str, reason: str) -> None:
         """Reject the result of a compiler, and ask the next one."""
+        self._count_unused()
         self._tell("a compiled template is not used", compiler=compiler, reason=reason)
         self.begin(attrs.evolve(job, compiler=job.compiler + 1))
 
@@ -123,6 +143,7 @@ class HotTemplate:
         if self.tries >= self.thresholds.tries:
             self.leave(reason)
             return
+        self._count_unused()
         self._tell("a template is watched again", reason=reason)
         self.phase = Cold(self)
 
@@ -131,6 +152,9 @@ class HotTemplate:
         grows = "yes" if job.law.base else "no"
         self._tell("a template is compiled", compiler=artefact.compiler, time_ratio=round(ratio, 3), grows=grows)
         self.phase = Adopted(self, job, artefact)
+
+    def _count_unused(self) -> None:
+        self.counts.unused += isinstance(self.phase, _Made)
 
     def _tell(self, event: str, **fields: object) -> None:
         _log.info(event, template=self.name, instructions=len(self.template.steps), **fields)
@@ -266,6 +290,7 @@ class _Made(_Offer):
                     f"compiled by {self.artefact.compiler}, these ops raised {type(error).__name__}: {error}"
                 ) from error
             return False
+        self.hot.counts.runs += 1
         return True
 
 

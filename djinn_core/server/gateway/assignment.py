@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import Final
 
 import attrs
@@ -30,6 +31,7 @@ class LoadMeter:
         self._seen = 0.0
         self._executed: tuple[float, float] | None = None  # when it was reported, and seconds
         self._load = ExecutorLoad()
+        self.assigned = 0  # sessions, since the executor's place was made
         self._assigned: list[float] = []
         self._hints: dict[str, None] = {}
 
@@ -61,6 +63,7 @@ class LoadMeter:
     def assign(self, hint: str = "") -> None:
         """Note that a session was assigned to it."""
         with self._lock:
+            self.assigned += 1
             self._assigned.append(time.monotonic())
             if hint:
                 self._hints.pop(hint, None)
@@ -80,32 +83,49 @@ class LoadMeter:
         return sum(at > self._seen for at in self._assigned)
 
 
+@attrs.define
+class AssignmentCounters:
+    """Counters of decisions by policy: sessions that it assigned, those that it refused, and decisions that failed."""
+
+    assigned: Counter[str] = attrs.field(factory=Counter)
+    refused: Counter[str] = attrs.field(factory=Counter)
+    failed: Counter[str] = attrs.field(factory=Counter)
+
+
 @attrs.frozen
 class Assigner:
     """The assignment policy of a gateway, and `least_loaded` where it fails.
 
     Attributes:
-        policy: the policy that is used. plugin: the plugin that it is of, as messages name it.
+        policy: the policy that is used. plugin: the plugin that it is of, as messages name it. counts: what it decided.
     """
 
     policy: AssignmentPolicy = attrs.field(factory=LeastLoaded)
     plugin: str = ""
+    counts: AssignmentCounters = attrs.field(factory=AssignmentCounters)
 
     @classmethod
-    def of(cls, registry: Registry, name: str) -> Assigner:
-        """The policy of that name.
+    def of(cls, registry: Registry, name: str, counts: AssignmentCounters | None = None) -> Assigner:
+        """The policy of that name; `counts`: where its decisions are counted.
 
         Raises:
             PluginError: no plugin in use offers it.
         """
         for policy in registry.assignment_policies:
             if policy.name == (name or LEAST_LOADED):
-                return cls(policy, registry.owner("assignment_policies", policy.name))
+                plugin = registry.owner("assignment_policies", policy.name)
+                return cls(policy, plugin, counts or AssignmentCounters())
         offered = ", ".join(policy.name for policy in registry.assignment_policies) or "none"
         raise PluginError(f"no plugin in use offers the assignment policy {name!r}; there are: {offered}")
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
         """Number of one of the executors of the request, or a refusal."""
+        decided = self._decide(request)
+        counted = self.counts.refused if isinstance(decided, AssignmentRefusal) else self.counts.assigned
+        counted[self.policy.name] += 1
+        return decided
+
+    def _decide(self, request: AssignmentRequest) -> int | AssignmentRefusal:
         try:
             answer: object = self.policy.assign(request)  # of a plugin: anything
         except Exception as raised:
@@ -118,6 +138,7 @@ class Assigner:
         return self._instead(request, f"`assign` answered with {answer!r}, which is none of {numbers}")
 
     def _instead(self, request: AssignmentRequest, error: str) -> int | AssignmentRefusal:
+        self.counts.failed[self.policy.name] += 1
         facts = {"policy": self.policy.name, "plugin": self.plugin, "error": error}
         _log.warning("an assignment policy failed: the least loaded executor is taken", **facts)
         return LeastLoaded().assign(request)

@@ -12,19 +12,25 @@ from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Listener
 from djinn_core.server.events import ServerEvents
+from djinn_core.server.gateway.assignment import AssignmentCounters
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.tenants import Tenants
 
 
 @attrs.define
 class GatewayCounters:
-    """A server observer that counts for `/metrics`: refusals by kind, admissions by tenant, since the gateway started."""
+    """A server observer that counts for `/metrics`: refusals by kind, admissions by tenant, since the gateway started.
+
+    Attributes:
+        assignments: decisions of the assignment policy, which are no events.
+    """
 
     name: str = "counts"
     connections: int = 0
     refused: Counter[str] = attrs.field(factory=Counter)
     admitted: Counter[str] = attrs.field(factory=Counter)
     relayed: int = 0
+    assignments: AssignmentCounters = attrs.field(factory=AssignmentCounters)
 
     def observe(self, event: ServerEvent) -> None:
         """As `ServerObserver.observe`, in the thread of the event."""

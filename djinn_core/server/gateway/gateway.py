@@ -105,7 +105,7 @@ class Gateway:
         self._context = context = GatewayContext(self._gatekeeper, tenants, self._events, self._counts)
         self._operations = self._listen_for_operations(context)
         registry = self._plugins()
-        assigner = Assigner.of(registry, self._config.assignment)
+        assigner = Assigner.of(registry, self._config.assignment, self._counts.assignments)
         chosen = chosen_by(registry.transports, self._config.network.tls, self._config.network.places)
         ready = tenants.wait_ready()
         urls = self._listen(chosen, registry, context, assigner)

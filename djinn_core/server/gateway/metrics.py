@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -13,43 +13,11 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.launch.orders import Distribution, Metered, Sessions
 from djinn_core.launch.version import djinn_version
 from djinn_core.server.gateway.context import GatewayContext
+from djinn_core.server.gateway.executor_families import COUNTERS, DISTRIBUTIONS, GAUGES, ExecutorFamily
 from djinn_core.server.gateway.pool import Seat
 
-# What executors count, and what is so now: name (after `djinn_executor_`) and what it says.
-COUNTERS: Final = {
-    "sessions_started": "Sessions that began",
-    "sessions_ended": "Sessions that ended",
-    "sessions_resumed": "Sessions that went on over another connection",
-    "submissions": "Submissions that were answered",
-    "ops": "Ops of all submissions",
-    "op_failures": "Ops that failed",
-    "submissions_stopped": "Submissions that were cancelled",
-    "fetched_tensors": "Tensors sent to clients",
-    "fetched_bytes": "Bytes of tensors sent to clients",
-    "received_bytes": "Bytes received beside messages: tensors",
-    "queue_seconds": "Seconds that submissions waited for the device",
-    "decode_seconds": "Seconds of reading submissions",
-    "execute_seconds": "Seconds of running submissions",
-    "encode_seconds": "Seconds of getting results ready",
-    "cpu_seconds": "Processor seconds of the process",
-    "tickets_refused": "Connections without a valid ticket",
-    "quota_refusals": "Sessions and submissions refused because the tenant had used up what it may",
-}
-GAUGES: Final = {
-    "values": "Live values",
-    "memory_bytes": "Bytes of live values",
-    "threads": "Threads of the process",
-    "resident_memory_bytes": "Resident memory of the process",
-    "open_fds": "Open file descriptors of the process",
-    "store_bytes": "Bytes of weights that are kept on disk",
-    "store_limit_bytes": "Bytes of weights that may be kept on disk",
-    "disk_bytes": "Bytes of journals, and of values that had to make room in memory, on disk",
-}
-DISTRIBUTIONS: Final = {
-    "queue_duration_seconds": "How long submissions waited for the device",
-    "run_duration_seconds": "How long submissions ran",
-}
 _LABELS: Final = ("executor", "device", "tenant")
+Labels = tuple[str, ...]
 
 
 def exporter(context: GatewayContext) -> Callable[[str], tuple[bytes, str]]:
@@ -111,6 +79,7 @@ class _Collector:
         rows = list(self._rows())
         yield from self._executors(rows)
         yield from self._sessions(rows)
+        yield from self._balance(rows)
         yield from self._metered(rows)
 
     def _rows(self) -> Iterator[_Row]:
@@ -168,29 +137,41 @@ class _Collector:
         largest: Callable[[_Row], float] = lambda row: max((s.memory for s in _said(row).sessions), default=0)  # noqa: E731
         yield self._each("largest_session_memory_bytes", "Memory of its largest session", there, largest)
 
+    def _balance(self, rows: list[_Row]) -> Iterator[Any]:
+        """Assignments of sessions to executors, and the load of these."""
+        counts = self._context.counts.assignments
+        for name, text, by_policy in (
+            ("assignments", "Sessions that were assigned to an executor, by policy", counts.assigned),
+            ("assignment_refusals", "Sessions that an assignment policy refused", counts.refused),
+            ("assignment_failures", "Decisions of a policy that failed: the least loaded was taken", counts.failed),
+        ):
+            found = {(policy,): number for policy, number in sorted(by_policy.items())}
+            yield self._counter(f"djinn_gateway_{name}", text, found, ("policy",))
+        assigned = {row.labels: row.seat.assigned for row in rows}
+        yield self._counter("djinn_executor_assigned_sessions", "Sessions that were assigned to it", assigned, _LABELS)
+        text = "Share of the last seconds in which it ran programs"
+        yield self._each("busy_ratio", text, rows, lambda row: row.seat.load.busy)
+        text = "Sessions that were assigned to it and have not begun"
+        yield self._each("beginning_sessions", text, rows, lambda row: row.seat.load.beginning)
+
     def _metered(self, rows: list[_Row]) -> Iterator[Any]:
         known = [(row.labels, row.report.metered) for row in rows if row.report is not None]
-        for name, text in COUNTERS.items():
-            found = {labels: metered.counters.get(name, 0) for labels, metered in known}
-            yield self._counter(f"djinn_executor_{name}", text, found, _LABELS)
-        for name, text in GAUGES.items():
-            family = self._families.GaugeMetricFamily(f"djinn_executor_{name}", text, labels=_LABELS)
-            for labels, metered in known:
-                if name in metered.gauges:
-                    family.add_metric(labels, metered.gauges[name])
+        for one in COUNTERS:
+            found = {labels: value for own, metered in known for labels, value in _counted(one, own, metered)}
+            yield self._counter(f"djinn_executor_{one.name}", one.text, found, (*_LABELS, *one.labels))
+        for one in GAUGES:
+            labels = (*_LABELS, *one.labels)
+            family = self._families.GaugeMetricFamily(f"djinn_executor_{one.name}", one.text, labels=labels)
+            for own, metered in known:
+                for of, value in _measured(one, own, metered):
+                    family.add_metric(of, value)
             yield family
-        yield self._messages(known)
-        for name, text in DISTRIBUTIONS.items():
-            family = self._families.HistogramMetricFamily(f"djinn_executor_{name}", text, labels=_LABELS)
-            for labels, metered in known:
-                if (seen := metered.distributions.get(name)) is not None:
-                    family.add_metric(labels, _buckets(seen), seen.total)
+        for one in DISTRIBUTIONS:
+            family = self._families.HistogramMetricFamily(f"djinn_executor_{one.name}", one.text, labels=_LABELS)
+            for own, metered in known:
+                if (seen := metered.distributions.get(one.name)) is not None:
+                    family.add_metric(own, _buckets(seen), seen.total)
             yield family
-
-    def _messages(self, known: list[tuple[tuple[str, str, str], Metered]]) -> Any:
-        text, labels = "Messages that came, by type", (*_LABELS, "type")
-        found = {(*own, kind): n for own, metered in known for kind, n in sorted(metered.messages.items())}
-        return self._counter("djinn_executor_messages", text, found, labels)
 
     def _each(self, name: str, text: str, rows: list[_Row], value: Callable[[_Row], float]) -> Any:
         family = self._families.GaugeMetricFamily(f"djinn_executor_{name}", text, labels=_LABELS)
@@ -206,6 +187,18 @@ class _Collector:
         for own, value in values.items():
             family.add_metric(own, value)
         return family
+
+
+def _counted(family: ExecutorFamily, own: Labels, metered: Metered) -> Sequence[tuple[Labels, float]]:
+    """Values of a counter by all of their labels: 0 for what never happened, as far as its labels are known."""
+    return _measured(family, own, metered) or ([] if family.labels else [(own, 0.0)])
+
+
+def _measured(family: ExecutorFamily, own: Labels, metered: Metered) -> Sequence[tuple[Labels, float]]:
+    if family.labels:
+        return [((*own, *one.labels), one.value) for one in metered.labelled.get(family.name, ())]
+    values = (metered.counters.get(family.name), metered.gauges.get(family.name))
+    return [(own, value) for value in values if value is not None]
 
 
 def _said(row: _Row) -> Sessions:

@@ -66,9 +66,7 @@ class Seat:
         process, state = self._process, self._state
         if state == "ready":
             try:
-                report = process.status(_STATUS_SECONDS)
-                if self._meter.is_due:
-                    self._meter.note(report)
+                report = self._report()
                 load = self.load
                 busy = round(load.busy + load.beginning, 3)
                 return ExecutorStatus(report.device, process.process_id, state, report.sessions, busy)
@@ -83,20 +81,36 @@ class Seat:
         """Number of restarts of the executor."""
         return self._restarts
 
+    @property
+    def assigned(self) -> int:
+        """Number of sessions that were assigned to it, to earlier processes too."""
+        return self._meter.assigned
+
     def report(self) -> Sessions | None:
         """The executor's report of its sessions; None if it is not ready or does not answer."""
         if self._state != "ready":
             return None
         try:
-            return self._process.status(_STATUS_SECONDS)
+            return self._report()
         except StartupError as error:
             _log.warning("an executor does not report", process=self._process.process_id, error=str(error))
             return None
 
     def look(self) -> None:
         """Ask for a report if the last one is too old to say how loaded it is."""
-        if self._meter.is_due and (report := self.report()) is not None:
+        if self._meter.is_due:
+            self.report()
+
+    def _report(self) -> Sessions:
+        """A report, which says how loaded it is as well.
+
+        Raises:
+            StartupError: it does not answer.
+        """
+        report = self._process.status(_STATUS_SECONDS)
+        if self._meter.is_due:
             self._meter.note(report)
+        return report
 
     @property
     def load(self) -> ExecutorLoad:

@@ -58,6 +58,11 @@ class Budgets:
         key = counted_phase(phase)
         return self._shares.get(key) or _ASSUMED.get(key) or _ASSUMED[""]
 
+    @property
+    def phases(self) -> Sequence[str]:
+        """The phases of which runs were seen."""
+        return list(self._shares)
+
     def observe(self, phase: str, session: int, used: Mapping[str, int]) -> None:
         """Note the bytes of each kind that a run of a session used in that phase."""
         if any(used.values()):

@@ -40,9 +40,14 @@ _log = get_logger("djinn.server")
 
 @attrs.define
 class Pressure:
-    """The level of memory pressure: none, a warning, or critical, which means that values were evicted."""
+    """The level of memory pressure: none, a warning, or critical, which means that values were evicted.
+
+    Attributes:
+        entered: how often each level was entered.
+    """
 
     level: int = NONE
+    entered: list[int] = attrs.field(factory=lambda: [0] * len(PRESSURE))
 
     def note(self, resident: int, away: int, budget: int) -> None:
         """Note that `resident` bytes are in memory, and `away` bytes elsewhere for want of it."""
@@ -52,14 +57,23 @@ class Pressure:
             tell = _log.warning if level > self.level else _log.info
             tell("memory pressure", pressure=PRESSURE[level], resident=resident, away=away, budget=budget)
             self.level = level
+            self.entered[level] += 1
 
 
 @attrs.define
 class EvictionCounters:
-    """Counters of evictions and the like: number and bytes."""
+    """Counters of evictions and the like.
+
+    Attributes:
+        evictions: values whose memory was taken. spills, restores: values that were written elsewhere, and read back.
+        spilled, restored: bytes of these.
+        remade: values that were computed again. refused: allocations for which there was no room.
+    """
 
     evictions: int = 0
+    spills: int = 0
     spilled: int = 0
+    restores: int = 0
     restored: int = 0
     remade: int = 0
     refused: int = 0
@@ -141,6 +155,11 @@ class Ledger:
         """Bytes of what was taken, by key."""
         return {key: copy.slot.size for key, copy in self._copies.items() if not copy.resident}
 
+    @property
+    def evicted(self) -> int:
+        """Bytes of values whose memory was taken."""
+        return self._away
+
     def note(self, resident: int) -> None:
         """Note that `resident` bytes are in memory now."""
         self.peak = max(self.peak, resident)
@@ -214,6 +233,7 @@ class Ledger:
         if copy is None:
             slot = self.space.write(holding.storage)
             copy = self._copies[holding.key] = SpilledCopy(StorageWeakRef(holding.storage), slot, resident=True)
+            self.counts.spills += 1
             self.counts.spilled += slot.size
         self.drop(holding)
         copy.resident = False
@@ -241,6 +261,7 @@ class Ledger:
             raise
         copy.resident = holding.resident = True
         self._away -= holding.nbytes
+        self.counts.restores += 1
         self.counts.restored += holding.nbytes
 
     def written(self, key: int) -> None:

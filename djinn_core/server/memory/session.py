@@ -133,11 +133,21 @@ class SessionMemory:
             self._ledger.look(holdings, value).pinned = self.pins(handle)
         return list(holdings.values())
 
+    def working_set(self) -> dict[str, int]:
+        """Bytes that its last program used, by kind."""
+        return {name: self._usage.bytes.get(kind, 0) for kind, name in NAMES.items()}
+
+    def cache_bytes(self) -> tuple[int, int]:
+        """Bytes of its live KV caches, and those of them that are pinned; for any thread."""
+        caches = {storage_of(handle) for handle, kind in list(self._kinds.items()) if kind == CACHE}
+        held, pinned = (sum(map(self.values.bytes_of, storages)) for storages in (caches, list(self._pinned)))
+        return held, pinned
+
     def figures(self) -> dict[str, int]:
         """Bytes that its last program used, by kind, and which share of the memory the budget of its phase gives to each."""
         shares = self._ledger.budgets.shares(self.phase)
-        used = {f"used_{name}": self._usage.bytes.get(kind, 0) for kind, name in NAMES.items()}
-        used["pinned_caches"] = sum(map(self.values.bytes_of, self._pinned))
+        used = {f"used_{name}": nbytes for name, nbytes in self.working_set().items()}
+        used["pinned_caches"] = self.cache_bytes()[1]
         return used | {f"budget_{name}": int(shares[kind] * self._ledger.budget) for kind, name in NAMES.items()}
 
     def close(self) -> None:

@@ -255,6 +255,12 @@ class PeerExchange:
         return sum(route.bytes_sent for route in list(self._routes.values()))
 
     @property
+    def transfers(self) -> tuple[int, int]:
+        """Number of transfers that were sent to other executors, and of those that came from there."""
+        sent = sum(route.counts[0] for route in list(self._routes.values()))
+        return sent, self.inbox.arrived
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes that went there and may have to go again."""
         return sum(route.kept_bytes for route in list(self._routes.values()))

@@ -49,6 +49,11 @@ class TransferInbox:
             for source, count in before.items():
                 self._counts[source] = max(count, self._counts.get(source, 0))
 
+    @property
+    def arrived(self) -> int:
+        """Number of transfers that came from other executors directly."""
+        return sum(list(self._counts.values()))
+
     # --- from executors ----------------------------------------------------------------------------------------
 
     def join(self, source: int, connection: Connection) -> int:

@@ -118,6 +118,11 @@ class Journal:
         return self._file >= 0
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the journal, and of blob files that are its alone."""
+        return self._records.size + self._beside
+
+    @property
     def is_half_full(self) -> bool:
         """True if the journal has reached half of its limit."""
         return self._records.size > self._limit // 2

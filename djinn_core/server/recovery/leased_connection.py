@@ -75,6 +75,11 @@ class LeasedConnection(ReliableConnection):
         self._past: JournalReader | None = None
         self._schedule = SnapshotSchedule(every, _CROWDED_SECONDS)
 
+    def journal_bytes(self) -> int | None:
+        """Bytes of its journal; None if it has none, or that was abandoned."""
+        journal = self._journal
+        return journal.nbytes if journal is not None and journal.open else None
+
     def repeat(self, past: JournalReader, taken: int) -> None:
         """Replay the journal `past`; the client has already received `taken` of its answers."""
         self._past = past
@@ -108,6 +113,7 @@ class LeasedConnection(ReliableConnection):
                     base = SnapshotHeader(self._inbox.received, self._outbox.sent, taken[0])
                     kept = [frame for _, frame in self._outbox.kept()]
                 journal.compact(base, taken[1], kept, taken[2])
+                self._usage.count("journal_snapshots")
         if taken is not None and self._past is not None:  # it holds the file that was there before
             self._past.close()
             self._past = None
@@ -243,6 +249,13 @@ class Leases:
     def recoverable(self) -> bool:
         """True if sessions can be recovered after the process has died."""
         return self._config.journals is not None
+
+    def journaled(self) -> tuple[int, int]:
+        """Number of the sessions that have a journal, and the bytes of all of these."""
+        with self._lock:
+            leased = list(self._leased.values())
+        sizes = [size for one in leased if (size := one.journal_bytes()) is not None]
+        return len(sizes), sum(sizes)
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
         """Register a lease, so that the client may reconnect; returns the session's channel."""

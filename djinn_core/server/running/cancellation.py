@@ -77,6 +77,7 @@ class CancellationState:
 
     def stop(self, submissions: Iterable[int]) -> None:
         """Cancel these submissions."""
+        self._usage.count("cancel_requests")
         with self._lock:
             self._unwanted.update(submissions)
             if len(self._unwanted) > limits.STOPS:
@@ -104,6 +105,7 @@ class CancellationState:
             if any(work.halt):
                 return False
             work.halt.clear()
+        self._usage.count("submission_yields")
         work.rested += self.turn.rest()
         return not any(work.halt)
 

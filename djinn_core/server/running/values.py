@@ -250,6 +250,10 @@ class ValueTable:
         """The values that are tensors."""
         return [v for v in list(self._values.values()) if isinstance(v, torch.Tensor)]
 
+    def poisoned(self) -> int:
+        """Number of the values that are poison."""
+        return sum(isinstance(value, Poison) for value in list(self._values.values()))
+
     def nbytes(self) -> int:
         """Bytes of the distinct storages that are held."""
         sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors()}

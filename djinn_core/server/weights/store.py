@@ -46,12 +46,28 @@ class _Parcel:
         return self.data.nbytes if isinstance(self.data, torch.Tensor) else 0
 
 
+@attrs.define
+class StoreCounters:
+    """Counters of a store.
+
+    Attributes:
+        hits, misses: weights that were looked for and found, and those that were not. hit_bytes: bytes that were found.
+        evictions: weights that were removed to make room.
+    """
+
+    hits: int = 0
+    hit_bytes: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
 class WeightStore:
     """Keeps tensors' bytes in `directory`, at most `limit` bytes of them; the least recently used go first."""
 
     def __init__(self, directory: Path, limit: int, disk: Disk) -> None:
         """Raises `OSError` where the directory cannot be made. `disk`: what else the tenant has on disk."""
         self.limit = limit
+        self.counts = StoreCounters()
         self._disk = disk
         self._directory = directory
         self._files_of_others = WeightFiles()
@@ -81,6 +97,14 @@ class WeightStore:
 
     def find(self, digest: bytes, size: int) -> torch.Tensor | None:
         """The bytes of that digest (uint8, writable, private to the caller), or None if they are not here."""
+        found = self._found(digest, size)
+        with self._changed:
+            self.counts.misses += found is None
+            self.counts.hits += found is not None
+            self.counts.hit_bytes += size if found is not None else 0
+        return found
+
+    def _found(self, digest: bytes, size: int) -> torch.Tensor | None:
         path = self._path(digest)
         try:
             lent = self._files_of_others.find(digest, size)
@@ -160,7 +184,12 @@ class WeightStore:
 
     def nbytes(self) -> int:
         """Bytes of all files."""
-        return sum(status.st_size for _, status in self._files())
+        return self.contents()[1]
+
+    def contents(self) -> tuple[int, int]:
+        """Number of the weights that are kept, and their bytes."""
+        sizes = [status.st_size for _, status in self._files()]
+        return len(sizes), sum(sizes)
 
     def _path(self, digest: bytes) -> Path:
         name = digest.hex()
@@ -254,6 +283,7 @@ class WeightStore:
             if total + size <= limit:
                 return
             path.unlink(missing_ok=True)
+            self.counts.evictions += 1
             total -= status.st_size
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:

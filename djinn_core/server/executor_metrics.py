@@ -1,0 +1,120 @@
+"""All metrics of an executor as of now, put together when its gateway asks: what its parts count anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from djinn_core.launch.orders import LabelledValue, Metered
+from djinn_core.server.compiling.compiling import Compiling
+from djinn_core.server.context import ExecutorContext
+from djinn_core.server.memory.budgets import NAMES
+from djinn_core.server.memory.ledger import Ledger
+from djinn_core.server.recovery.leased_connection import Leases
+from djinn_core.server.weights.store import WeightStore
+from djinn_core.wire.messages import PRESSURE
+
+
+def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases) -> Metered:
+    """The metrics of an executor. `store`: its tenant's weights; `leases`: its sessions with their journals."""
+    device = context.device
+    sessions = context.usage.report()
+    parts = [_queue(context), _recovery(leases)]
+    if store is not None:
+        parts.append(_stored(store))
+    if device.compiling is not None:
+        parts.append(_compiled(device.compiling))
+    if device.ledger is not None:
+        parts.append(_memory(device.ledger))
+    parts.append(sessions)  # which also has what is 0 without a session
+    return Metered(
+        _merged(part.counters for part in parts),
+        _merged(part.gauges for part in parts),
+        {name: values for part in parts for name, values in part.labelled.items()},
+        sessions.distributions,
+    )
+
+
+def _merged(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _queue(context: ExecutorContext) -> Metered:
+    turns = context.device.turns
+    return Metered(
+        gauges={
+            "waiting_sessions": turns.waiting,
+            "longest_wait_seconds": turns.longest_wait,
+            "disk_bytes": context.disk.taken,
+        }
+    )
+
+
+def _recovery(leases: Leases) -> Metered:
+    journals, nbytes = leases.journaled()
+    return Metered(gauges={"journals": journals, "journal_bytes": nbytes})
+
+
+def _stored(store: WeightStore) -> Metered:
+    weights, nbytes = store.contents()
+    counts = store.counts
+    return Metered(
+        counters={
+            "store_hits": counts.hits,
+            "store_hit_bytes": counts.hit_bytes,
+            "store_misses": counts.misses,
+            "store_evictions": counts.evictions,
+        },
+        gauges={"store_weights": weights, "store_bytes": nbytes, "store_limit_bytes": store.limit},
+    )
+
+
+def _compiled(compiling: Compiling) -> Metered:
+    counts = compiling.counts
+    return Metered(
+        counters={
+            "compilations": counts.compilations,
+            "compilation_failures": counts.failures,
+            "compilation_seconds": counts.seconds,
+            "compilations_unused": counts.unused,
+            "compiled_runs": counts.runs,
+        },
+        gauges={**compiling.figures()},
+    )
+
+
+def _memory(ledger: Ledger) -> Metered:
+    counts, budgets = ledger.counts, ledger.budgets
+    shares = {phase: budgets.shares(phase) for phase in budgets.phases}
+    return Metered(
+        counters={
+            "evictions": counts.evictions,
+            "spills": counts.spills,
+            "spilled_bytes": counts.spilled,
+            "restores": counts.restores,
+            "restored_bytes": counts.restored,
+            "recomputed_values": counts.remade,
+            "memory_refusals": counts.refused,
+        },
+        gauges={
+            "memory_limit_bytes": ledger.limit,
+            "memory_reserve_bytes": ledger.reserve,
+            "memory_pressure_level": ledger.pressure.level,
+            "memory_peak_bytes": ledger.peak,
+            "process_memory_peak_bytes": ledger.process.peak if ledger.process is not None else 0,
+            "kv_cache_bytes": 0,
+            "kv_cache_pinned_bytes": 0,
+            "evicted_bytes": ledger.evicted,
+            "spill_bytes": ledger.space.used,
+        },
+        labelled={
+            "memory_pressure_changes": tuple(
+                LabelledValue((level,), entered)
+                for level, entered in zip(PRESSURE, ledger.pressure.entered, strict=True)
+            ),
+            "memory_budget_bytes": tuple(
+                LabelledValue((phase or "unknown", name), int(of[kind] * ledger.budget))
+                for phase, of in shares.items()
+                for kind, name in NAMES.items()
+            ),
+        },
+    )

@@ -1,0 +1,65 @@
+"""Figures of one session for `/metrics`: what it has counted since it began, and what it has now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import attrs
+
+EVERY_SESSION: Final = ("templates", "template_instructions", "poisoned_values", "peer_pending_bytes")  # has these
+
+
+@attrs.define
+class SessionCounters:
+    """Counters of a session since it began, under their names in `/metrics`; only its own thread adds to them.
+
+    Attributes:
+        template_cache_hits, template_cache_misses: submissions whose template was here, and templates that were new.
+        template_requests: templates that the client had to be asked for.
+        template_prepare_seconds: time that making templates runnable took.
+        submissions_refused: submissions that could not be run at all.
+        poisoned_results: fetched values that were failures.
+        described_values: values whose metadata the client asked for.
+        layout_corrections: results that were laid out as the client had predicted.
+    """
+
+    template_cache_hits: int = 0
+    template_cache_misses: int = 0
+    template_requests: int = 0
+    template_prepare_seconds: float = 0.0
+    submissions_refused: int = 0
+    poisoned_results: int = 0
+    described_values: int = 0
+    layout_corrections: int = 0
+
+
+@attrs.frozen
+class SessionGauges:
+    """Present figures of a session.
+
+    Attributes:
+        amounts: figures that are added up over sessions, under their names in `/metrics`: `EVERY_SESSION`, and others.
+        phase: the phase of its last program; empty if its client has not told.
+        working_set: bytes that its last programs used, by kind of value; empty without a memory limit.
+    """
+
+    amounts: Mapping[str, int] = attrs.field(factory=dict)
+    phase: str = ""
+    working_set: Mapping[str, int] = attrs.field(factory=dict)
+
+
+class MeteredSession(Protocol):
+    """A session as the metrics of its executor see it; all methods are for any thread."""
+
+    def holdings(self) -> tuple[int, int]:
+        """Number of live values, and their bytes."""
+
+    def live_values(self) -> int:
+        """Number of live values, in constant time."""
+
+    def counted(self) -> Mapping[str, float]:
+        """Counters since it began, under their names in `/metrics`; in constant time."""
+
+    def measured(self) -> SessionGauges:
+        """Present figures."""
