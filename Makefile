@@ -83,8 +83,8 @@ chaos: $(READY) ## kill executors at random moments of generation and training; 
 documents: $(READY) ## run the commands of all documents
 	ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)
 
-clusters: $(READY) ## random programs on random clusters with every placement policy; ARGS="--clusters 10000 --seed 1"
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/stages/run_clusters.py --json $(ARGS)
+clusters: $(READY) ## programs of the zoo, random and small ones on random clusters with every placement policy; ARGS="--zoo 5000 --seed 1"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/stages/run_clusters.py --json $(ARGS)
 
 interrupts: $(READY) ## press Ctrl-C, and again, at random moments of training, generation, upload and planning; ARGS="--presses 40"
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/chaos/run_interrupts.py $(ARGS)

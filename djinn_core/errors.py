@@ -44,7 +44,13 @@ class InvalidStage(DjinnError):  # noqa: N818 - says what the value is
 
 @public
 class DoesNotFit(InvalidStage):
-    """A program takes more memory than devices have room for, or dtypes that they lack; the message says where and how much."""
+    """A program takes more memory than devices have room for, or dtypes or ops that they lack; the message says where and how much.
+
+    Attributes:
+        pinned: whether other devices would do, but the user named these.
+    """
+
+    pinned = False
 
 
 @public

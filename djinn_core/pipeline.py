@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import attrs
 
-from djinn_core.builtins.placement import FirstFit, SingleDevice
+from djinn_core.builtins.placement import SingleDevice
 from djinn_core.builtins.scheduling import Sequential
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.costs import CostModel
@@ -408,7 +408,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
 
 _LEFT_OUT = "its results may round otherwise; djinn.configure(exact=False) allows that"
 _POLICY = SingleDevice()
-_FALLBACKS: tuple[PlacementPolicy, ...] = (_POLICY, FirstFit())
+_FALLBACKS: tuple[PlacementPolicy, ...] = (_POLICY,)
 _SCHEDULER = Sequential()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from djinn_core.builtins.costs import Roofline
-from djinn_core.builtins.placement import FirstFit, SingleDevice
+from djinn_core.builtins.placement import SingleDevice
 from djinn_core.builtins.scheduling import Sequential
 from djinn_core.errors import DoesNotFit
 from djinn_core.hookspecs.costs import CostModel
@@ -144,7 +144,7 @@ class Scheduler:
         chosen = optimization_plan or _everything(graph)
         where = PlacementContext(graph, _blank_profile(graph), chosen, Costs({}), self.network_topology, {})
         single = SingleDevice()
-        placement = place(where, single, single, FirstFit())
+        placement = place(where, single, single)
         context = SchedulingContext(graph.program, graph, chosen, placement, Costs({}), self.network_topology)
         return Sequential().schedule(context)
 

@@ -26,6 +26,7 @@ class CostEstimate:
         seconds: predicted time.
         model: name of the cost model that said so.
         operations: arithmetic of every kind, elementwise ops and reductions included.
+        workspace: bytes that the op takes on its device while it runs, beside what it reads and makes.
     """
 
     flops: float
@@ -34,6 +35,7 @@ class CostEstimate:
     seconds: float
     model: str = ""
     operations: float = 0.0
+    workspace: int = 0
 
 
 @attrs.frozen
@@ -65,6 +67,7 @@ class DeviceCapabilities:
         flops: peak floating-point operations a second (0: unknown).
         bandwidth: memory bandwidth in bytes a second (0: unknown).
         dtypes: names of the dtypes that it computes with; empty means all.
+        unsupported: names of ops that it does not run: `aten::sort` for all overloads, or `aten::sort.stable` for one.
         calibration: what was measured of it (`djinn calibrate`); None if nothing was.
         group: the groups of devices that it is in, outermost first, such as `rack0/node3`; links may name groups.
         queue: seconds that a submission waited there for its turn, on average, as its answers said.
@@ -81,7 +84,12 @@ class DeviceCapabilities:
     calibration: Calibration | None = None
     group: str = ""
     spill: int = 0
+    unsupported: frozenset[str] = frozenset()
     queue: float = attrs.field(default=0.0, eq=False)  # changes all the time, and plans do not depend on it
+
+    def runs(self, op: str) -> bool:
+        """False if it does not run an op, such as `aten::sort.stable`: this overload, or any."""
+        return not self.unsupported or not {op, op.partition(".")[0]} & self.unsupported
 
 
 @attrs.frozen

@@ -37,6 +37,7 @@ class Placement(ShownInNotebooks):
             device would send, and why that is quicker.
         refused: placements that were not taken because they do not fit, and why, in the order in which they were tried.
         spills: whether it counts on what executors can keep elsewhere.
+        pinned: nodes that are where the user asked for. They stay there: if that does not fit, planning fails.
     """
 
     decisions: tuple[PlacementDecision, ...]
@@ -46,6 +47,7 @@ class Placement(ShownInNotebooks):
     replicas: tuple[PlacementDecision, ...] = ()
     refused: tuple[str, ...] = ()
     spills: bool = False
+    pinned: frozenset[int] = frozenset()
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -41,6 +41,8 @@ class OpenDevice:
             torch=str(torch.__version__),
             flops=known.flops,
             bandwidth=known.bandwidth,
+            dtypes=tuple(sorted(known.dtypes)),
+            unsupported=tuple(sorted(known.unsupported)),
         )
 
 

@@ -18,6 +18,7 @@ from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.device_stats import device_figures, reset_device_peak
+from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
 from djinn_core.server.peers.packed_values import Packed, pack_copies, pack_storages, unpack_item
@@ -125,6 +126,7 @@ class ExecutorSession:
         self._backlog: deque[Frame] = deque()
         self._uploads = UploadAssembly(device.runtime, self.values, store)
         self.exchange = PeerExchange(peer_listener or PeerListener())
+        self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._wanted = CancellationState(self._turn, self._usage)
         self._counts = SessionCounters()
@@ -370,7 +372,8 @@ class ExecutorSession:
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
         found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
-        completed = Completed(submit.sequence, *found, timing, tuple(self.exchange.sightings.take()))
+        room = self._room.due(self.values.held, run.failures)
+        completed = Completed(submit.sequence, *found, timing, tuple(self.exchange.sightings.take()), room)
         connection.send(Frame(encode(completed), body))
 
     def _begin(self, submit: Submit) -> RunRequest:

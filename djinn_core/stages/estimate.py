@@ -20,13 +20,13 @@ def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopolog
 
     A model that raises or returns an invalid estimate is not asked again for this graph, with a warning that names it; at an
     op that PyTorch refuses, it may raise. A node that no model knows costs nothing. Models are asked once for devices that
-    differ only in name, memory, group and queue.
+    differ only in name, memory, group, queue and the ops that they lack.
     """
     panel = _Panel(tuple(models))
     rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}
     by_device: dict[str, tuple[CostEstimate, ...]] = {}
     for device in topology.devices:
-        make = attrs.evolve(device, id="", memory=0, memory_free=None, group="", queue=0.0)
+        make = attrs.evolve(device, id="", memory=0, memory_free=None, group="", queue=0.0, unsupported=frozenset())
         if make not in rows:
             rows[make] = tuple(panel.ask(graph, node, device) for node in graph.nodes)
         by_device[device.id] = rows[make]

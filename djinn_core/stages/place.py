@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import attrs
@@ -15,6 +16,7 @@ from djinn_core.ir.replicas import with_replicas
 from djinn_core.logs import get_logger
 from djinn_core.stages.attribution import title, warn_skipped
 from djinn_core.stages.placement_fit import shortages, told
+from djinn_core.stages.placement_search import NAME, search
 from djinn_core.stages.verify import check_placement
 
 ROUNDS = 4  # how often a policy is asked again for the devices on which it did not exceed anything
@@ -25,8 +27,8 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
     """Take the first placement that is valid and fits.
 
     Placements are tried in this order: the policy's with all devices; the policy's without the devices whose memory it
-    exceeded; each fallback's; one that fits with the memory that executors can spill to; and one that may fit if a scheduler
-    finds another order of the ops.
+    exceeded; each fallback's; what a search finds; one that fits with the memory that executors can spill to; and one that may
+    fit if a scheduler finds another order of the ops. If the user named devices for some nodes, only the others are moved.
 
     A policy that fails or breaks a rule is named in a warning; what does not fit is in `Placement.refused`, with figures.
 
@@ -40,9 +42,8 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
         placement = tried.of(candidate, "" if own else f"{fallbacks[0].name!r} places this graph")
         if placement is not None:
             return placement
-    if not tried.alone and any(d.spill for d in context.topology.devices):
-        placement = tried.spilling(fallbacks[0])
-        if placement is not None:
+    for spill in (False, True):
+        if (placement := tried.elsewhere(fallbacks[0], spill=spill)) is not None:
             return placement
     if tried.hopeful is not None:
         return tried.taken(tried.hopeful, spills=tried.alone)
@@ -56,7 +57,7 @@ class _Attempts:
     context: PlacementContext
     refused: list[str] = attrs.field(factory=list)
     first: InvalidStage | None = None
-    short: bool = False  # whether anything was refused for want of memory or dtypes
+    short: bool = False  # whether anything was refused for want of memory, dtypes or ops
     measured: bool = False  # whether the figures of each device are in `refused`
     hopeful: Placement | None = None  # that may fit, if a scheduler takes the ops in another order
 
@@ -69,6 +70,9 @@ class _Attempts:
         """Ask a policy with all devices, then without those whose memory it exceeded; None if nothing fits.
 
         `instead`: what happens where it fails; empty for those that Djinn brings along.
+
+        Raises:
+            DoesNotFit: nothing fits with the nodes where the user put them.
         """
         devices = self.context.topology.devices
         bound = bound_nodes(self.context.graph, self.context.plan.nodes)
@@ -79,8 +83,10 @@ class _Attempts:
             short = shortages(self.context, placement, spill=self.alone)
             if not short:
                 return self.taken(placement, spills=self.alone)
-            self._note(policy, devices, told(short))
+            self._note(policy.name, devices, told(short))
             self.short = self.measured = True
+            if placement.pinned:
+                return self._around_pins(placement, policy)
             if self.hopeful is None and not shortages(self.context, placement, spill=self.alone, any_order=True):
                 self.hopeful = placement
             over = {s.device for s in short}
@@ -89,12 +95,47 @@ class _Attempts:
                 break
         return None
 
-    def spilling(self, policy: PlacementPolicy) -> Placement | None:
-        """Placement that fits with the memory that executors can spill to; None if none does."""
-        placement = self._made(self.context, policy, "")
-        if placement is None or shortages(self.context, placement, spill=True):
+    def elsewhere(self, policy: PlacementPolicy, *, spill: bool) -> Placement | None:
+        """A placement that a search finds, or with `spill` the policy's; None if none fits.
+
+        With `spill`, what executors can keep elsewhere counts.
+        """
+        devices = self.context.topology.devices
+        if len(devices) < 2 or (spill and not any(d.spill for d in devices)):
             return None
-        return self.taken(placement, spills=True)
+        if spill:
+            placement = self._made(self.context, policy, "")
+            if placement is not None and not shortages(self.context, placement, spill=True):
+                return self.taken(placement, spills=True)
+        if bound_nodes(self.context.graph, self.context.plan.nodes):
+            return None  # most of it is where its indexes say
+        try:
+            return self.taken(search(self.context, spill=spill), spills=spill)
+        except DoesNotFit as error:
+            self.short = True
+            self._note(NAME, devices, str(error))
+        return None
+
+    def _around_pins(self, placement: Placement, policy: PlacementPolicy) -> Placement:
+        """The placement that a search finds with nodes where the user put them.
+
+        Raises:
+            DoesNotFit: there is none.
+        """
+        devices = self.context.topology.devices
+        pinned = {d.node: d.device for d in placement.decisions if d.node in placement.pinned}
+        for spill in dict.fromkeys((self.alone, any(d.spill for d in devices))):
+            try:
+                return self.taken(search(self.context, spill=spill, pinned=pinned), spills=spill)
+            except DoesNotFit as error:
+                self._note(NAME, devices, str(error))
+        counts = ", ".join(f"{n:,} on {d}" for d, n in Counter(pinned.values()).items())
+        refusal = DoesNotFit(
+            f"the devices that were asked for do not suffice ({policy.name}: {counts} ops). Tried: "
+            f"{'; '.join(dict.fromkeys(self.refused))}. Name other devices, or fewer modules"
+        )
+        refusal.pinned = True
+        raise refusal
 
     def verdict(self) -> InvalidStage:
         """Error that says why no placement was taken."""
@@ -119,17 +160,17 @@ class _Attempts:
         if isinstance(refusal, InvalidStage):
             self.first = self.first or refusal
             self.short = self.short or isinstance(refusal, DoesNotFit)
-            self._note(policy, context.topology.devices, str(refusal))
+            self._note(policy.name, context.topology.devices, str(refusal))
             self.measured = self.measured or (not instead and self.short)
         elif not instead:
             raise refusal
         return None
 
-    def _note(self, policy: PlacementPolicy, devices: Sequence[DeviceCapabilities], why: str) -> None:
+    def _note(self, author: str, devices: Sequence[DeviceCapabilities], why: str) -> None:
         if self.alone and self.measured:
             return  # the same figures, once more
         where = devices[0].id if len(devices) == 1 else f"{len(devices)} devices"
-        self.refused.append(f"{policy.name} on {where}: {why}")
+        self.refused.append(f"{author} on {where}: {why}")
 
     def taken(self, placement: Placement, *, spills: bool) -> Placement:
         """Complete a placement with the refusals before it, and with those replicas that fit as well."""

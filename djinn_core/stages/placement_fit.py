@@ -1,14 +1,15 @@
-"""Memory and dtype checks of a placement: peak memory of each device in program order, and the dtypes it computes with.
+"""The check of a placement: memory of each device over the steps of a program, and the dtypes and ops that it has.
 
 Memory counts what is there when the program begins (inputs that live there, copies) and, from the beginning, every input
-that will arrive; results and temporaries from when they are made until they are freed; and copies of values that live
-elsewhere from when they arrive.
+that will arrive; results and temporaries from when they are made until they are freed; copies of values that live elsewhere
+from when they arrive; what moves away until it is sent; the copies through which transfers go at both ends; and what ops take
+while they run, as far as cost models say so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -20,13 +21,15 @@ from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.schedule import Free, Receive, Run, Step, Upload
-from djinn_core.ir.values import storage_of
-from djinn_core.stages.simulate import Memory
+from djinn_core.ir.schedule import Free, Receive, Run, Send, Step, Upload
+from djinn_core.ir.values import TensorMeta, storage_of
+from djinn_core.stages.in_flight import hosts, in_flight
+from djinn_core.stages.simulate import Memory, copy_bytes
 from djinn_core.stages.steps import write_steps
 
 Context = PlacementContext | SchedulingContext
 SHOWN: Final = 8  # devices that a message lists
+GAPS: Final = 1.25  # a transfer copies what has more memory than this for its elements without the gaps between them
 
 
 @attrs.frozen
@@ -74,34 +77,95 @@ def scheduling(context: PlacementContext, placement: Placement) -> SchedulingCon
 
 def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> dict[str, Need]:
     """Memory needed by device for these steps."""
-    memory, nodes, homes = Memory(context), context.graph.nodes, context.placement.values
+    memory, homes = Memory(context), context.placement.values
     before = Counter(memory.now)
     for value in context.graph.inputs:
         if value in homes:
             memory.hold(homes[value], value, 0.0)
     inputs = Counter(memory.now)
-    fullest: dict[str, int] = {}
-    for device, its_steps in steps.items():
-        for step in its_steps:
-            match step:
-                case Run(ran):
-                    for node in ran:
-                        known = memory.peak[device]
-                        for value in nodes[node].outputs:
-                            memory.hold(device, value, 0.0)
-                        if memory.peak[device] > known:
-                            fullest[device] = node
-                case Upload(value) | Receive(value, _):
-                    memory.hold(device, value, 0.0)
-                case Free(values):
-                    for value in values:
-                        memory.free(device, value)
-                case _:
-                    pass
+    computing = hosts(context, steps)
+    coming = in_flight(context, steps, computing) if computing else {}
+    spaces = _workspaces(context, steps)
+    fullest = {
+        device: node
+        for device, its_steps in steps.items()
+        if (node := _fill(context, memory, device, its_steps, spaces[device], coming.get(device))) is not None
+    }
     return {
         d: Need(peak, before[d], inputs[d], max(inputs[d], memory.now[d]), fullest.get(d))
         for d, peak in memory.peak.items()
     }
+
+
+def _fill(
+    context: SchedulingContext,
+    memory: Memory,
+    device: str,
+    steps: Sequence[Step],
+    spaces: Mapping[int, int],
+    coming: Sequence[int] | None,
+) -> int | None:
+    """Follow the steps of one device in `memory`; return the node at which it is fullest, if that is when one runs.
+
+    Args:
+        context: of the whole program.
+        memory: of all devices.
+        device: whose steps they are.
+        steps: its steps, in order.
+        spaces: by node the bytes that it takes while it runs.
+        coming: for a device that computes in host memory the bytes of transfers that wait there, before each step.
+    """
+    nodes, homes, meta = context.graph.nodes, context.placement.values, context.graph.meta
+    fullest: int | None = None
+    for number, step in enumerate(steps):
+        waiting = coming[number] if coming is not None else 0
+        known = memory.peak[device]
+        match step:
+            case Run(ran):
+                for node in ran:
+                    known = memory.peak[device]
+                    for value in nodes[node].outputs:
+                        memory.hold(device, value, 0.0)
+                    if waiting or node in spaces:
+                        memory.take(device, waiting + spaces.get(node, 0))
+                    if memory.peak[device] > known:
+                        fullest = node
+                continue
+            case Upload(value) | Receive(value, _):
+                memory.hold(device, value, 0.0)
+                if isinstance(step, Receive) and coming is None:
+                    waiting = _gaps(meta(value))
+            case Send(value, target):
+                memory.take(device, waiting + (_gaps(meta(value)) if coming is None else copy_bytes(meta(value))))
+                if homes.get(value) == target and context.resident.get(value) == device:
+                    memory.move(device, value)
+            case Free(values):
+                for value in values:
+                    memory.free(device, value)
+            case _:
+                pass
+        if waiting:
+            memory.take(device, waiting)
+        if memory.peak[device] > known:
+            fullest = None
+    return fullest
+
+
+def _workspaces(context: Context, devices: Iterable[str]) -> dict[str, dict[int, int]]:
+    """By device and node the bytes that it takes while it runs, for the nodes of which a cost model says so."""
+    rows: dict[int, dict[int, int]] = {}  # devices of one make share a row
+    found: dict[str, dict[int, int]] = {}
+    for device in devices:
+        row = context.costs.by_device.get(device, ())
+        if id(row) not in rows:
+            rows[id(row)] = {number: estimate.workspace for number, estimate in enumerate(row) if estimate.workspace}
+        found[device] = rows[id(row)]
+    return found
+
+
+def _gaps(meta: TensorMeta) -> int:
+    """Bytes of the copy without gaps through which a value goes that leaves most of its memory out."""
+    return meta.nbytes if meta.extent - meta.offset > GAPS * meta.numel else 0
 
 
 def bytes_held(
@@ -183,7 +247,8 @@ def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
     else:
         made = [v for n in context.plan.nodes for v in graph.nodes[n].outputs]
         whole = sum(storage_sizes(graph, (*graph.inputs, *made)).values())
-    return all((there := rooms.get(device)) is None or whole <= there for device in used)
+    beside = max((space for spaces in _workspaces(context, used).values() for space in spaces.values()), default=0)
+    return all((there := rooms.get(device)) is None or whole + beside <= there for device in used)
 
 
 def _short(context: Context, taken: Mapping[str, Need], spill: bool, any_order: bool = False) -> dict[str, Shortage]:
@@ -195,14 +260,17 @@ def _short(context: Context, taken: Mapping[str, Need], spill: bool, any_order: 
         there = room(device, need.before, context.memory_limits.get(device.id, 0), spill=spill)
         wanted = need.least if any_order else need.bytes
         if there is not None and wanted > max(there, need.before):  # what is there already is no doing of this program
-            found[device.id] = Shortage(device.id, wanted - there, _said(context.graph, device, need, there))
+            limit = context.memory_limits.get(device.id, 0)
+            found[device.id] = Shortage(device.id, wanted - there, _said(context.graph, device, need, there, limit))
     return found
 
 
-def _said(graph: Graph, device: DeviceCapabilities, need: Need, there: int) -> str:
+def _said(graph: Graph, device: DeviceCapabilities, need: Need, there: int, limit: int) -> str:
     already = f", {need.before:,} of them there already" if need.before else ""
     when = f", fullest at {at(graph, need.node)}" if need.node is not None else ""
     beside = f" and can spill {device.spill:,}" if device.spill else ""
+    if limit and there == limit:
+        beside = f"{beside} (the setting memory_limits, less what other programs hold there)"
     return (
         f"it would hold {need.bytes:,} bytes ({need.inputs:,} of inputs{already}{when}), and has room for "
         f"{max(0, there):,}{beside}: {need.bytes - there:,} bytes are short"
@@ -215,7 +283,7 @@ def at(graph: Graph, node: int) -> str:
     return f"{found.op} (node {node}{f' of {found.module}' if found.module else ''})"
 
 
-# --- dtypes -----------------------------------------------------------------------------------------------------
+# --- dtypes and ops ---------------------------------------------------------------------------------------------
 
 
 def dtype_of(graph: Graph, value: int) -> str:
@@ -223,30 +291,48 @@ def dtype_of(graph: Graph, value: int) -> str:
     return str(graph.meta(value).dtype).removeprefix("torch.")
 
 
-def used_by(context: PlacementContext, node: int) -> Iterator[int]:
+def used_by(context: Context, node: int) -> Iterator[int]:
     """The values that a node reads and makes."""
     found, replace = context.graph.nodes[node], context.plan.replace
     yield from [replace.get(v, v) for v in found.inputs] if replace else found.inputs
     yield from found.outputs
 
 
+def is_particular(device: DeviceCapabilities) -> bool:
+    """True if there are dtypes or ops that a device lacks."""
+    return bool(device.dtypes or device.unsupported)
+
+
+def lacking(context: Context, node: int, device: DeviceCapabilities) -> str:
+    """Reason why a device cannot run a node, however much memory it has; an empty string if it can."""
+    if not device.runs(context.graph.nodes[node].op):
+        return f"it does not run {at(context.graph, node)}"
+    if device.dtypes:
+        lacks = sorted({dtype_of(context.graph, v) for v in used_by(context, node)} - device.dtypes)
+        if lacks:
+            return f"it lacks {', '.join(lacks)}, which {at(context.graph, node)} needs"
+    return ""
+
+
 def _lacking(context: PlacementContext, placement: Placement) -> dict[str, Shortage]:
-    """Shortages of devices that compute with, or are sent, a dtype they lack. Values that live there already may stay."""
-    dtypes = {d.id: d.dtypes for d in context.topology.devices if d.dtypes}
-    if not dtypes:
+    """Shortages of devices that lack an op or a dtype of what runs there, or are sent such a dtype.
+
+    Values that live there already may stay.
+    """
+    particular = {d.id: d for d in context.topology.devices if is_particular(d)}
+    if not particular:
         return {}
     graph, missing = context.graph, {}
     for decision in (*placement.decisions, *placement.replicas):
-        had = dtypes.get(decision.device)
-        if had is None or decision.device in missing:
+        device = particular.get(decision.device)
+        if device is None or decision.device in missing:
             continue
-        lacks = sorted({dtype_of(graph, v) for v in used_by(context, decision.node)} - had)
-        if lacks:
-            missing[decision.device] = f"it lacks {', '.join(lacks)}, which {at(graph, decision.node)} needs"
+        if reason := lacking(context, decision.node, device):
+            missing[decision.device] = reason
     settled = {storage_of(v): home for v, home in context.resident.items()}
     for value in graph.inputs:
         home, dtype = placement.values.get(value, ""), dtype_of(graph, value)
-        comes = home in dtypes and home not in missing and settled.get(storage_of(value)) != home
-        if comes and dtype not in dtypes[home]:
+        comes = home in particular and home not in missing and settled.get(storage_of(value)) != home
+        if comes and particular[home].dtypes and dtype not in particular[home].dtypes:
             missing[home] = f"it lacks {dtype}, and an input of that would come to live there"
     return {device: Shortage(device, 0, reason) for device, reason in missing.items()}

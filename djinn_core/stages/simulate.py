@@ -18,7 +18,7 @@ from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import CLIENT
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.values import TensorMeta, storage_of
 
 _OUT, _IN = 0, 1
 
@@ -196,11 +196,16 @@ class _Simulation:
         return self.graph.meta(value).nbytes
 
 
+def copy_bytes(meta: TensorMeta) -> int:
+    """Bytes of a copy of a value on another device, which has the strides of the value."""
+    return (meta.extent - meta.offset) * meta.dtype.itemsize if meta.numel else 0
+
+
 class Memory:
     """Bytes by device while a schedule runs. A storage is held once, however many values look into it."""
 
     def __init__(self, context: SchedulingContext) -> None:
-        self._graph, self._home = context.graph, context.placement.values
+        self._graph, self._home, self._resident = context.graph, context.placement.values, context.resident
         self._values: dict[tuple[str, int], set[int]] = {}
         self._sizes: dict[tuple[str, int], int] = {}
         self.now: Counter[str] = Counter()
@@ -215,7 +220,7 @@ class Memory:
     def hold(self, device: str, value: int, when: float) -> None:
         """`device` has `value` now."""
         key, meta = self._key(device, value), self._graph.meta(value)
-        size = meta.extent * meta.dtype.itemsize if key[1] >= 0 else meta.nbytes
+        size = meta.extent * meta.dtype.itemsize if key[1] >= 0 else copy_bytes(meta)
         self._values.setdefault(key, set()).add(value)
         more = size - self._sizes.get(key, 0)
         if more > 0:
@@ -224,6 +229,10 @@ class Memory:
             if self.now[device] > self.peak[device]:
                 self.peak[device] = self.now[device]
                 self.risen[device].append((when, self.now[device]))
+
+    def take(self, device: str, more: int) -> None:
+        """`device` needs so many bytes beside what it holds, for a moment."""
+        self.peak[device] = max(self.peak[device], self.now[device] + more)
 
     def free(self, device: str, value: int) -> None:
         """`device` forgets `value`, and its storage with the last value that looks into it."""
@@ -236,9 +245,16 @@ class Memory:
             del self._values[key]
             self.now[device] -= self._sizes.pop(key, 0)  # what has no elements has no size
 
+    def move(self, device: str, value: int) -> None:
+        """`device` sends `value` to its new home: it forgets the storage with all that looks into it."""
+        key = self._key(device, value)
+        if self._values.pop(key, None) is not None:
+            self.now[device] -= self._sizes.pop(key, 0)
+
     def _key(self, device: str, value: int) -> tuple[str, int]:
-        """A value at home shares its storage; a copy elsewhere has its own bytes only."""
-        return device, storage_of(value) if self._home.get(value, device) == device else ~value
+        """A value at home, or where it lived before, shares its storage; a copy elsewhere has its own bytes only."""
+        at_home = self._home.get(value, device) == device or self._resident.get(value) == device
+        return device, storage_of(value) if at_home else ~value
 
 
 def memory_peaks(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> Mapping[str, int]:

@@ -38,7 +38,7 @@ def check_estimate(estimate: CostEstimate, node: Node) -> None:
     Raises:
         InvalidStage: they are not.
     """
-    numbers = (estimate.flops, estimate.bytes_read, estimate.bytes_written, estimate.seconds)
+    numbers = (estimate.flops, estimate.bytes_read, estimate.bytes_written, estimate.seconds, estimate.workspace)
     if not all(math.isfinite(x) and x >= 0 for x in numbers):
         raise InvalidStage(f"the estimate for {node.op} is negative or not finite: {estimate}")
 

@@ -21,7 +21,6 @@ from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run,
 from djinn_core.ir.values import VIEW_BITS, storage_of
 from djinn_core.stages.ordering import orderings
 from djinn_core.stages.placement_fit import shortages_of_steps, told
-from djinn_core.stages.simulate import memory_peaks
 
 
 def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, author: str) -> None:
@@ -67,11 +66,6 @@ def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> No
 
 
 def _check_memory(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
-    for device, peak in memory_peaks(context, schedule.steps).items() if context.memory_limits else ():
-        limit = context.memory_limits.get(device, peak)
-        if peak > limit:
-            beside = "the setting memory_limits, less what is there already"
-            raise _Short(f"{device} holds {peak:,} bytes at once, and its limit is {limit:,} ({beside})")
     if short := shortages_of_steps(context, schedule.steps):
         tried = "".join(f"; not {refused}" for refused in context.placement.refused)
         raise _Short(f"{told(short)}{tried}")

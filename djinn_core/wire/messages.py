@@ -59,6 +59,7 @@ from djinn_core.wire.upload_messages import (
 )
 
 PROTOCOL_VERSION = 3
+Traits = Annotated[tuple[Name, ...], msgspec.Meta(max_length=4096)]
 PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values were evicted
 
 
@@ -71,7 +72,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     `memory_free` is None if it is not known. `threads` are those that an op may use on a CPU, `torch` is the version of
     PyTorch; 0 and empty if they are unknown.
     `spill` is the size of the spill space, `pressure` an index into `PRESSURE`. `flops` and `bandwidth` (bytes) are peak rates
-    per second; 0 if they are unknown.
+    per second; 0 if they are unknown. `dtypes` are those that it computes with (empty: all), `unsupported` ops that it does not run.
     """
 
     id: Name
@@ -85,6 +86,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     flops: float = 0.0
     bandwidth: float = 0.0
     pressure: Count = 0
+    dtypes: Traits = ()
+    unsupported: Traits = ()
 
 
 class Hello(Message, frozen=True):
@@ -283,11 +286,19 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     pressure: Count = 0
 
 
+class Room(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes that a session may hold on the device now: what is free there, and what it holds. `short`: an op got no memory."""
+
+    nbytes: Count
+    short: bool = False
+
+
 class Completed(Message, frozen=True):
     """The answer to a submission.
 
     `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
-    failed themselves, `layout_mismatches` the results whose layout was not the claimed one, `links` recent measurements of links.
+    failed themselves, `layout_mismatches` the results whose layout was not the claimed one, `links` recent measurements of links,
+    `room` the memory that the session can have, where that has changed notably.
     """
 
     sequence: Count
@@ -297,6 +308,7 @@ class Completed(Message, frozen=True):
     layout_mismatches: tuple[LayoutMismatch, ...] = ()
     timing: Timing = Timing()
     links: tuple[LinkMeasurement, ...] = ()
+    room: Room | None = None
 
 
 class ValueHints(Message, frozen=True):

@@ -11,6 +11,7 @@ from djinn.testing import plans_made
 from djinn_core.ir.costs import DeviceCapabilities, Link
 from djinn_core.runtime.pool import links as present
 from djinn_core.runtime.pool.links import PresentLinks
+from djinn_core.wire.messages import Room
 from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
 
 REMOTE = "remote_accelerator:0"
@@ -23,6 +24,11 @@ class Relay:
 
     seen: list = attrs.field(factory=list)
     told: list = attrs.field(factory=list)
+    room: Room | None = None
+
+    def take_room(self):
+        room, self.room = self.room, None
+        return room
 
     def take_seen(self):
         seen, self.seen = self.seen, []
@@ -153,3 +159,44 @@ def test_the_topology_of_a_pool_is_measured_from_the_client_and_between_its_devi
         assert 0 < link.latency < 1
         assert 1e6 < link.bandwidth < 1e12
     assert found.link(one, other) == blind.topology.link(one, other)
+
+
+@pytest.fixture
+def roomy():
+    """Two executors with a gigabyte each, and the devices that the pool was told of last."""
+    devices = [DeviceCapabilities(name, "cuda", memory_free=1000 * MEGABYTE) for name in ("a", "b")]
+    members, told = [Relay(), Relay()], []
+    links = PresentLinks(members, devices, [Link("a", "b", 1e9, 1e-3)])
+    links.when_room_changed = told.append
+    return links, members, told
+
+
+def test_new_plans_are_for_the_memory_that_executors_said_last(roomy):
+    links, (first, _), told = roomy
+    first.room = Room(900 * MEGABYTE)
+    assert links.listen() == 0  # the plans that there are hold
+    assert links.topology.device("a").memory_free == 900 * MEGABYTE
+    assert links.topology.device("b").memory_free == 1000 * MEGABYTE
+    assert links.topology.link("a", "b").bandwidth == 1e9
+    assert [device.memory_free for device in told[-1]] == [900 * MEGABYTE, 1000 * MEGABYTE]
+    measured = [DeviceCapabilities(name, "cuda", memory_free=1000 * MEGABYTE, flops=1e9) for name in ("a", "b")]
+    links.replace_devices(measured)  # they were calibrated, as they were when the session began
+    assert links.topology.device("a") == attrs.evolve(measured[0], memory_free=900 * MEGABYTE)
+
+
+def test_plans_are_made_again_where_memory_is_another_by_a_factor_of_two(roomy):
+    links, (_, second), _ = roomy
+    second.room = Room(400 * MEGABYTE)
+    assert links.listen() == 1
+    second.room = Room(700 * MEGABYTE)
+    assert links.listen() == 1
+    second.room = Room(900 * MEGABYTE)
+    assert links.listen() == 2
+
+
+def test_plans_are_made_again_where_an_op_got_no_memory_and_there_is_less(roomy):
+    links, (first, _), _ = roomy
+    first.room = Room(990 * MEGABYTE, short=True)
+    assert links.listen() == 0  # it wanted more than there ever was: another plan would not help
+    first.room = Room(700 * MEGABYTE, short=True)
+    assert links.listen() == 1

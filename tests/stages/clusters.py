@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from djinn.hooks import (
+    CostEstimate,
     DeviceCapabilities,
     DoesNotFit,
     Link,
@@ -23,8 +24,8 @@ from djinn.scheduling import homes_of_values, resident_blocks, together
 from djinn.testing import ProgramBuilder
 from djinn_balanced import Balanced
 from djinn_core.builtins.costs import Roofline
-from djinn_core.builtins.placement import FirstFit, SingleDevice
-from djinn_core.ir.schedule import Free, Receive, Upload
+from djinn_core.builtins.placement import SingleDevice
+from djinn_core.ir.schedule import Free, Receive, Send, Upload
 from djinn_core.ir.values import RANDOM_STATE
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.registry import Registry
@@ -65,12 +66,25 @@ class Scattered:
         return Placement(decisions, homes_of_values(graph, nodes, blocks, homes), self.name)
 
 
-POLICIES = (
-    SingleDevice(), FirstFit(), Balanced(), RoundRobin(), Pinned(), CostBased(), AllOnTheFirst(), Scattered(),
-)  # fmt: skip
+class Workspaces:
+    """A cost model that says what products take beside their operands: as much as their first operand."""
+
+    name = "workspaces"
+    operations = frozenset({"mm"})
+
+    def estimate(self, graph, node, device):
+        return CostEstimate(0.0, 0, 0, 1e-6, workspace=workspace(graph, node))
+
+
+def workspace(graph, node):
+    """Bytes that a node takes while it runs, beside what it reads and makes."""
+    return size(graph, node.inputs[0]) if node.operation == "mm" else 0
+
+
+POLICIES = (SingleDevice(), Balanced(), RoundRobin(), Pinned(), CostBased(), AllOnTheFirst(), Scattered())
 REGISTRY = Registry(
-    cost_models=(Roofline(),), placement_policies=POLICIES, schedulers=(Parallel(), Dynamic())
-)  # fmt: skip
+    cost_models=(Workspaces(), Roofline()), placement_policies=POLICIES, schedulers=(Parallel(), Dynamic())
+)
 
 
 def random_program(chance):
@@ -105,19 +119,26 @@ def random_program(chance):
     return builder.graph()
 
 
-def random_request(chance, graph):
-    """Devices of which some are nearly full, some lack dtypes, and some are unknown; some inputs live somewhere."""
+def random_request(chance, graph, most=5, kinds=("cuda", "cuda", "cpu")):
+    """Devices, at most `most`: some are nearly full, some lack dtypes or ops, some are unknown; some inputs live somewhere."""
     whole = sum(sizes(graph).values())
     shares = (0, 0, 0.02, 0.1, 0.3, 0.6, 1.0, 1.5, 4.0)
     devices = []
-    for number in range(chance.randint(1, 5)):
+    for number in range(chance.randint(1, most)):
         free = int(whole * chance.choice(shares))
         known = chance.random() > 0.05
         total = chance.choice((0, free + whole, 10 * whole))
         lacks = frozenset(chance.sample(["float32", "bfloat16", "float16"], chance.choice((0, 0, 0, 1, 2))))
-        names = frozenset({"float32", "bfloat16", "float16", "int64", "bool"}) - lacks if lacks else frozenset()
-        fields = {"memory": total, "memory_free": free if known else None, "dtypes": names}
-        devices.append(DeviceCapabilities(f"s{number}/cuda:0", "cuda", flops=1e12, bandwidth=1e11, **fields))
+        every = {"float32", "bfloat16", "float16", "float64", "complex64", "int32", "int64", "uint8", "bool"}
+        names = frozenset(every - lacks) if lacks else frozenset()
+        ops = [*sorted({node.op for node in graph.nodes}), "aten::mm.out", "aten::add"]
+        unsupported = frozenset(chance.sample(ops, chance.choice((0, 0, 0, 0, 0, 1, 2))))
+        fields = {
+            "memory": total, "memory_free": free if known else None, "dtypes": names, "unsupported": unsupported,
+            "flops": 1e12, "bandwidth": 1e11,
+        }  # fmt: skip
+        kind = chance.choice(kinds)
+        devices.append(DeviceCapabilities(f"s{number}/{kind}:0", kind, **fields))
     ids = [d.id for d in devices]
     links = tuple(Link(a, b, chance.choice((1e8, 1e10)), 1e-5) for a in ("client", *ids) for b in ids if a != b)
     resident = {}
@@ -142,70 +163,121 @@ def random_request(chance, graph):
     )
 
 
-def size(graph, value):
-    """Bytes of a value: all of these programs' are contiguous and begin where their memory does."""
+def size(graph, value, *, since=False):
+    """Bytes from where a value begins to where it ends in its memory; with `since`, from where the memory begins."""
     meta = graph.meta(value)
-    return math.prod(meta.shape) * meta.dtype.itemsize
+    if not math.prod(meta.shape):
+        return 0
+    elements = 1 + sum((n - 1) * step for n, step in zip(meta.shape, meta.stride, strict=True))
+    return (elements + (meta.offset if since else 0)) * meta.dtype.itemsize
 
 
 def sizes(graph):
     """Bytes by storage."""
     found = Counter()
     for value in (*graph.inputs, *(v for node in graph.nodes for v in node.outputs)):
-        found[storage_of(value)] = max(found[storage_of(value)], size(graph, value))
+        found[storage_of(value)] = max(found[storage_of(value)], size(graph, value, since=True))
     return found
 
 
 def broken(result, request):
-    """Constraints that a plan violates, in words: memory, limits or dtypes of a device; empty where it keeps to all of them."""
+    """Constraints that a plan violates, in words: memory, limits, dtypes or ops of a device; empty where it keeps to all of them."""
+    return [*cannot_run(result, request), *too_full(result, request)]
+
+
+def cannot_run(result, request):
+    """Ops that a plan runs where they, or one of their dtypes, are not."""
+    graph, found, replace = result.graph, [], result.plan.replace
+    by_id = {d.id: d for d in request.topology.devices}
+    for decision in result.placement.decisions:
+        node, device = graph.nodes[decision.node], by_id[decision.device]
+        used = {str(graph.meta(replace.get(v, v)).dtype)[len("torch.") :] for v in (*node.inputs, *node.outputs)}
+        if device.dtypes and used - device.dtypes:
+            found.append(f"{node.op} runs on {decision.device}, which lacks {sorted(used - device.dtypes)}")
+        if node.op in device.unsupported or node.op.split(".")[0] in device.unsupported:
+            found.append(f"{node.op} runs on {decision.device}, which does not have it")
+    return found
+
+
+def waiting(steps, receiver, at):
+    """Values that may have come to a device before it takes step `at`: all others go on as far as they can without it."""
+    turns, mail, moved = dict.fromkeys(steps, 0), Counter(), True
+    while moved:
+        moved = False
+        for device, its in steps.items():
+            while turns[device] < (at if device == receiver else len(its)):
+                step = its[turns[device]]
+                if isinstance(step, Receive):
+                    if not mail[step.source, device, step.value]:
+                        break
+                    mail[step.source, device, step.value] -= 1
+                elif isinstance(step, Send):
+                    mail[device, step.target, step.value] += 1
+                turns[device] += 1
+                moved = True
+    return [value for (_, target, value), count in mail.items() if target == receiver for _ in range(count)]
+
+
+def too_full(result, request):
+    """Devices on which a plan holds more than there is room for."""
     graph, placement, found = result.graph, result.placement, []
     by_id = {d.id: d for d in request.topology.devices}
-    replace = result.plan.replace
-    for decision in placement.decisions:
-        node, had = graph.nodes[decision.node], by_id[decision.device].dtypes
-        used = {str(graph.meta(replace.get(v, v)).dtype)[len("torch.") :] for v in (*node.inputs, *node.outputs)}
-        if had and used - had:
-            found.append(f"{node.op} runs on {decision.device}, which lacks {sorted(used - had)}")
     held = {d: defaultdict(dict) for d in by_id}  # by device and memory: bytes by value
+    total = Counter()  # by device
+    before = {v: d for v, d in request.resident.items() if v in graph.inputs}
+
+    def change(device, memory, value, nbytes):
+        """A value looks into memory, or does so no more (`nbytes` is None); the memory is what the largest of its values needs."""
+        values = held[device][memory]
+        total[device] -= max(values.values(), default=0)
+        values.pop(value, None) if nbytes is None else values.update({value: nbytes})
+        total[device] += max(values.values(), default=0)
 
     def hold(device, value):
-        at_home = placement.values.get(value, device) == device
-        held[device][storage_of(value) if at_home else ~value][value] = size(graph, value)
+        at_home = device in (placement.values.get(value, device), before.get(value))
+        change(device, storage_of(value) if at_home else ~value, value, size(graph, value, since=at_home))
 
     def let_go(device, value):
         for memory in (storage_of(value), ~value):
-            held[device][memory].pop(value, None)
+            change(device, memory, value, None)
 
     def bytes_on(device):
-        return sum(max(values.values(), default=0) for values in held[device].values())
+        return total[device]
 
     for value in graph.inputs:
-        for device in {
-            *request.copies.get(value, ()),
-            *([request.resident[value]] if value in request.resident else []),
-        }:
+        for device in {*request.copies.get(value, ()), *([before[value]] if value in before else [])}:
             hold(device, value)
-    before = {d: bytes_on(d) for d in by_id}
+    at_first = {d: bytes_on(d) for d in by_id}
     for value in graph.inputs:
         hold(placement.values[value], value)
     for device, steps in result.schedule.steps.items():
-        most = bytes_on(device)
-        for step in steps:
+        most, is_host = bytes_on(device), by_id[device].kind == "cpu"
+        for at, step in enumerate(steps):
+            beside = 0
+            if is_host and len(result.schedule.steps) > 1:  # transfers wait in memory that is the device's own
+                come = waiting(result.schedule.steps, device, at)
+                beside = sum(size(graph, v) for v in come if placement.values.get(v) != device)
+                most = max(most, bytes_on(device) + beside)
             for node in step.nodes if isinstance(step, Run) else ():
                 for value in graph.nodes[node].outputs:
                     hold(device, value)
-                most = max(most, bytes_on(device))
+                most = max(most, bytes_on(device) + beside + workspace(graph, graph.nodes[node]))
+            if isinstance(step, Send):
+                most = max(most, bytes_on(device) + beside + (size(graph, step.value) if is_host else 0))
+                if placement.values.get(step.value) == step.target and before.get(step.value) == device:
+                    for value in list(held[device][storage_of(step.value)]):  # it moves, with all that looks into it
+                        change(device, storage_of(step.value), value, None)
             if isinstance(step, Upload | Receive):
                 hold(device, step.value)
             for value in step.values if isinstance(step, Free) else ():
                 let_go(device, value)
             most = max(most, bytes_on(device))
         limit, has = request.memory_limits.get(device), by_id[device]
-        if has.memory_free is not None and most - before[device] > has.memory_free:
-            found.append(f"{device} takes {most - before[device]} bytes more, and has {has.memory_free} free")
-        if has.memory and most > max(has.memory, before[device]):
+        if has.memory_free is not None and most - at_first[device] > has.memory_free:
+            found.append(f"{device} takes {most - at_first[device]} bytes more, and has {has.memory_free} free")
+        if has.memory and most > max(has.memory, at_first[device]):
             found.append(f"{device} holds {most} bytes, and has {has.memory}")
-        if limit is not None and most > max(limit, before[device]):
+        if limit is not None and most > max(limit, at_first[device]):
             found.append(f"{device} holds {most} bytes, and its limit is {limit}")
     return found
 
@@ -214,7 +286,7 @@ def fits_somewhere(graph, request):
     """True if one device could hold a whole program with nothing freed: then a plan must be found."""
     used = {str(graph.meta(v).dtype)[len("torch.") :] for v in (*graph.inputs, *graph.outputs)}
     used |= {str(graph.meta(v).dtype)[len("torch.") :] for node in graph.nodes for v in node.outputs}
-    whole = sum(sizes(graph).values())
+    whole = sum(sizes(graph).values()) + max(workspace(graph, node) for node in graph.nodes)
     if request.resident or request.copies:  # then what is there cannot always go elsewhere
         return False
     return any(
@@ -222,6 +294,7 @@ def fits_somewhere(graph, request):
         and (not d.memory or d.memory >= whole)
         and request.memory_limits.get(d.id, whole) >= whole
         and (not d.dtypes or used <= d.dtypes)
+        and all(d.runs(node.op) for node in graph.nodes)
         for d in request.topology.devices
     )
 
@@ -236,6 +309,13 @@ class Tally:
     refused: int = 0
     faults: list[str] = attrs.field(factory=list)
 
+    def told(self):
+        """In words."""
+        return (
+            f"{self.plans:,} plans, {self.spread:,} over several devices, {self.fallen_back:,} by another policy than was asked "
+            f"for; {self.refused:,} refused; {len(self.faults):,} faults"
+        )
+
 
 def search(seed, count, policies=POLICIES):
     """Plan `count` random programs for random clusters, each with every policy."""
@@ -243,20 +323,23 @@ def search(seed, count, policies=POLICIES):
     for number in range(seed, seed + count):
         chance = random.Random(number)
         graph = random_program(chance)
-        request = random_request(chance, graph)
-        for policy in policies:
-            asked = attrs.evolve(request, placement_policy=policy.name)
-            try:
-                result = plan(graph, REGISTRY, asked)
-            except DoesNotFit as error:
-                tally.refused += 1
-                if fits_somewhere(graph, asked) or not any(
-                    word in str(error) for word in ("bytes are short", "lacks", "limit")
-                ):
-                    tally.faults.append(f"{number} {policy.name}: {error}")
-                continue
-            tally.plans += 1
-            tally.fallen_back += result.placement.policy != policy.name
-            tally.spread += len(result.placement.devices) > 1
-            tally.faults += [f"{number} {policy.name}: {fault}" for fault in broken(result, asked)]
+        ask(tally, str(number), graph, random_request(chance, graph), policies)
     return tally
+
+
+def ask(tally, name, graph, request, policies):
+    """Plan a program with each policy, and check what comes of it."""
+    for policy in policies:
+        asked = attrs.evolve(request, placement_policy=policy.name)
+        try:
+            result = plan(graph, REGISTRY, asked)
+        except DoesNotFit as error:
+            tally.refused += 1
+            words = ("bytes are short", "lacks", "limit", "does not run", "to be in several places")
+            if (fits_somewhere(graph, asked) and not error.pinned) or not any(word in str(error) for word in words):
+                tally.faults.append(f"{name} {policy.name}: {error}")
+            continue
+        tally.plans += 1
+        tally.fallen_back += result.placement.policy != policy.name
+        tally.spread += len(result.placement.devices) > 1
+        tally.faults += [f"{name} {policy.name}: {fault}" for fault in broken(result, asked)]

@@ -59,6 +59,8 @@ def capabilities_of(device: DeviceInfo) -> DeviceCapabilities:
         device.flops,
         device.bandwidth,
         calibration=calibration_of(device),
+        dtypes=frozenset(device.dtypes),
+        unsupported=frozenset(device.unsupported),
         spill=device.spill,
     )
 
@@ -78,8 +80,8 @@ def plan_program(
     `planned` with a cache.
     """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
-    # Free memory as of the connect time is stale; with one device, the executor enforces its own limit.
-    topology = _unmeasured(topology_of(device))
+    # With one device there is nothing to choose: what it lacks and has no room for is the executor's to say, of single ops.
+    topology = _unmeasured(_unparticular(topology_of(device)))
     topology, memory_limits = within(topology, limits_of(settings, [device.id]), NOT_OCCUPIED)
     request = Request(
         topology,
@@ -143,19 +145,34 @@ def plan_for_pool(
         derived=derived,
         margin=margin,
     )
-    # What other programs of this machine take, and have given back since the client came, is not known.
+    # What other programs of a machine take now, and what allocators can use again, is not quite known.
     unmeasured = attrs.evolve(request, topology=_unmeasured(topology))
     try:
         return plan(graph, registry, request, known=known)
     except InvalidStage as error:
-        if not memory_limits and not isinstance(error, DoesNotFit):
+        if (isinstance(error, DoesNotFit) and error.pinned) or not (memory_limits or isinstance(error, DoesNotFit)):
             raise
         said = error
     if memory_limits:
         _log.warning("no plan keeps to the limits of memory", error=str(said), instead="one without optimizations")
         return plan(graph, Fewer(registry, ()), unmeasured, known=known)
-    _log.warning("a program may not fit", error=str(said), instead="what was free when the client came does not count")
-    return plan(graph, registry, unmeasured, known=known)
+    instead = "what is free does not count, nor what devices lack: their executors say so"
+    _log.warning("a program may not fit", error=str(said), instead=instead)
+    anywhere = attrs.evolve(unmeasured, topology=_unparticular(unmeasured.topology))
+    return _first_that_fits(lambda asked: plan(graph, registry, asked, known=known), unmeasured, anywhere)
+
+
+def _first_that_fits(make: Callable[[Request], PipelineResult], request: Request, other: Request) -> PipelineResult:
+    try:
+        return make(request)
+    except DoesNotFit:
+        return make(other)
+
+
+def _unparticular(topology: NetworkTopology) -> NetworkTopology:
+    """The devices as if they had all dtypes and ops."""
+    devices = tuple(attrs.evolve(d, dtypes=frozenset(), unsupported=frozenset()) for d in topology.devices)
+    return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)
 
 
 def _unmeasured(topology: NetworkTopology, *, total: bool = False) -> NetworkTopology:

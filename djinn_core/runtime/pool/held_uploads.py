@@ -17,12 +17,16 @@ class HeldUploads:
     """Copies of tensors that programs have not used yet, by handle. Not thread-safe."""
 
     def __init__(self, members: Sequence[Session], memory_free: Sequence[int | None], residency: Residency) -> None:
-        """`memory_free`: bytes that each executor had at the beginning; None if that is not known."""
+        """`memory_free`: as `fill` takes it."""
         self._members = members
-        self._free = [free or 0 for free in memory_free]  # what is not known is filled like what is full: evenly
+        self.fill(memory_free)
         self._residency = residency
         self._held: dict[int, torch.Tensor] = {}
         self._bytes = 0
+
+    def fill(self, memory_free: Sequence[int | None]) -> None:
+        """Set the bytes that the session may hold on each executor; None if that is not known."""
+        self._free = [free or 0 for free in memory_free]  # what is not known is filled like what is full: evenly
 
     def __contains__(self, handle: int) -> bool:
         return handle in self._held

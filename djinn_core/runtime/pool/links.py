@@ -1,8 +1,9 @@
-"""The links between the executors of a pool, as they are now: what executors see of them, and what plans are made for.
+"""The links between the executors of a pool and their memory, as they are now: what executors say, and what plans are made for.
 
 Executors tell what large transfers took, and measure a link when the client asks for it, because nothing large was on it for a
 while. Plans are made for one speed of each link; when what was seen since is another by a factor of two, it is replaced, and
-programs are replanned.
+programs are replanned. Plans are made for the memory that executors said last; those that there are hold until what a program
+can have on a device has changed by a factor of two, or an op got no memory there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import attrs
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
 from djinn_core.logs import get_logger
 from djinn_core.runtime.pool.relay import Relay
+from djinn_core.wire.messages import Room
 from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
 
 FACTOR: Final = 2.0  # by which a link is another one
+LESS: Final = 0.95  # of the memory that plans were made for, below which it is less if an op got none
 ENOUGH: Final = 3  # sightings that agree
 KEPT: Final = 5  # sightings of which the middle one counts
 QUIET: Final = 30.0  # seconds without a sighting, after which a link is measured
@@ -74,12 +77,21 @@ class SeenLink:
         return True
 
 
+def _ignored(_: tuple[DeviceCapabilities, ...]) -> None:
+    """Ignore rooms: nothing else depends on them."""
+
+
 def _differs(one: float, other: float) -> bool:
     return not other / FACTOR <= one <= other * FACTOR
 
 
 class PresentLinks:
-    """Link measurements of a pool. The caller holds the recorders' lock."""
+    """Links and free memory of a pool. The caller holds the recorders' lock.
+
+    Attributes:
+        topology: for which plans are made now.
+        when_room_changed: told of the devices as they are now, if the memory of one of them is another.
+    """
 
     def __init__(
         self,
@@ -96,12 +108,15 @@ class PresentLinks:
         numbers = {device.id: number for number, device in enumerate(devices)}
         self._links = {(numbers[link.source], numbers[link.target]): SeenLink(link, now) for link in measured}
         self._next = now + DOUBTED
+        self._planned_room = [device.memory_free for device in devices]  # that the plans there are were made for
+        self.when_room_changed: Callable[[tuple[DeviceCapabilities, ...]], None] = _ignored
         self.topology = NetworkTopology(self._devices, tuple(measured))
         self.changes = 0
 
     def replace_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
         """Other facts are known of the devices: plans are made anew."""
-        self._devices = tuple(devices)
+        known = {device.id: device.memory_free for device in self._devices}  # as executors said since the session began
+        self._devices = tuple(attrs.evolve(d, memory_free=known.get(d.id, d.memory_free)) for d in devices)
         self.topology = NetworkTopology(self._devices, self.topology.links)
         self.changes += 1
 
@@ -111,6 +126,8 @@ class PresentLinks:
         for number, relay in enumerate(self._relays):
             if seen := relay.take_seen():
                 self._hear(number, seen, now)
+            if (room := relay.take_room()) is not None:
+                self._note_room(number, room)
         if now > self._next:
             self._next = now + DOUBTED
             self._gauge(now)
@@ -127,6 +144,19 @@ class PresentLinks:
         if sum(link.settle(now) for link in touched):  # each of them settles
             self.changes += 1
             self.topology = NetworkTopology(self._devices, tuple(link.link for link in self._links.values()))
+
+    def _note_room(self, number: int, room: Room) -> None:
+        """Plan for the memory that an executor has now; make the plans there are again if it is another."""
+        device = attrs.evolve(self._devices[number], memory_free=room.nbytes)
+        self._devices = (*self._devices[:number], device, *self._devices[number + 1 :])
+        self.topology = attrs.evolve(self.topology, devices=self._devices)
+        planned = self._planned_room[number]
+        if planned is None or _differs(room.nbytes, planned) or (room.short and room.nbytes < LESS * planned):
+            known = {"device": device.id, "before": planned, "now": room.nbytes}
+            _log.info("the memory of an executor has changed", **known)
+            self._planned_room[number] = room.nbytes
+            self.changes += 1
+        self.when_room_changed(self._devices)
 
     def _gauge(self, now: float) -> None:
         for (source, target), link in self._links.items():

@@ -80,6 +80,12 @@ def open_pool(
     pool_planner.know_devices(capabilities)
     pool_planner.memory = _memory_free(capabilities, limits)
     uploads = HeldUploads(members, pool_planner.memory, residency)
+
+    def note_room(devices: tuple[DeviceCapabilities, ...]) -> None:
+        pool_planner.memory = _memory_free(devices, limits)
+        uploads.fill(pool_planner.memory)
+
+    links.when_room_changed = note_room
     connections, urls = [one.connection for one in opened], [one.url for one in opened]
     introductions = Introductions(connections, urls, [one.attached.instance for one in opened], routes.pairs_of)
     return PoolSession(members, pool_planner, residency, routes, uploads, links, introductions)

@@ -1,4 +1,4 @@
-"""Relay of a pool's executor: transfers that pass through the client, and the executor's link measurements."""
+"""Relay of a pool's executor: transfers that pass through the client, and what the executor says of links and memory."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.session import Session
 from djinn_core.wire.message_base import Message
-from djinn_core.wire.messages import encode
+from djinn_core.wire.messages import Room, encode
 from djinn_core.wire.peer_messages import LinkMeasurement, SendValues, TransferChunk, TransferHeader
 
 
 class Relay:
-    """The frames of one transfer, as they come from an executor, and what it has seen of links."""
+    """The frames of one transfer, as they come from an executor, and what it says of links and of its memory."""
 
     def __init__(self, session: Session) -> None:
         """`session`: with the executor."""
         self._session = session
         self._seen: list[LinkMeasurement] = []
+        self._room: Room | None = None
         self._frames: list[Frame] = []
         self._missing = 0
         session.replies.when_links_seen = self._see
+        session.replies.when_room_told = self._hear_room
         for kind in (TransferHeader, TransferChunk):
             session.replies.handle(kind, self._take)
 
@@ -43,6 +45,14 @@ class Relay:
         """Take the link measurements since the last call."""
         seen, self._seen = self._seen, []
         return seen
+
+    def take_room(self) -> Room | None:
+        """Take what the executor said last of its memory; None if it said nothing since the last call."""
+        room, self._room = self._room, None
+        return room
+
+    def _hear_room(self, room: Room) -> None:
+        self._room = room
 
     def _see(self, seen: Sequence[LinkMeasurement]) -> None:
         self._seen.extend(seen)

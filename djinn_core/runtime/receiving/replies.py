@@ -23,7 +23,7 @@ from djinn_core.runtime.sending.pending import PendingSubmission, seconds_of
 from djinn_core.runtime.stats import Stats
 from djinn_core.stack_room import require_stack_room
 from djinn_core.wire.message_base import Message
-from djinn_core.wire.messages import Completed, ProtocolClose, decode, encode
+from djinn_core.wire.messages import Completed, ProtocolClose, Room, decode, encode
 from djinn_core.wire.peer_messages import LinkMeasurement
 
 M = TypeVar("M", bound=Message)
@@ -61,6 +61,7 @@ class Replies:
         cancellation: stops them.
         while_waiting: called after each `PATIENCE` of a wait in which nothing came.
         when_links_seen: told what the executor has seen of its links to others.
+        when_room_told: told how much memory the session can have there.
     """
 
     def __init__(self, link: ExecutorLink, reader: AnswerReader, stats: Stats, observers: Observers) -> None:
@@ -68,6 +69,7 @@ class Replies:
         self.cancellation = Cancellation(link, self.pending)
         self.while_waiting: Callable[[], None] = _nothing
         self.when_links_seen: Callable[[Sequence[LinkMeasurement]], None] = _ignored
+        self.when_room_told: Callable[[Room], None] = _ignored
         self.reader = reader
         self._link = link
         self._stats = stats
@@ -340,6 +342,8 @@ class Replies:
         self._deferred.has_read(pending.position)
         if completed.links:
             self.when_links_seen(completed.links)
+        if completed.room is not None:
+            self.when_room_told(completed.room)
         self._observers.tell("completed", submission=number, execute=timing.execute, queue=timing.queue)
         pending.spent(timing, self._stats)
         self._spent += seconds_of(completed)
@@ -361,5 +365,5 @@ def _nothing() -> None:
     """Do nothing while a thread waits."""
 
 
-def _ignored(_: Sequence[LinkMeasurement]) -> None:
-    """Ignore links: the executor is the only one."""
+def _ignored(_: Sequence[LinkMeasurement] | Room) -> None:
+    """Ignore links and room: the executor is the only one."""

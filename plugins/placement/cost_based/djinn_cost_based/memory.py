@@ -36,7 +36,10 @@ def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: flo
     """Peak bytes of results beside inputs and kept values; an estimate where all together is `enough`."""
     nodes = context.graph.nodes
     whole = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
-    return whole if 2 * whole <= enough else _most_at_once(context, kept)  # what is kept counts once more, by unit
+    rows = {id(row): row for row in context.costs.by_device.values()}  # devices of one make share theirs
+    beside = max((e.workspace for row in rows.values() for e in row), default=0)
+    # What is kept counts once more, by unit.
+    return beside + (whole if 2 * whole + beside <= enough else _most_at_once(context, kept))
 
 
 def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
@@ -68,10 +71,13 @@ def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
     return most
 
 
-def missing_dtypes(graph: Graph, device: DeviceCapabilities) -> str:
-    """Dtypes of the program that a device does not compute with, or an empty string."""
-    if not device.dtypes:
-        return ""
-    values = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
-    dtypes = {graph.meta(v).dtype for v in values}
-    return ", ".join(sorted({str(d).removeprefix("torch.") for d in dtypes} - device.dtypes))
+def missing(graph: Graph, device: DeviceCapabilities) -> str:
+    """Dtypes and ops of the program that a device does not compute with, or an empty string."""
+    found: set[str] = set()
+    if device.dtypes:
+        values = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
+        dtypes = {graph.meta(v).dtype for v in values}
+        found |= {str(d).removeprefix("torch.") for d in dtypes} - device.dtypes
+    if device.unsupported:
+        found |= {node.op for node in graph.nodes if not device.runs(node.op)}
+    return ", ".join(sorted(found))

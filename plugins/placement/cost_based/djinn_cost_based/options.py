@@ -13,7 +13,7 @@ from djinn.hooks import DeviceCapabilities, DoesNotFit, InvalidStage, PlacementC
 from djinn.scheduling import resident_blocks, together
 from djinn_cost_based.hardware import Hardware
 from djinn_cost_based.listing import Choose, Listed, Listing, ranked
-from djinn_cost_based.memory import SPARE, missing_dtypes, room, transient_bytes
+from djinn_cost_based.memory import SPARE, missing, room, transient_bytes
 from djinn_cost_based.parts import cuts
 from djinn_cost_based.units import Unit, work_of
 
@@ -55,7 +55,7 @@ class Options:
         self.pays = (
             1 - context.margin
         )  # of the time on one device, what is divided has to be predicted to take less than that
-        self._refused = {d.id: m for d in context.topology.devices if (m := missing_dtypes(context.graph, d))}
+        self._refused = {d.id: m for d in context.topology.devices if (m := missing(context.graph, d))}
         self.devices = [d for d in context.topology.devices if d.id not in self._refused]
         if not self.devices:
             if not self._refused:

@@ -35,7 +35,7 @@ class Pinned:
         homes = resident_blocks(blocks, graph.inputs, context.resident)
         reasons = dict.fromkeys(homes, "what it writes is there")
         _settle(context, pins, blocks, homes, reasons)
-        decisions = []
+        decisions, pinned = [], set()
         for node_id in nodes:
             node, block = graph.nodes[node_id], blocks.node(node_id)
             used = [blocks.block(replace.get(v, v)) for v in node.inputs]
@@ -47,10 +47,13 @@ class Pinned:
                 device, reason = home, reasons.setdefault(block, reason)
             for other in used:
                 homes.setdefault(other, device)
+            if pin is not None and device == pin[0]:
+                pinned.add(node_id)
             decisions.append(PlacementDecision(node_id, device, reason))
         for value in graph.inputs:
             homes.setdefault(blocks.block(value), devices[0])
-        return Placement(tuple(decisions), homes_of_values(graph, nodes, blocks, homes), self.name)
+        homes_by_value = homes_of_values(graph, nodes, blocks, homes)
+        return Placement(tuple(decisions), homes_by_value, self.name, pinned=frozenset(pinned))
 
 
 def _settle(

@@ -1,0 +1,41 @@
+"""Reports of how much memory a session can have on its executor's device now, with what others hold there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import Room
+
+SECONDS: Final = 1.0  # between looks at the device
+NOTABLE: Final = 1 / 16  # of what was reported, from which on a change is reported
+OUT_OF_MEMORY: Final = frozenset({"OutOfMemoryError", "MemoryError"})
+
+
+class RoomReport:
+    """Reports of one session: at most one a second, if the memory has changed, and one at once if an op got none."""
+
+    def __init__(self, runtime: DeviceRuntime, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runtime, self._clock = runtime, clock
+        self._next = 0.0
+        self._told: int | None = None
+
+    def due(self, held: int, failures: Iterable[Failure]) -> Room | None:
+        """The report after a submission; None if there is nothing to say. `held`: bytes that the session holds."""
+        short = any(failure.kind in OUT_OF_MEMORY for failure in failures)
+        now = self._clock()
+        if now < self._next and not short:
+            return None
+        self._next = now + SECONDS
+        found = self._runtime.memory()
+        free = found["free"] + max(
+            0, found.get("reserved", 0) - found.get("allocated", 0)
+        )  # allocators reuse what they keep
+        room = min(free + held, found["total"])
+        if not short and self._told is not None and abs(room - self._told) <= NOTABLE * self._told:
+            return None
+        self._told = room
+        return Room(room, short)

@@ -1,0 +1,60 @@
+"""Reports of executors of the memory that a session can have."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn_core.server.memory.room import RoomReport
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import Room
+
+NO_MEMORY = Failure(0, 0, "aten::mm", "OutOfMemoryError", "there is none")
+OTHER = Failure(0, 0, "aten::mm", "RuntimeError", "shapes differ")
+
+
+@attrs.define
+class Runtime:
+    """Stands for an opened device with the memory that a test says."""
+
+    found: dict
+    asked: int = 0
+
+    def memory(self):
+        self.asked += 1
+        return self.found
+
+
+def reports(**found):
+    now = [0.0]
+    runtime = Runtime({"total": 1000, "free": 600, "allocated": 0} | found)
+    return RoomReport(runtime, lambda: now[0]), runtime, now
+
+
+def test_what_is_free_and_what_the_session_holds_is_reported_first():
+    report, _, _ = reports()
+    assert report.due(100, ()) == Room(700)
+
+
+def test_what_an_allocator_keeps_can_be_used_again():
+    report, _, _ = reports(reserved=300, allocated=100)
+    assert report.due(100, ()) == Room(900)
+
+
+def test_the_device_is_asked_once_a_second_and_changes_are_reported():
+    report, runtime, now = reports()
+    report.due(100, ())
+    runtime.found["free"] = 200
+    assert report.due(100, [OTHER]) is None
+    assert runtime.asked == 1
+    now[0] = 1.5
+    assert report.due(100, ()) == Room(300)
+    now[0] = 3.0
+    runtime.found["free"] = 190
+    assert report.due(110, ()) is None  # another holds no more, and this session holds what was free
+    assert runtime.asked == 3
+
+
+def test_it_is_reported_at_once_where_an_op_got_no_memory():
+    report, _, _ = reports()
+    report.due(100, ())
+    assert report.due(100, [OTHER, NO_MEMORY]) == Room(700, short=True)
