@@ -10,6 +10,7 @@ import torch
 from configured import configured
 
 import djinn
+from djinn import session
 from djinn.hooks import CostEstimate, hookimpl
 from djinn.testing import open_session
 from djinn_core.config import Settings
@@ -21,6 +22,7 @@ REMOTE = "remote_accelerator:0"
 # What a process of its own does that measures: it finds the device by its environment, and keeps something.
 MEASURING = """
 import djinn
+from djinn import session
 from djinn import session
 from djinn.costs import keep_calibration
 djinn.init()
@@ -73,7 +75,7 @@ def pool(**settings):
 def predicted():
     """By executor the predicted time of an op, in the plan of a program that came before."""
     x = torch.ones(3).to(REMOTE)
-    with djinn.session.record_plans() as plans:
+    with session.record_plans() as plans:
         assert (x + 1).sum().item() == 6
     return [plan.costs.by_device["0/cpu:0"][0].seconds for plan in plans]
 
