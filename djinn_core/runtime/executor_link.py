@@ -24,6 +24,7 @@ class ExecutorLink:
         channel: the connection.
         server: the address that was reached. called: name of it in messages, the address that is configured.
         lost: why the session is lost; empty while it is not.
+        sent: how many frames were sent.
         reading: held by the thread that reads the channel.
         writing: held around what is sent as one, so that other threads wait for it where they can be interrupted.
     """
@@ -33,6 +34,7 @@ class ExecutorLink:
         self.server = server
         self.called = called or server
         self.lost: str = ""
+        self.sent = 0
         self.reading = threading.RLock()
         self.writing = threading.RLock()
 
@@ -46,6 +48,7 @@ class ExecutorLink:
         self.check()
         try:
             with held.whole(), self.writing:
+                self.sent += 1
                 self.channel.send(frame)
         except TransportError as error:
             self._lose_with_reason(error)

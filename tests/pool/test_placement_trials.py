@@ -197,3 +197,30 @@ def test_the_margin_is_learnt_from_what_runs_took(session, step):
     with client.record_plans() as plans:
         step()
     assert len(plans) == 2, "divided and in one place"
+
+
+def test_only_executors_that_heard_something_are_synchronized(session):
+    x = torch.ones(3).to(REMOTE)
+    djinn.synchronize()
+
+    def count():
+        kept = x + 1
+        djinn.synchronize()
+        del kept
+
+    count()
+    assert worked(session, count) == [True, False]
+    djinn.synchronize()  # frees what it made
+    far = torch.ones(3, device="remote_accelerator:2")
+    assert worked(session, djinn.synchronize) == [False, True]
+    assert worked(session, djinn.synchronize) == [False, False]
+    assert far.sum().item() == 3
+
+
+def test_failures_are_raised_once_by_the_executor_that_has_them(session):
+    table = torch.ones(3, 2, device="remote_accelerator:2")
+    lost = torch.nn.functional.embedding(torch.tensor([7], device="remote_accelerator:2"), table)
+    with pytest.raises(djinn.RemoteError):
+        djinn.synchronize()
+    djinn.synchronize()
+    del lost

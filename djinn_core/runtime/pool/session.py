@@ -84,6 +84,7 @@ class _Asked:
     seconds: float = 0.0
     began: float = 0.0
     took: Callable[[float], None] | None = None  # is told the seconds from `began` until all has come
+    synchronized: tuple[int, ...] = ()  # by executor the frames after which nothing is under way when all has come
 
     @property
     def waiting(self) -> tuple[_Question, ...]:
@@ -133,6 +134,7 @@ class PoolSession:
         self._numbers = itertools.count(1)
         self._tables = threading.RLock()  # uploads come from any thread, while another one submits
         self._asked: dict[int, _Asked] = {}
+        self._synchronized: tuple[int, ...] = (-1,) * len(self.members)
         self._turns = LoadBalancer(self.members)
         planner.act_by(self._carry_out, self._free_copies)
 
@@ -198,12 +200,16 @@ class PoolSession:
             wishes = self._wishes(submission, [])
             self._forget_derived(wishes, submission.free)
         for executor, wish in enumerate(wishes):
+            if wish.synchronize and self.members[executor].link.sent == self._synchronized[executor]:
+                wish.synchronize = False  # it has heard nothing since it was asked the last time
             if wish:
                 questions += self._questions(executor, wish, self._tell(executor, wish))
         if submission.fetch or submission.describe or submission.synchronize:
             sent = tuple(member.submissions.last_number for member in self.members)
             lengths = len(submission.fetch), len(submission.describe)
-            self._asked[number] = _Asked(tuple(questions), sent, *lengths, began=began, took=took)
+            asked = self._asked[number] = _Asked(tuple(questions), sent, *lengths, began=began, took=took)
+            if submission.synchronize:
+                asked.synchronized = tuple(member.link.sent for member in self.members)
             self._note(number, questions, alike)
         return number
 
@@ -369,6 +375,8 @@ class PoolSession:
                     self.members[question.executor].replies.abandon(question.number)
             raise
         del self._asked[number]
+        if asked.synchronized and not asked.errors:
+            self._synchronized = asked.synchronized
         if asked.took is not None and not (asked.late or asked.errors):
             asked.took(time.perf_counter() - asked.began)
         return asked.answer()
