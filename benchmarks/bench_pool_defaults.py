@@ -27,14 +27,14 @@ from typing import Any
 import attrs
 import torch
 from bench_scheduling import Branches
-from measuring import CannotMeasureError, Case, Effort, Outcome, main
+from measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
 
 import djinn
 from djinn_core.runtime import client as djinn_client
 from djinn_roofline.calibration.workloads import Workload, workloads
 
 WARM = 5  # runs of each, after which the pool should have found out
-CALLS = 6  # in a round
+CALLS = 10  # in a round
 WAIT_SECONDS = 1200.0
 LONGEST = 25  # programs of `djinn validate`, the quickest ones
 REMOTE = torch.device("remote_accelerator:0")
@@ -109,7 +109,7 @@ def processor_seconds(process: int) -> float:
 
 @attrs.frozen
 class Ran:
-    """A call, in seconds: on the clock, of the client's processor, and of each executor's."""
+    """Calls one after the other, in seconds a call: the middle one by the clock, the client's processor, each executor's."""
 
     wall: float
     client: float
@@ -144,23 +144,29 @@ def serve_client(pipe: Any, executors: int, cache: str, calibrate: bool) -> None
             pipe.send(True)
         elif order == "run":
             assert step is not None
-            pipe.send([_timed(step, processes) for _ in range(given)])
+            pipe.send(_timed(step, given, processes))
         else:
             step = None
             pipe.send(dict(djinn.stats()))
     djinn.shut_down()
 
 
-def _timed(step: Step, processes: Sequence[int]) -> Ran:
-    before = [processor_seconds(process) for process in processes]
-    own, began = time.process_time(), time.perf_counter()
+def _timed(step: Step, calls: int, processes: Sequence[int]) -> Ran:
+    before, own = [processor_seconds(process) for process in processes], time.process_time()
+    wall = median_of(partial(_finish, step), calls)
+    client = time.process_time() - own
+    spent = [processor_seconds(process) - then for process, then in zip(processes, before, strict=True)]
+    return Ran(wall, client / calls, tuple([seconds / calls for seconds in spent]))
+
+
+def _finish(step: Step) -> None:
+    """A call, as long as a program waits for it."""
     kept = step()
     kept = next(iter(kept.values())) if isinstance(kept, dict) else kept[0] if isinstance(kept, tuple) else kept
-    kept.cpu() if isinstance(kept, torch.Tensor) else djinn.synchronize()  # as the next step of a program would
-    wall, client = time.perf_counter() - began, time.process_time() - own
-    del kept
-    spent = [processor_seconds(process) - then for process, then in zip(processes, before, strict=True)]
-    return Ran(wall, client, tuple(spent))
+    if isinstance(kept, torch.Tensor):
+        kept.cpu()
+    else:
+        djinn.synchronize()
 
 
 class Clients:
@@ -210,12 +216,12 @@ def compared(name: str, calibrated: bool, effort: Effort) -> Outcome:
     ratios: list[tuple[float, float, float]] = []
     walls: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(effort.rounds):
-        found: dict[bool, list[Ran]] = {}
+        found: dict[bool, Ran] = {}
         for several in (False, True) if turn % 2 else (True, False):
             found[several] = both.ask(several, "run", calls)
-            walls[several] += [ran.wall for ran in found[several]]
-        one, two = ([_middle(found[way], what) for what in _FIGURES] for way in (False, True))
-        ratios.append(tuple(b / max(a, 1e-9) for a, b in zip(one, two, strict=True)))  # type: ignore[arg-type]
+            walls[several].append(found[several].wall)
+        one, two = found[False], found[True]
+        ratios.append((two.wall / one.wall, two.busiest / max(one.busiest, 1e-9), two.client / one.client))
     wall, busiest, client = (statistics.median(column) for column in zip(*ratios, strict=True))
     stats = [both.ask(several, "end") for several in (False, True)][1]
     figures = {
@@ -227,13 +233,6 @@ def compared(name: str, calibrated: bool, effort: Effort) -> Outcome:
         "switched off": stats["placements_switched_off"],
     }
     return Outcome(wall, figures)
-
-
-_FIGURES: tuple[Callable[[Ran], float], ...] = (lambda r: r.wall, lambda r: r.busiest, lambda r: r.client)
-
-
-def _middle(runs: Sequence[Ran], what: Callable[[Ran], float]) -> float:
-    return statistics.median([what(ran) for ran in runs])
 
 
 def _slug(name: str) -> str:

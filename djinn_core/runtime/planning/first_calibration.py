@@ -20,7 +20,7 @@ from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.runtime.planning.calibrations import calibration_file, calibration_of
 
-LIMIT_SECONDS: Final = 300.0  # that a process may take on a busy machine
+LIMIT_SECONDS: Final = 900.0  # that a process may take on a busy machine
 _log = get_logger("djinn.calibration")
 
 
