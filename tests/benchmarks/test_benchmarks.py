@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -88,6 +89,15 @@ def test_a_skeleton_is_installed_as_pip_does_it(module):
         assert "bench_placement" in {plugin.name for plugin in installed()}
         assert environment["PYTHONPATH"]
     assert "bench_placement" not in {plugin.name for plugin in installed()}
+
+
+def test_a_pool_runs_thirty_programs_twice(module):
+    script = module("bench_pool_defaults")
+    names = [case.name for case in script.CASES]
+    assert len(names) == len(set(names)) == 60
+    programs = {program.name: program for program in script.programs()}
+    for name in ("towers, 512 wide", "elementwise, tiny", "multimodal, 64 wide"):
+        assert programs[name].build(torch.device("cpu"))().isfinite().all()
 
 
 def test_sizes_that_are_new_were_not_met_before(module):
