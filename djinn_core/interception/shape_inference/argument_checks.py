@@ -5,6 +5,7 @@ Without these checks such an op would be recorded and fail on the executor, wher
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,24 @@ def check_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
     check = _CHECKS.get(func)
     if check is not None:
         check(*args, **kwargs)
+    if func in _TRIED or any(isinstance(a, complex) for a in (*args, *kwargs.values())):
+        _try(func, args, kwargs)
+
+
+def _try(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Call the CPU's kernel with tensors of one element and these dtypes: what it says of dtypes and numbers holds for all sizes."""
+    small = [_small(a) for a in args]
+    try:
+        func(*small, **{name: _small(value) for name, value in kwargs.items()})
+    except RuntimeError as error:
+        if _ABOUT_VALUES.search(str(error)):
+            raise
+
+
+def _small(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return torch.zeros((1,) * argument.dim(), dtype=argument.dtype)
+    return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
 
 def check_distribution(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -178,6 +197,17 @@ def _spread(given: torch.Tensor, *_: Any, **__: Any) -> None:
 def _name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, {"float32": "float", "int32": "int"}.get(str(dtype)[6:], str(dtype)[6:]))
 
+
+_ABOUT_VALUES = re.compile(r"without overflow|[Cc]omplex|only supports boolean masks|different dtypes")
+# Ops whose meta kernels take dtypes that no kernel takes.
+_TRIED = frozenset({
+    aten.heaviside.default,
+    aten.heaviside_.default,
+    aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
+    aten.masked_fill_.Scalar,
+    aten.masked_fill_.Tensor,
+})  # fmt: skip
 
 _BYTE_MASK = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
 

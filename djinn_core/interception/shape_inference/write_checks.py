@@ -62,7 +62,11 @@ def check_cast(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     plain = functional_of(func)
     if plain is None:
         return
-    made, target = plain(*args, **kwargs).dtype, args[0].dtype
+    result = plain(*args, **kwargs)
+    if result.shape != args[0].shape:
+        shapes = f"{list(args[0].shape)} doesn't match the broadcast shape {list(result.shape)}"
+        raise RuntimeError(f"output with shape {shapes}")
+    made, target = result.dtype, args[0].dtype
     if not torch.can_cast(made, target):
         names = [str(d).removeprefix("torch.").replace("int64", "Long").capitalize() for d in (made, target)]
         raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
@@ -72,14 +76,16 @@ def check_cast(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 def functional_of(func: Any) -> Any:
     """The op that returns what the pointwise op `func` writes in place; None for all others.
 
-    It takes arguments of the same types, but its overload may have another name: `pow.Tensor_Scalar` for `pow_.Scalar`.
+    It takes arguments of the same types, but its overload may have another name: `pow.Tensor_Scalar` for `pow_.Scalar`. PyTorch
+    calls comparisons pointwise, and not those in place.
     """
     packet = func.name().removeprefix("aten::").partition(".")[0]
-    if torch.Tag.pointwise not in func.tags or not packet.endswith("_") or packet.endswith("__"):
+    if not packet.endswith("_") or packet.endswith("__"):
         return None
     plain = getattr(torch.ops.aten, packet.removesuffix("_"), None)
     overloads = [] if plain is None else [getattr(plain, name) for name in plain.overloads()]
-    return next((o for o in overloads if _types(o) == _types(func) and not _writes_out(o)), None)
+    same = (o for o in overloads if _types(o) == _types(func) and not _writes_out(o))
+    return next((o for o in same if torch.Tag.pointwise in (*func.tags, *o.tags)), None)
 
 
 def _types(func: Any) -> list[str]:

@@ -62,7 +62,7 @@ def degree(a: Arguments) -> None:
         if n.device.type != "cpu" or not n.numel():
             return
         a.require(not n.dtype.is_complex, "n must be real")
-        n = float(n.max().double())
+        n = float(n.double().max())  # unsigned integers have no `max`
     a.require(
         not isinstance(n, complex) and (math.isnan(n) or n <= limits.DEGREE), f"n must be at most {limits.DEGREE}"
     )
