@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import attrs
+import msgspec
 
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.runtime.planning.planning import capabilities_of
+from djinn_core.server.devices import OpenDevice
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.wire.message_base import Failure
-from djinn_core.wire.messages import Room
+from djinn_core.wire.messages import DeviceInfo, Room
 
 NO_MEMORY = Failure(0, 0, "aten::mm", "OutOfMemoryError", "there is none")
 OTHER = Failure(0, 0, "aten::mm", "RuntimeError", "shapes differ")
@@ -58,3 +63,14 @@ def test_it_is_reported_at_once_where_an_op_got_no_memory():
     report, _, _ = reports()
     report.due(100, ())
     assert report.due(100, [OTHER, NO_MEMORY]) == Room(700, short=True)
+
+
+def test_clients_know_which_dtypes_and_ops_a_device_of_a_plugin_has():
+    stated = DeviceCapabilities(
+        "npu:0", "npu", dtypes=frozenset({"float32", "int64"}), unsupported=frozenset({"aten::sort", "aten::mm.out"})
+    )
+    info = msgspec.msgpack.decode(msgspec.msgpack.encode(OpenDevice(stated, CpuRuntime()).info()), type=DeviceInfo)
+    known = capabilities_of(info)
+    assert (known.dtypes, known.unsupported) == (stated.dtypes, stated.unsupported)
+    assert not known.runs("aten::sort.stable")
+    assert known.runs("aten::mm")

@@ -28,6 +28,7 @@ from djinn.testing.contexts import profile
 from djinn_core.pipeline import Request, plan, planned
 from djinn_core.scheduler import Scheduler
 from djinn_core.showing.text import explain
+from djinn_core.stages import placement_search
 from djinn_core.stages.cache import PlanCache
 from djinn_core.stages.placement_fit import needs
 
@@ -141,6 +142,13 @@ def test_temporaries_and_copies_count():
     assert planned_by("single", graph, device("a", 7 * MIB), device("b", 10 * MIB), **there).devices == ("b",)
     with pytest.raises(DoesNotFit):
         planned_by("single", graph, device("a", 7 * MIB), device("b", 8 * MIB), **there)
+
+
+def test_small_programs_are_searched_completely(monkeypatch):
+    compared = compare(1496, 1)
+    assert (compared.feasible, compared.faults) == (1, [])
+    monkeypatch.setattr(placement_search, "SMALL", 0)
+    assert compare(1496, 1).faults  # filling devices one after the other does not find it
 
 
 def test_what_a_cost_model_says_that_an_op_takes_beside_its_operands_counts():
