@@ -354,6 +354,7 @@ def clients_are_refused(watched, registry):
         djinn.shut_down()
         djinn.init()
     wait_for(lambda: not watched.value("sessions", tenant="alice"), "the end of earlier sessions")
+    assert watched.value("memory_pressure_level", tenant="alice") == 0
     alice = {"token": watched.limited}
     refused = pytest.raises((AccessRefused, TransportError), match="2 sessions")
     with raw(watched, registry, **alice), raw(watched, registry, **alice), refused, raw(watched, registry, **alice):

@@ -186,6 +186,10 @@ class Ledger:
         if self.process is not None and self.process.beyond() + nbytes > self.limit - self.reserve // 2:
             self.process.trim()
 
+    def relax(self) -> None:
+        """Note the pressure that is left after a session has ended: the next program, which would note it, may be far away."""
+        self.pressure.note(self.resident(), self._away, self.budget)
+
     def measure(self, resident: int) -> None:
         """Tensors take `resident` bytes: whatever the process takes beyond them has to be left to it."""
         self.pressure.note(resident, self._away, self.budget)

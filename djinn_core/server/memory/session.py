@@ -157,7 +157,7 @@ class SessionMemory:
             if self in self._ledger.sessions:
                 self._ledger.sessions.remove(self)
             self._ledger.budgets.forget(id(self))
-            self._ledger.resident()
+            self._ledger.relax()
 
     def run(
         self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
