@@ -12,7 +12,12 @@ _REASONS = (
     (r"has no memory on this machine to share", "DLPack shares memory, and that of the device is elsewhere"),
     (r"in test_tensor_storage_type|torch\.FloatTensor\)|`torch\.cpu\.amp", "the test wants a class or a name of the CPU's or CUDA's"),
     (r"in test_lazy_clone", "copies on write of PyTorch's CPU allocator, which the test looks at"),
-    (r"torch atol = 1e-07", "half precision: the tests allow 1e-7 between two attentions on a device that they do not know (5e-3 on the CPU)"),
+    (r"in test_transformerencoderlayer", "the test expects the fast path of this layer on the CPU and on CUDA alone"),
+    (r"in test_fftfreq_out", "another warning: PyTorch resizes an out= in Python here"),
+    (r"in test_boolean_assignment_value_mismatch|in test_trivial_fancy_out_of_bounds", "the error depends on data: it is raised at the next sync point"),
+    (r"in test_dim_ndim_limit", "the error names the limit of 64 dimensions in other words"),
+    (r"in test_deterministic_resize|in test_tensor_from_storage", "`torch.tensor` of a remote storage: PyTorch reads its memory natively"),
+    (r"in test_grad_scal", "the test wants a class or a name of the CPU's or CUDA's"),
     (r"in test_advancedindex|in test_masked_scatter$|in test_unsafe_flag|all elements of std", "the error depends on data: it is raised at the next sync point"),
 )  # fmt: skip
 UNKNOWN = "not done"

@@ -18,7 +18,9 @@ from djinn_core.interception.shape_inference.inference_cache import inference_ca
 _FLOATING = frozenset(
     (
         "_linalg_eigh _log_softmax _softmax elu frac gelu glu hardsigmoid hardswish histc log_sigmoid_forward mish multinomial "
-        "nextafter silu softplus upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d"
+        "nextafter silu softplus upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d upsample_nearest1d "
+        "upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
+        "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
     ).split()
 )
 _WHOLE = frozenset("__and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor gcd lcm".split())
