@@ -113,6 +113,20 @@ def tried():
     return found["optimizations_tried"], found["optimizations_switched_off"]
 
 
+@torch.no_grad()
+def test_a_result_of_weights_alone_is_computed_with_the_program_that_keeps_it(session):
+    session(Offered(Slower()))
+    torch.manual_seed(0)
+    layer, rows = torch.nn.Linear(16, 8), torch.nn.Parameter(torch.randn(4, 16))
+    data = torch.randn(3, 16)
+    expected = [layer(rows), torch.nn.functional.linear(data, rows)]
+    there, rows_there, given = layer.to(REMOTE), torch.nn.Parameter(rows.to(REMOTE)), data.to(REMOTE)
+    for _ in range(4):  # also when the plan is known, and `rows` was recognised as a weight
+        results = [there(rows_there), torch.nn.functional.linear(given, rows_there, torch.zeros(4, device=REMOTE))]
+        for result, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(result.cpu(), wanted)
+
+
 def test_what_hurts_is_switched_off(session):
     session(djinn_adaptive, Offered(Slower()))
     step, *_ = layer_and_data()

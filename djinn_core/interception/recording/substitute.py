@@ -245,7 +245,8 @@ class _Rewriting:
 
     def _finish(self, weights: frozenset[int]) -> Rewritten:
         self._check_kept()
-        before, rest = _hoisted([self._renamed(m) for m in self.made], weights)
+        outliving = frozenset(self.metas) - self.program.dead
+        before, rest = _hoisted([self._renamed(m) for m in self.made], weights, outliving)
         used = {h for m in rest for h in m.entry.inputs}
         relied = sorted({m.node for m in self.made if m.own} | self.relied)
         program = _program([m.entry for m in rest], self.program)
@@ -301,8 +302,10 @@ def _result_metas(program: Program) -> dict[int, TensorMeta]:
     return metas
 
 
-def _hoisted(made: Sequence[_Made], weights: frozenset[int]) -> tuple[list[_Made], list[_Made]]:
-    """Split into new instructions that depend on weights only, and the rest."""
+def _hoisted(
+    made: Sequence[_Made], weights: frozenset[int], outliving: frozenset[int]
+) -> tuple[list[_Made], list[_Made]]:
+    """Split into new instructions that depend on weights only, and the rest, which makes what outlives the program."""
     constant = set(weights)
     written = {storage_of(handle) for one in made for handle in one.entry.writes}
     before: list[_Made] = []
@@ -310,6 +313,7 @@ def _hoisted(made: Sequence[_Made], weights: frozenset[int]) -> tuple[list[_Made
     for one in made:
         call, inputs, outputs = one.entry.call, one.entry.inputs, one.entry.outputs
         stays = not (call.writes or call.random) and written.isdisjoint(map(storage_of, outputs))
+        stays = stays and outliving.isdisjoint(outputs)
         if one.own and inputs and constant.issuperset(inputs) and stays:
             before.append(one)
             constant.update(outputs)
