@@ -109,7 +109,9 @@ def exists(graph, request, pinned=None):
         if at == len(names):
             left[0] -= 1
             return fits(homes)
-        for device in [fixed[names[at]]] if names[at] in fixed else able[names[at]]:
+        for device in able[names[at]]:
+            if fixed.get(names[at], device) != device:
+                continue
             more = taken[device] + homeless[names[at]]
             if left[0] > 0 and (most[device] is None or more <= most[device]):
                 found = extend(at + 1, {**homes, names[at]: device}, {**taken, device: more})
