@@ -82,7 +82,8 @@ def judge():
 
 
 @pytest.fixture
-def session(judge, request):
+def session(judge, request, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no device was measured
     settings = getattr(request, "param", {})
     with configured(plugins=["local", "cost_based", Plugin(judge)], executors=2, threads=1, **settings):
         djinn.init()
