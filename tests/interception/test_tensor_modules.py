@@ -352,6 +352,21 @@ def lazy_modules(d):
 
 
 @case
+def lazy_modules_converted(d):
+    on_the_device = nn.LazyConv1d(3, 3, device=d)
+    weight = on_the_device.weight
+    found = []
+    for module in (
+        on_the_device.double(),
+        copy.deepcopy(nn.LazyConv1d(3, 3, device=d)).to(d),
+        nn.LazyConv1d(3, 3).to(d).half(),
+    ):
+        found += [type(module.weight).__name__, module.weight.dtype, module.weight.device]
+    shape = on_the_device(waves(d, 1, 2, 8).double()).shape
+    return found, shape, on_the_device.weight is weight, isinstance(weight, nn.Parameter), weight.dtype
+
+
+@case
 def uninitialized(d):
     p, b = nn.parameter.UninitializedParameter(device=d), nn.parameter.UninitializedBuffer(device=d)
     p.materialize((2,))

@@ -59,9 +59,16 @@ def _apply_swapping(
         return apply(module, fn, *args, **kwargs)
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        return apply(module, fn, *args, **kwargs)
+        return apply(module, lambda tensor: _swappable(tensor, fn(tensor)), *args, **kwargs)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def _swappable(before: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """What became of a parameter; of one without a shape a tensor, from which PyTorch can make a Parameter to swap with."""
+    if isinstance(before, torch.nn.UninitializedParameter):
+        return torch.empty(0, device=made.device, dtype=made.dtype)
+    return made
 
 
 def swap_in_conversions(swap: Swap) -> Swap:
@@ -93,6 +100,12 @@ def _take_over(kept: torch.Tensor, made: torch.Tensor) -> None:
 
 def _class_after(kept: torch.Tensor, made: torch.Tensor) -> type[torch.Tensor]:
     """That of `made`, but where the user gave `kept` a class of his own, it stays."""
+    if isinstance(kept, torch.nn.UninitializedParameter):
+        return (
+            remote_class(torch.nn.UninitializedParameter)
+            if isinstance(made, LazyTensor)
+            else torch.nn.UninitializedParameter
+        )
     cls = class_of_user(kept)
     if cls in {torch.Tensor, torch.nn.Parameter}:
         return type(made)
