@@ -13,6 +13,7 @@ _REASONS = (
     (r"in test_tensor_storage_type|torch\.FloatTensor\)|`torch\.cpu\.amp", "the test wants a class or a name of the CPU's or CUDA's"),
     (r"in test_lazy_clone", "copies on write of PyTorch's CPU allocator, which the test looks at"),
     (r"in test_transformerencoderlayer", "the test expects the fast path of this layer on the CPU and on CUDA alone"),
+    (r"in test_(binary_op_list_error_cases|parity|pointwise_op_with_tensor)", "the words of two errors are compared, and those of an executor name the op"),
     (r"in test_fftfreq_out", "another warning: PyTorch resizes an out= in Python here"),
     (r"in test_boolean_assignment_value_mismatch|in test_trivial_fancy_out_of_bounds", "the error depends on data: it is raised at the next sync point"),
     (r"in test_dim_ndim_limit", "the error names the limit of 64 dimensions in other words"),
