@@ -625,7 +625,12 @@ def set_numeric_settings(settings: Mapping[str, Any]) -> None:
     """Have this process compute under settings that `numeric_settings` gave."""
     core: Any = torch._C
     core._set_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
-    for (backend, op), precision in zip(_PRECISIONS, settings["float32"], strict=True):
+    precisions = dict(zip(_PRECISIONS, settings["float32"], strict=True))
+    # PyTorch keeps the former switches beside the precisions, and refuses to say what they are where both do not agree.
+    core._set_cudnn_allow_tf32(precisions["cuda", "conv"] == precisions["cuda", "rnn"] == "tf32")
+    product = "high" if precisions["cuda", "matmul"] == "tf32" else "highest"
+    core._set_float32_matmul_precision("medium" if precisions["mkldnn", "matmul"] == "bf16" else product)
+    for (backend, op), precision in precisions.items():
         if core._get_fp32_precision_getter(backend, op) != precision:
             core._set_fp32_precision_setter(backend, op, precision)
     for field, name in _SWITCHES.items():

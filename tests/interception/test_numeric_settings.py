@@ -93,8 +93,17 @@ def test_a_process_has_the_settings_of_the_session_that_runs():
         assert NumericSettings(**torch_private.numeric_settings()) == changed() == port.numeric_settings
         process.compute_under(None)  # a session that has sent none
         assert torch_private.numeric_settings() == before
+        check_former_switches()
     finally:
         torch_private.set_numeric_settings(before)
+
+
+def check_former_switches():
+    """PyTorch says what its former switches are, which it refuses where they do not agree with the precisions."""
+    with torch.backends.cudnn.flags(enabled=False):
+        pass
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_the_message_has_the_defaults_of_pytorch_and_comes_back(python, plain_environment):
@@ -131,3 +140,4 @@ def test_every_way_to_set_them_is_noted(set_it):
     finally:
         torch_private.set_numeric_settings(before)
     assert port.numeric_settings == noted
+    check_former_switches()
