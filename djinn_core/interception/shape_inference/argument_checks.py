@@ -203,6 +203,7 @@ _ABOUT_VALUES = re.compile(r"without overflow|[Cc]omplex|only supports boolean m
 _TRIED = frozenset({
     aten.heaviside.default,
     aten.heaviside_.default,
+    aten.heaviside.out,
     aten.masked_fill.Scalar,
     aten.masked_fill.Tensor,
     aten.masked_fill_.Scalar,
