@@ -122,3 +122,14 @@ def test_checkpointed_and_autocast(embedded):
         return out.detach().cpu(), x.grad.cpu()
 
     assert all(torch.equal(a, b) for a, b in zip(step(DEVICE), step("cpu"), strict=True))
+
+
+def test_attention_on_whose_result_nothing_depends_has_no_gradients(embedded):
+    def gradients(device):
+        torch.manual_seed(0)
+        module = torch.nn.MultiheadAttention(4, 2, batch_first=True).to(device)
+        x = torch.randn(3, 2, 4).to(device).requires_grad_()
+        out = torch._C._functions.UndefinedGrad()(module(x, x, x, need_weights=False)[0])
+        return torch.autograd.grad(out, (x, *module.parameters()), torch.ones_like(out), allow_unused=True)
+
+    assert gradients("cpu") == gradients(embedded) == (None,) * 5

@@ -174,6 +174,8 @@ def _stand_in(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
 @never_compiled
 def _backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
     """The fused kernel's gradients. They have gradients of their own, which PyTorch's kernel lacks."""
+    if args[0] is None:  # nothing depends on the result
+        return None, None, None
     if not is_differentiated((*args, kwargs.get("attn_mask"))):
         return record(_BACKWARD_ON_CPU, args, kwargs)
     grad, query, key, value, out, logsumexp, dropout, causal = args
