@@ -68,6 +68,22 @@ def test_nothing_is_sent_by_a_capture(deterministic):
     del y
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_export_changes_settings_while_it_traces(embedded, is_open):
+    if is_open:
+        torch.ones(2, device=embedded).sum().item()
+    else:
+        djinn.shut_down()
+    with djinn.capture():  # what is recorded waits for a session to begin
+        layer = torch.nn.Linear(4, 4).to(embedded)
+        kept = layer(torch.ones(2, 4, device=embedded))
+    more = kept + 1
+    exported = torch.export.export(torch.nn.Linear(3, 2).eval(), (torch.ones(1, 3),))
+    assert len(exported.graph.nodes) > 3
+    assert djinn.is_initialized() is is_open
+    torch.testing.assert_close((more - kept).cpu(), torch.ones(2, 4))
+
+
 def changed():
     return NumericSettings(
         deterministic=True,

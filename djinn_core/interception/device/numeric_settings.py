@@ -17,6 +17,11 @@ def install() -> None:
     torch_private.wrap_numeric_setters(_noting_changes)
 
 
+@torch_private.without_modes  # torch.export changes settings in the middle of tracing
+def _send_recorded() -> None:
+    current().cut_all()
+
+
 def _noting_changes(plain: Callable[..., Any]) -> Callable[..., Any]:
     """A setter after which ops run under the new settings; what was recorded before is sent first."""
 
@@ -24,8 +29,9 @@ def _noting_changes(plain: Callable[..., Any]) -> Callable[..., Any]:
         result = plain(*args, **kwargs)
         now = NumericSettings(**torch_private.numeric_settings())
         if now != port.numeric_settings:
-            if any(recorder.entries for recorder in recorders.all()):
-                current().cut_all()
+            # What waits for a session to begin runs under the settings of then: changing them starts no server.
+            if port.is_open() and any(recorder.entries for recorder in recorders.all()):
+                _send_recorded()
             port.numeric_settings = now
         return result
 

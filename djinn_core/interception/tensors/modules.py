@@ -65,7 +65,7 @@ def _apply_swapping(
 
 
 def _swappable(before: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """What became of a parameter; of one without a shape a tensor, from which PyTorch can make a Parameter to swap with."""
+    """The result of a conversion; of a parameter without a shape a tensor from which PyTorch can make a Parameter to swap with."""
     if isinstance(before, torch.nn.UninitializedParameter):
         return torch.empty(0, device=made.device, dtype=made.dtype)
     return made
