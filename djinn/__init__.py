@@ -33,6 +33,7 @@ from djinn_core.errors import (
     StartupError,
     TransportError,
     UnsupportedOperation,
+    WeightsUnavailable,
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.interception.recording.capture import is_capturing
@@ -75,6 +76,7 @@ from djinn_core.runtime.coordinator import Coordinator, coordinator
 from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
 from djinn_core.runtime.kv_session import KvSession, kv_session
+from djinn_core.runtime.open_weights import RemoteWeights, open_weights
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
 from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.scheduler import Scheduler
@@ -119,6 +121,7 @@ __all__ = [
     "RemoteTorchOutOfMemory",
     "RemoteTypeError",
     "RemoteValueError",
+    "RemoteWeights",
     "Scheduler",
     "SchedulingGroup",
     "SchedulingStrategy",
@@ -130,6 +133,7 @@ __all__ = [
     "UnsupportedOperation",
     "Verification",
     "VerificationError",
+    "WeightsUnavailable",
     "WorkloadProfile",
     "WorkloadType",
     "cancel",
@@ -148,6 +152,7 @@ __all__ = [
     "is_initialized",
     "kv_session",
     "last_profile",
+    "open_weights",
     "plan",
     "register_init_hook",
     "reset_stats",

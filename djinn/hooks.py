@@ -15,6 +15,7 @@ from djinn_core.errors import (
     StartupError,
     TransportError,
     UnsupportedOperation,
+    WeightsUnavailable,
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionPolicy, AdmissionRefusal, AdmissionRequest
@@ -63,6 +64,7 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
+from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
 from djinn_core.ir.arguments import arguments, slot_positions
 from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.graph import Edge, Graph, Node
@@ -212,6 +214,10 @@ __all__ = [
     "Trial",
     "UnsupportedOperation",
     "Upload",
+    "WeightFile",
+    "WeightPermissions",
+    "WeightSource",
+    "WeightsUnavailable",
     "WorkloadProfile",
     "WorkloadType",
     "arguments",

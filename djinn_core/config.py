@@ -225,6 +225,12 @@ def _target(value: object) -> float:
     return 0.0 if value in {None, "", 0, "0"} and not isinstance(value, bool) else _seconds(value)
 
 
+def _weights_from(value: object) -> str:
+    if value not in {"auto", "server", "client"}:
+        raise ValueError("must be 'auto', 'server' or 'client'")
+    return str(value)
+
+
 def _executor(value: object) -> str:
     if value not in {"process", "inline"}:
         raise ValueError("must be 'process' or 'inline'")
@@ -270,6 +276,7 @@ class Settings:
         assignment: name of the policy by which `djinn serve` assigns new sessions to executors.
         assignment_hint: what servers are told of this program's work when they assign it, such as the name of a model.
         authenticators: names of the authenticators that `djinn serve` asks beside its own tokens.
+        weights_from: who reads the weights of pretrained models: `server`, `client`, or `auto`: the server where it has them.
         exact: whether optimizations that round otherwise than the user's own ops are left out.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
         client_fallback: whether ops that the executor cannot do are computed on this machine.
@@ -314,6 +321,7 @@ class Settings:
     assignment: str = attrs.field(default="least_loaded", converter=_text)
     assignment_hint: str = attrs.field(default="", converter=_text)
     authenticators: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    weights_from: str = attrs.field(default="auto", converter=_weights_from)
     exact: bool = attrs.field(default=True, converter=_flag)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
     client_fallback: bool = attrs.field(default=False, converter=_flag)

@@ -122,6 +122,11 @@ class StartupError(DjinnError, RuntimeError):
 
 
 @public
+class WeightsUnavailable(DjinnError):  # noqa: N818 - says what is so
+    """Weights that the server was to read are not there, may not be read, or are malformed."""
+
+
+@public
 class RemoteError(DjinnError, RuntimeError):
     """An op failed on the executor.
 

@@ -9,7 +9,7 @@ from typing import Final
 # By name of the plugin the module that it is.
 _MODULES: Final = {
     name: f"djinn_core.builtins.{name}"
-    for name in ("device", "costs", "placement", "scheduling", "local", "cpu", "memory", "assignment")
+    for name in ("device", "costs", "placement", "scheduling", "local", "cpu", "memory", "weights", "assignment")
 }
 
 

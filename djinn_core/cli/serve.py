@@ -40,6 +40,9 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
             directory=_private(store.directory or cache_directory() / "weights", "weights") if store.limit else None,
             warm=_weight_files(store),
         ),
+        models=attrs.evolve(
+            config.executor.models, folders=tuple(folder.resolve() for folder in config.executor.models.folders)
+        ),
         recovery=attrs.evolve(
             recovery,
             journals=_private(recovery.journals or cache_directory() / "journals", "journals of sessions")

@@ -10,6 +10,7 @@ import torch
 
 from djinn_core.errors import StartupError
 from djinn_core.ir.program import Program, Slot
+from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
 from djinn_core.ir.values import TensorMeta
 from djinn_core.wire.cache_messages import CacheAction
 from djinn_core.wire.messages import DeviceInfo
@@ -120,6 +121,17 @@ class Runtime(Protocol):
 
         Their memory is held until then.
         """
+
+    def open_weights(self, address: str, device: int = 0) -> WeightListing:
+        """The tensors that the executors of a logical device find at an address; one round trip. The caller must hold the recorders' lock.
+
+        Raises:
+            WeightsUnavailable: there are none, or the server may not or cannot read them.
+            SessionLost: the remote state is gone.
+        """
+
+    def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
+        """Have the executor make the value `handle` of a logical device of what it reads itself. It waits for nothing."""
 
     def figures(self, *, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
         """Counts and bytes of a logical device for this session; one round trip. The caller must hold the recorders' lock.

@@ -6,6 +6,7 @@ A field that has a flag of `djinn serve` says so in its metadata; the option of 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import attrs
 
@@ -122,6 +123,35 @@ class StoreConfig:
 
 
 @attrs.frozen
+class ModelConfig:
+    """Weights that executors read themselves, so that clients need not have them.
+
+    Attributes:
+        folders: folders that clients may name models in; caches of the Hugging Face hub included.
+        addresses: patterns of other addresses that they may name.
+    """
+
+    folders: tuple[Path, ...] = attrs.field(
+        default=(),
+        metadata=Flag(
+            "--models",
+            "Folder whose models clients may have the server read, such as a cache of the Hugging Face hub. May be repeated.",
+            exists=True,
+        ).metadata,
+    )
+    addresses: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=Flag(
+            "--allow-weights",
+            "Pattern of addresses that clients may have the server read, such as 'hf://org/*' or 's3://bucket/*'. May be repeated.",
+        ).metadata,
+    )
+
+
+EVERYTHING: Final = ModelConfig((Path("/"),), ("*",))  # for a program's own executor, whose files are those of its user
+
+
+@attrs.frozen
 class RecoveryConfig:
     """Sessions that outlive their connection, and their executor.
 
@@ -196,6 +226,7 @@ class ExecutorConfig:
     )
     admission: AdmissionLimits = attrs.field(factory=AdmissionLimits)
     store: StoreConfig = attrs.field(factory=StoreConfig)
+    models: ModelConfig = attrs.field(factory=ModelConfig)
     recovery: RecoveryConfig = attrs.field(factory=RecoveryConfig)
     plugins: Selection = attrs.field(factory=Selection)
     log: LogConfig = attrs.field(factory=LogConfig)

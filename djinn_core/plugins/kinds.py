@@ -63,6 +63,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("devices", "devices", "Device", ("gateway", "executor")),
     Kind("compilers", "compilers", "Compiler", ("executor",)),
     Kind("memory", "memory_policies", "MemoryPolicy", ("executor",)),
+    Kind("weights", "weight_sources", "WeightSource", ("executor",)),
     Kind("authentication", "authenticators", "Authenticator", ("gateway",)),
     Kind("admission", "admission_policies", "AdmissionPolicy", ("gateway", "executor")),
     Kind("assignment", "assignment_policies", "AssignmentPolicy", ("gateway",)),

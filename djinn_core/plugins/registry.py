@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.schedulers import ScheduleMaker
     from djinn_core.hookspecs.server_observers import ServerObserver
     from djinn_core.hookspecs.transports import Transport
+    from djinn_core.hookspecs.weights import WeightSource
 
 
 @attrs.frozen
@@ -89,6 +90,7 @@ class Registry:
     devices: tuple[Device, ...] = ()
     compilers: tuple[Compiler, ...] = ()
     memory_policies: tuple[MemoryPolicy, ...] = ()
+    weight_sources: tuple[WeightSource, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
     admission_policies: tuple[AdmissionPolicy, ...] = ()
     assignment_policies: tuple[AssignmentPolicy, ...] = ()

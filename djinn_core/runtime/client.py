@@ -318,6 +318,7 @@ def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
         context.observers,
         caches_weights=attached.caches_weights,
         compressions=only.compressions,
+        weight_sources=attached.weight_sources,
         called=only.server,
     )
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from djinn_core.errors import WeightsUnavailable
 from djinn_core.interception.runtime_interface import CacheMemory, Submission, SubmissionReply
 from djinn_core.interrupts import held
 from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
@@ -23,6 +25,8 @@ from djinn_core.runtime.stats import Stats
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply, CacheRequest
 from djinn_core.wire.messages import StatsReply, StatsRequest
+from djinn_core.wire.tensors import dtype_from_name
+from djinn_core.wire.weight_messages import OpenWeights, OpenWeightsReply
 
 
 class Session:
@@ -44,11 +48,12 @@ class Session:
         *,
         caches_weights: bool = False,
         compressions: Sequence[str] = (),
+        weight_sources: Sequence[str] = (),
         called: str = "",
         reader: AnswerReader | None = None,
         unread: int = UNREAD,
     ) -> None:
-        """`caches_weights`, `compressions`: as in `Attached`. `server`, `called`: as in `ExecutorLink`. `unread`: as in `Submissions`.
+        """`caches_weights`, `compressions`, `weight_sources`: as in `Attached`. `server`, `called`: as in `ExecutorLink`. `unread`: as in `Submissions`.
 
         `reader`: reads its answers, where failures are shared with other sessions.
         """
@@ -57,6 +62,7 @@ class Session:
         self.uploads = Uploader(self.link, self.replies, stats, observers, caches_weights, Compressing(compressions))
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers, unread)
         self._observers = observers
+        self._weight_sources = frozenset(weight_sources)
 
     @property
     def server(self) -> str:
@@ -93,6 +99,15 @@ class Session:
             self._observers.tell("uploading", bytes=sum(t.nbytes for t in tensors))
         with held:
             self.uploads.expect(tensors)
+
+    def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:  # noqa: ARG002 - there is one
+        """As `Runtime.read_weights`.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        with held:
+            self.uploads.read(handle, stored)
 
     # --- in ----------------------------------------------------------------------------------------------------
 
@@ -143,6 +158,26 @@ class Session:
             SessionLost: the executor is gone.
         """
         return dict(self.replies.ask(StatsRequest(reset_peak), StatsReply).values)
+
+    def open_weights(self, address: str, device: int = 0) -> WeightListing:  # noqa: ARG002 - there is one
+        """As `Runtime.open_weights`.
+
+        Raises:
+            WeightsUnavailable: there are none, or the server may not or cannot read them.
+            SessionLost: the executor is gone.
+        """
+        scheme = address.partition(":")[0]
+        if scheme not in self._weight_sources:
+            known = ", ".join(f"{name}:" for name in sorted(self._weight_sources)) or "nothing"
+            raise WeightsUnavailable(f"{self.server} reads no weights from {address!r}: it reads {known}")
+        reply = self.replies.ask(OpenWeights(address), OpenWeightsReply)
+        if reply.refused:
+            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+        found = [
+            StoredTensor(address, reply.version, one.name, dtype_from_name(one.dtype), one.shape)
+            for one in reply.tensors
+        ]
+        return WeightListing({stored.name: stored for stored in found}, dict(reply.metadata))
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:
         """As `Runtime.caches`.

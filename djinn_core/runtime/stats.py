@@ -20,7 +20,7 @@ class Stats:
     went back to one.
     `plans_for_sizes` are those of `plans_made` that a known program needed because its sizes had left the range of its plans.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
-    `bytes_recalled` what the server had already. `server_..._us` is where the server's time went, in microseconds, as its
+    `bytes_recalled` what the server had already, `bytes_read` what it read itself at an address. `server_..._us` is where the server's time went, in microseconds, as its
     answers say (`Timing`): waiting for other sessions, reading submissions, running them, getting results ready.
     `memory_pressure` is how short the executor's memory was by the last answer: 0 not at all, 1 nearly full, 2 values made room.
     """
@@ -30,6 +30,7 @@ class Stats:
     round_trips: int = 0
     bytes_uploaded: int = 0
     bytes_recalled: int = 0
+    bytes_read: int = 0
     templates_sent: int = 0
     templates_reused: int = 0
     plans_made: int = 0

@@ -70,11 +70,17 @@ def admit(
 
 
 def attached(
-    session: str, process: int, device: DeviceInfo, client_operators: str, *, caches_weights: bool
+    session: str,
+    process: int,
+    device: DeviceInfo,
+    client_operators: str,
+    *,
+    caches_weights: bool,
+    weight_sources: tuple[str, ...] = (),
 ) -> Attached:
     """The answer to an admitted client; the whole allow-list goes along where the client has another.
 
-    `caches_weights`: whether the executor keeps weights.
+    `caches_weights`: whether the executor keeps weights. `weight_sources`: schemes of addresses that it reads them from.
     """
     differs = client_operators != operators_digest()
     return Attached(
@@ -86,4 +92,5 @@ def attached(
         caches_weights=caches_weights,
         compressions=supported_compressions(),
         instance=instance(),
+        weight_sources=weight_sources,
     )

@@ -17,6 +17,7 @@ from djinn_core.server.running.cancellation import CancellationMonitor
 from djinn_core.server.shared_device import SharedDevice
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights.disk import Disk
+from djinn_core.server.weights.weight_reader import WeightReader
 
 
 @attrs.frozen
@@ -26,6 +27,7 @@ class ExecutorContext:
     Attributes:
         device: the device that sessions take turns on, with its memory and its compiled templates.
         usage: counters, and the tenant's quota.
+        weights: reads weights from where clients say.
         disk: bytes that journals, spilled values and weights have on disk.
         monitor: reads the connections of sessions that compute.
         trimmer: returns memory to the system after a session has ended.
@@ -37,6 +39,7 @@ class ExecutorContext:
 
     device: SharedDevice
     usage: UsageMetrics = attrs.field(factory=UsageMetrics)
+    weights: WeightReader = attrs.field(factory=WeightReader)
     disk: Disk = attrs.field(factory=Disk)
     monitor: CancellationMonitor = attrs.field(factory=CancellationMonitor)
     trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)

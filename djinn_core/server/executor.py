@@ -31,6 +31,7 @@ from djinn_core.delivery.session_channel import SessionChannel
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
+from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, StoreConfig
 from djinn_core.launch.listen_addresses import in_places
@@ -64,6 +65,7 @@ from djinn_core.server.shared_device import SharedDevice
 from djinn_core.server.tenancy import Tenancy
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
+from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
@@ -253,7 +255,12 @@ class Executor:
     def _attached(self, owner: SessionIdentity, admitted: Admitted) -> Attached:
         caches_weights, leases = self._tenancy.store is not None, self._leases
         said = attached(
-            owner.session, os.getpid(), self._device.info(), admitted.operators, caches_weights=caches_weights
+            owner.session,
+            os.getpid(),
+            self._device.info(),
+            admitted.operators,
+            caches_weights=caches_weights,
+            weight_sources=self._context.weights.schemes,
         )
         if not leases.seconds:
             return said
@@ -429,7 +436,10 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
     events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)
     events.observe_with(registry)
-    context = ExecutorContext(SharedDevice(opened.runtime), disk=disk, events=events, policies=policies)
+    weights = WeightReader(registry.weight_sources, WeightPermissions(config.models.folders, config.models.addresses))
+    context = ExecutorContext(
+        SharedDevice(opened.runtime), weights=weights, disk=disk, events=events, policies=policies
+    )
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
     begin_compiling(context, registry, config.compilers)

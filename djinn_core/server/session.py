@@ -11,7 +11,13 @@ from functools import partial
 import attrs
 import msgspec
 
-from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
+from djinn_core.errors import (
+    ProtocolError,
+    QuotaExceeded,
+    TransportError,
+    UnsupportedOperation,
+    WeightsUnavailable,
+)
 from djinn_core.hookspecs.admission import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.values import storage_of
@@ -90,6 +96,7 @@ from djinn_core.wire.peer_messages import (
 )
 from djinn_core.wire.state_messages import StateHeader, StateRequest
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
+from djinn_core.wire.tensors import dtype_name
 from djinn_core.wire.upload_messages import (
     AbortUpload,
     BlobHit,
@@ -99,6 +106,7 @@ from djinn_core.wire.upload_messages import (
     BlobQueryReply,
     UploadPart,
 )
+from djinn_core.wire.weight_messages import OpenWeights, OpenWeightsReply, ReadWeights, StoredTensorEntry
 
 _log = get_logger("djinn.server")
 YES, NO = b"\1", b"\0"
@@ -124,7 +132,7 @@ class ExecutorSession:
         self._numeric_settings: NumericSettings | None = None  # those of the process
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
-        self._uploads = UploadAssembly(device.runtime, self.values, store)
+        self._uploads = UploadAssembly(device.runtime, self.values, store, context.weights)
         self.exchange = PeerExchange(peer_listener or PeerListener())
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
@@ -169,6 +177,10 @@ class ExecutorSession:
             self._usage.check_values()
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
+        elif isinstance(message, OpenWeights):
+            connection.send(Frame(encode(self._open_weights(message))))
+        elif isinstance(message, ReadWeights):
+            self._read_weights(message)
         elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
         elif isinstance(message, ValueHints):
@@ -482,7 +494,8 @@ class ExecutorSession:
                 return message
 
     def _await_uploads(self, connection: ExecutorChannel) -> None:
-        """Wait until everything that was offered is here."""
+        """Wait until everything that was offered or is being read is here."""
+        self._uploads.finish_reads()
         while self._uploads.wanted:
             self._next_urgent(connection)
 
@@ -522,6 +535,23 @@ class ExecutorSession:
         except ProtocolError as error:
             _log.warning("an upload is refused", reason=str(error))
             self._uploads.refuse(upload.handle, str(error))
+
+    def _open_weights(self, request: OpenWeights) -> OpenWeightsReply:
+        try:
+            opened = self._context.weights.open(request.address)
+        except WeightsUnavailable as error:
+            return OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT])
+        tensors = opened.tensors.items()
+        listed = [StoredTensorEntry(name, dtype_name(place.dtype), place.entry.shape) for name, place in tensors]
+        return OpenWeightsReply(opened.version, tuple(listed), tuple(opened.metadata.items()))
+
+    def _read_weights(self, request: ReadWeights) -> None:
+        self._usage.check_values()
+        try:
+            self._uploads.read(request)
+        except ProtocolError as error:
+            _log.warning("a value is not read", reason=str(error))
+            self._uploads.refuse(request.handle, str(error))
 
     def _take_withdrawal(self, withdraw: AbortUpload) -> None:
         self._usage.check_values()

@@ -14,6 +14,7 @@ from djinn_core.wire.binding_delta import Handles
 from djinn_core.wire.message_base import Count, tag_of
 from djinn_core.wire.messages import InitialBindings, Submit, TemplateReply, ValueHints
 from djinn_core.wire.upload_messages import BlobOffer, UploadPart
+from djinn_core.wire.weight_messages import ReadWeights
 
 _NOTHING = msgspec.Raw()
 
@@ -46,6 +47,10 @@ class _Offered(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(BlobOffe
     handle: Count
 
 
+class _Read(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(ReadWeights)):
+    handle: Count
+
+
 class _Hints(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(ValueHints)):
     digest: msgspec.Raw
 
@@ -68,7 +73,7 @@ class UnreadableTemplate:
 
 @attrs.frozen
 class UnreadableUpload:
-    """Bytes for a value, or the offer of them, which cannot be read otherwise."""
+    """Bytes for a value, the offer of them or where to read them, which cannot be read otherwise."""
 
     handle: int
     reason: str
@@ -83,7 +88,9 @@ class UnreadableHints:
 
 
 Unreadable = UnreadableSubmit | UnreadableTemplate | UnreadableUpload | UnreadableHints
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Submission | _Definition | _Bytes | _Offered | _Hints)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    _Submission | _Definition | _Bytes | _Offered | _Read | _Hints
+)
 _first: msgspec.msgpack.Decoder[InitialBindings] = msgspec.msgpack.Decoder(InitialBindings)
 
 

@@ -57,6 +57,7 @@ from djinn_core.wire.upload_messages import (
     BlobQueryReply,
     UploadPart,
 )
+from djinn_core.wire.weight_messages import OpenWeights, OpenWeightsReply, ReadWeights
 
 PROTOCOL_VERSION = 3
 Traits = Annotated[tuple[Name, ...], msgspec.Meta(max_length=4096)]
@@ -155,7 +156,7 @@ class Attached(Message, frozen=True):
     `caches_weights`: it stores weights, so that the client may offer them by digest. `compressions`: compressed encodings of uploads that it
     reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
     and a client that shows `secret` may reconnect within `lease` seconds; if it is `recoverable`, also after the executor has died, to
-    its replacement.
+    its replacement. `weight_sources`: schemes of the addresses that it reads weights from.
     """
 
     session: Name
@@ -169,6 +170,7 @@ class Attached(Message, frozen=True):
     lease: float = 0.0
     secret: Ticket = ""
     recoverable: bool = False
+    weight_sources: tuple[Name, ...] = ()
 
 
 # --- work -----------------------------------------------------------------------------------------------------
@@ -452,6 +454,9 @@ AnyMessage = (
     | ProtocolClose
     | StatsRequest
     | StatsReply
+    | OpenWeights
+    | OpenWeightsReply
+    | ReadWeights
     | CacheRequest
     | CacheReply
     | NumericSettings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import attrs
 import torch
 
-from djinn_core.errors import ForkedProcess
+from djinn_core.errors import ForkedProcess, UnsupportedOperation
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_core.interception.recording.call_site import Issued
@@ -29,6 +29,7 @@ from djinn_core.interception.tensors.storage import Storage, Value, take_freed
 from djinn_core.interrupts import held
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
+from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
 from djinn_core.stack_room import require_stack_room
 from djinn_core.torch_private import without_modes
 from djinn_core.wire import limits
@@ -189,6 +190,10 @@ class Recorder:
         """Do `action` with KV caches when the executor has done what was recorded so far; see `Runtime.caches`."""
         return self._asked(lambda runtime: runtime.caches(action, handles))
 
+    def open_weights(self, address: str, device: int) -> WeightListing:
+        """The tensors at an address; see `Runtime.open_weights`."""
+        return self._asked(lambda runtime: runtime.open_weights(address, device))
+
     def _asked(self, question: Callable[[Runtime], T]) -> T:
         require_stack_room()
         with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
@@ -277,6 +282,22 @@ class Recorder:
             self.uploaded = self.uploads = 0
             if device_state.freed and not self.captures:
                 self._send(runtime, SyncRequest())
+
+    def read_weights(self, handle: int, stored: StoredTensor, device: int) -> None:
+        """Have the executor make the value `handle` of what it reads itself.
+
+        Raises:
+            UnsupportedOperation: a call is recorded that will be repeated without being called.
+        """
+        require_stack_room()
+        if self.constants is not None:
+            raise UnsupportedOperation(
+                "weights cannot be read in a call that is recorded to be repeated: read them before it"
+            )
+        runtime = _runtime()
+        with held, suppress_at_shutdown(), collect_later:
+            self._shared.send_held_back(runtime)
+            runtime.read_weights(handle, stored, device)
 
     def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
         require_stack_room()

@@ -10,7 +10,7 @@ import attrs
 from djinn_core.config import Settings
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.own_journals import own_journals
 from djinn_core.plugins.registry import Registry
@@ -46,7 +46,7 @@ def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
 
 def _start_executor(settings: Settings) -> OwnExecutor:
     there = attrs.evolve(settings, plugins=names_for_executors(settings.plugins))
-    config = ExecutorConfig(settings.device).with_settings(there)
+    config = ExecutorConfig(settings.device, models=EVERYTHING).with_settings(there)
     return OwnExecutor(config, own_journals() if settings.recover else None, settings.executors)
 
 

@@ -1,4 +1,4 @@
-"""Deferred uploads: copies that wait until it is known which executor uses them."""
+"""Deferred uploads: copies, and names of what executors read themselves, that wait until it is known which executor uses them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.session import Session
 
@@ -21,7 +22,7 @@ class HeldUploads:
         self._members = members
         self.fill(memory_free)
         self._residency = residency
-        self._held: dict[int, torch.Tensor] = {}
+        self._held: dict[int, torch.Tensor | StoredTensor] = {}
         self._bytes = 0
 
     def fill(self, memory_free: Sequence[int | None]) -> None:
@@ -31,30 +32,37 @@ class HeldUploads:
     def __contains__(self, handle: int) -> bool:
         return handle in self._held
 
-    def hold(self, handle: int, copy: torch.Tensor) -> list[int]:
-        """Keep `copy`, now the only one; return the handles that have waited longest and cannot wait any more."""
+    def hold(self, handle: int, copy: torch.Tensor | StoredTensor) -> list[int]:
+        """Keep `copy`, now the only one; return the handles that have waited longest and cannot wait any more.
+
+        What an executor reads itself may wait for ever: it takes no memory here.
+        """
         self._held[handle] = copy
-        self._bytes += copy.nbytes
+        self._bytes += _bytes_here(copy)
         over: list[int] = []
         left = self._bytes
-        for oldest, tensor in self._held.items():
+        for oldest, tensor in self._held.items() if left > HELD_LIMIT else ():
             if left <= HELD_LIMIT:
                 break
-            over.append(oldest)
-            left -= tensor.nbytes
+            if isinstance(tensor, torch.Tensor):
+                over.append(oldest)
+                left -= tensor.nbytes
         return over
 
     def give(self, handle: int, executor: int) -> int:
         """Send what waits as `handle` to an executor; its bytes."""
         tensor = self._held.pop(handle)
-        self._bytes -= tensor.nbytes
-        self._members[executor].upload(handle, tensor)
+        self._bytes -= _bytes_here(tensor)
+        if isinstance(tensor, StoredTensor):
+            self._members[executor].read_weights(handle, tensor)
+        else:
+            self._members[executor].upload(handle, tensor)
         return tensor.nbytes
 
     def drop(self, handle: int) -> None:
         """Drop a value that the program holds no more, if it waits here."""
         tensor = self._held.pop(handle, None)
-        self._bytes -= tensor.nbytes if tensor is not None else 0
+        self._bytes -= _bytes_here(tensor) if tensor is not None else 0
 
     def roomy(self, handle: int) -> int:
         """The first executor that has room for what waits, so that what is loaded in order stays together."""
@@ -62,3 +70,7 @@ class HeldUploads:
         rooms = [int(free * _FILL) - self._residency.held[executor] for executor, free in enumerate(self._free)]
         fitting = (executor for executor, room in enumerate(rooms) if room >= needed)
         return next(fitting, max(range(len(rooms)), key=rooms.__getitem__))
+
+
+def _bytes_here(waiting: torch.Tensor | StoredTensor) -> int:
+    return waiting.nbytes if isinstance(waiting, torch.Tensor) else 0

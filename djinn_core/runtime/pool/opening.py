@@ -55,6 +55,7 @@ def open_pool(
             observers,
             caches_weights=one.attached.caches_weights,
             compressions=one.compressions,
+            weight_sources=one.attached.weight_sources,
             called=one.server,
             reader=AnswerReader(failures, number),
             unread=1,  # what an executor says of its links counts for the next plan

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import torch
 
-from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost
+from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost, WeightsUnavailable
 from djinn_core.interception.runtime_interface import CacheMemory, DescribedValue, Submission, SubmissionReply
 from djinn_core.interrupts import held
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
+from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.held_uploads import HeldUploads
@@ -346,6 +347,35 @@ class PoolSession:
         with held.whole(), self._tables:
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
+
+    def open_weights(self, address: str, device: int = 0) -> WeightListing:
+        """As `Runtime.open_weights`; all executors of the device must find the same.
+
+        Raises:
+            WeightsUnavailable: one of them does not.
+        """
+        members = self.members[device - 1 : device] if device else self.members
+        found = [(member, member.open_weights(address)) for member in members]
+        listing = found[0][1]
+        for member, other in found[1:]:
+            if other.tensors != listing.tensors:
+                raise WeightsUnavailable(
+                    f"{address!r} is not the same at {member.server} and {found[0][0].server}: a pool reads from one place, "
+                    "or from equal copies with equal times"
+                )
+        return listing
+
+    def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
+        """As `Runtime.read_weights`, on the executor that uses it first."""
+        if self.lost:
+            raise SessionLost(self.lost)
+        with held.whole(), self._tables:
+            if device:
+                self.members[device - 1].read_weights(handle, stored)
+                self._residency.add(handle, device - 1, stored.nbytes)
+                self._residency.given.add(storage_of(handle))
+            else:
+                self._uploads.hold(handle, stored)
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Runtime.expect_uploads`. Uploads are copied as they come, so that nothing is gained by knowing of them."""

@@ -13,6 +13,7 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interrupts import held
+from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.receiving.replies import Replies
@@ -23,7 +24,7 @@ from djinn_core.wire import limits
 from djinn_core.wire.compression import PLANES_ZSTD
 from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import TensorHeader, encode
-from djinn_core.wire.tensors import dtype_from_name, tensor_to_wire
+from djinn_core.wire.tensors import dtype_from_name, dtype_name, tensor_to_wire
 from djinn_core.wire.upload_messages import (
     AbortUpload,
     BlobHit,
@@ -33,6 +34,7 @@ from djinn_core.wire.upload_messages import (
     BlobQueryReply,
     UploadPart,
 )
+from djinn_core.wire.weight_messages import ReadWeights
 
 CHUNK: Final = 4 << 20  # bytes of an upload that travel in one frame, and again if it is lost on the way
 OFFER_BYTES: Final = 64 << 10  # smaller tensors travel at once
@@ -121,6 +123,25 @@ class Uploader:
             self._offer(handle, header, data, known.digest if known is not None else b"")
         else:
             self._send_or_withdraw(handle, _Upload(header, data))
+
+    def read(self, handle: int, stored: StoredTensor) -> None:
+        """Have the executor read the value `handle` itself."""
+        message = ReadWeights(
+            handle,
+            stored.address,
+            stored.version,
+            stored.name,
+            dtype_name(stored.dtype),
+            stored.shape,
+            stored.start,
+            stored.nbytes,
+        )
+        try:
+            self._replies.tell(message)
+        except KeyboardInterrupt:
+            self._link.send_message(AbortUpload(handle))
+            raise
+        self._stats.bytes_read += stored.nbytes
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
         """These will be uploaded next: ask for all large ones at once whether the executor has them.

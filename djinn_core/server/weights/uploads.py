@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
 
 import attrs
 import torch
 
-from djinn_core.errors import ProtocolError
+from djinn_core.errors import ProtocolError, WeightsUnavailable
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
+from djinn_core.ir.values import contiguous_strides
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.recovery.journal import Journal
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
+from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire import limits
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, BlobQueryReply, UploadPart
+from djinn_core.wire.weight_messages import ReadWeights
 
 WITHDRAWN = "its upload was interrupted: make it again"
+READ_AHEAD: Final = 1 << 30  # bytes that are read before the device takes them
 _NUMBERS = 1 << 63  # what PyTorch counts with ends there
 
 
@@ -31,6 +38,14 @@ class _Partial:
     received: int
 
 
+@attrs.frozen
+class _Read:
+    """A value that is being read by the executor itself."""
+
+    header: UploadPart
+    data: Future[torch.Tensor]
+
+
 class UploadAssembly:
     """Collects the parts of each upload; a complete one becomes a value.
 
@@ -39,8 +54,13 @@ class UploadAssembly:
         journal: the session's journal, if it has one.
     """
 
-    def __init__(self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None) -> None:
-        """`store`: where weights are kept, if they are."""
+    def __init__(
+        self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None, reader: WeightReader
+    ) -> None:
+        """`store`: where weights are kept, if they are. `reader`: reads those that the client only names."""
+        self._reader = reader
+        self._reads: deque[_Read] = deque()
+        self._read_bytes = 0
         self._runtime = runtime
         self._values = values
         self._store = store
@@ -51,14 +71,15 @@ class UploadAssembly:
 
     @property
     def busy(self) -> bool:
-        """True if an upload is incomplete, or a blob is held for a later offer by the client."""
-        return bool(self.wanted or self._partial or self._held)
+        """True if an upload is incomplete, a value is being read, or a blob is held for a later offer by the client."""
+        return bool(self.wanted or self._partial or self._held or self._reads)
 
     def clear(self) -> None:
         """Forget what is under way."""
         self.wanted.clear()
         self._partial.clear()
         self._held.clear()
+        self._reads.clear()
         self.journal = None
 
     def hold(self, have: BlobQuery) -> BlobQueryReply:
@@ -108,6 +129,47 @@ class UploadAssembly:
             return False
         self._finish(header, data)
         return True
+
+    def read(self, request: ReadWeights) -> None:
+        """Begin to read a value from an opened address; `finish_reads` makes it.
+
+        Raises:
+            ProtocolError: nothing like it can be uploaded.
+        """
+        strides = contiguous_strides(request.shape) if _countable(request.shape) else ()
+        header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
+        self._check_new(header)
+        if any(waiting.header.handle == request.handle for waiting in self._reads):
+            raise ProtocolError(f"value {request.handle} is uploaded twice")
+        while self._reads and self._read_bytes + request.size > READ_AHEAD:
+            self._finish_read()
+        try:
+            self._check_room(request.size)
+            data = self._reader.read(request.address, request.version, request.name, request.start, request.size)
+        except WeightsUnavailable as error:
+            self._poison(request.handle, "WeightsUnavailable", str(error))
+        except RuntimeError as error:
+            self._refuse(header, error)
+        else:
+            self._reads.append(_Read(header, data))
+            self._read_bytes += request.size
+
+    def finish_reads(self) -> None:
+        """Wait for what is being read, and make values of it."""
+        while self._reads:
+            self._finish_read()
+
+    def _finish_read(self) -> None:
+        one = self._reads.popleft()
+        self._read_bytes -= one.header.size
+        try:
+            data = one.data.result()
+        except WeightsUnavailable as error:
+            self._poison(one.header.handle, "WeightsUnavailable", str(error))
+        except (RuntimeError, MemoryError) as error:
+            self._refuse(one.header, error)
+        else:
+            self._finish(one.header, data)
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
         """Take one part.
@@ -164,14 +226,17 @@ class UploadAssembly:
         if upload.handle in self._values or upload.handle in self._partial:
             raise ProtocolError(f"value {upload.handle} is uploaded twice")
 
-    def _room_for(self, upload: UploadPart) -> torch.Tensor | None:
+    def _check_room(self, size: int) -> None:
+        """Raises OutOfMemoryError where what is under way exceeds the executor's memory limit with `size` bytes more."""
         ledger = ledger_of(self._runtime)
-        coming = sum(partial.header.size for partial in self._partial.values() if partial.data is not None)
+        parts = sum(partial.header.size for partial in self._partial.values() if partial.data is not None)
+        coming = parts + self._read_bytes
+        if ledger is not None and coming + size > ledger.limit:
+            raise torch.OutOfMemoryError(f"{coming:,} bytes of others are under way, {ledger.limit:,} are the limit")
+
+    def _room_for(self, upload: UploadPart) -> torch.Tensor | None:
         try:
-            if ledger is not None and coming + upload.size > ledger.limit:
-                raise torch.OutOfMemoryError(
-                    f"{coming:,} bytes of others are under way, {ledger.limit:,} are the limit"
-                )
+            self._check_room(upload.size)
             return torch.empty(upload.size, dtype=torch.uint8)
         except (RuntimeError, MemoryError) as error:
             self._refuse(upload, error)
@@ -207,22 +272,28 @@ class UploadAssembly:
             raise ProtocolError(reason)
         self._partial.pop(handle, None)
         self.wanted.pop(handle, None)
-        self._values[handle] = Poison(Failure(0, -1, "upload", "ProtocolError", reason))
+        self._poison(handle, "ProtocolError", reason)
+
+    def _poison(self, handle: int, kind: str, reason: str) -> None:
+        self._values[handle] = Poison(Failure(0, -1, "upload", kind, reason[: limits.FAILURE_TEXT]))
 
     def _refuse(self, upload: UploadPart, error: Exception) -> None:
         """Make the value poison: ops that use it report the error, and the session goes on."""
         reason = f"no room for an upload of {upload.size:,} bytes: {str(error).splitlines()[0]}"
-        self._values[upload.handle] = Poison(Failure(0, -1, "upload", "OutOfMemoryError", reason))
+        self._poison(upload.handle, "OutOfMemoryError", reason)
 
 
 def _check_layout(upload: UploadPart) -> None:
     """Raises ProtocolError where shape and strides reach beyond the announced size."""
-    if len(upload.shape) != len(upload.stride) or not all(
-        0 <= n < _NUMBERS for n in (*upload.shape, *upload.stride, upload.size)
-    ):
+    counts = (*upload.shape, *upload.stride, upload.size)
+    if len(upload.shape) != len(upload.stride) or not _countable(counts):
         raise ProtocolError(f"upload {upload.handle} has an impossible layout")
     item = dtype_from_name(upload.dtype).itemsize
     last = sum((n - 1) * s for n, s in zip(upload.shape, upload.stride, strict=True))
     extent = 0 if 0 in upload.shape else (last + 1) * item
     if extent > upload.size or upload.size % item:
         raise ProtocolError(f"upload {upload.handle} needs {extent} bytes and announces {upload.size}")
+
+
+def _countable(counts: Sequence[int]) -> bool:
+    return all(0 <= n < _NUMBERS for n in counts)

@@ -6,33 +6,22 @@ any more.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import attrs
-import msgspec
 import numpy as np
 import torch
 
 from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
+from djinn_core.server.weights.safetensors_header import read_header
 from djinn_core.wire.digests import digest_of_content
 
-HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
 SMALLEST: Final = 64 << 10  # bytes; clients offer nothing smaller
-_LENGTH: Final = 8  # bytes of the number that a file begins with
 _log = get_logger("djinn.server")
-
-_Offset = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Entry(msgspec.Struct):
-    data_offsets: tuple[_Offset, _Offset]
-
-
-_header: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_entry: msgspec.json.Decoder[_Entry] = msgspec.json.Decoder(_Entry)
 
 
 @attrs.frozen
@@ -87,21 +76,11 @@ def stretches(path: Path) -> Iterator[tuple[int, int]]:
         OSError: the file cannot be read.
         ValueError: it is no safetensors file.
     """
-    length = path.stat().st_size
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(_LENGTH), "little")
-        if header > min(HEADER_LIMIT, length - _LENGTH):
-            raise ValueError("its header does not fit into it")
-        begin = _LENGTH + header
-        entries = _header.decode(file.read(header))
-    for name, raw in entries.items():
-        if name == "__metadata__":
-            continue
-        first, end = _entry.decode(raw).data_offsets
-        if not first <= end <= length - begin:
-            raise ValueError(f"its tensor {name!r} does not lie in it")
-        if end - first >= SMALLEST:
-            yield begin + first, end - first
+    with path.open("rb", buffering=0) as file:
+        header = read_header(path.stat().st_size, lambda start, count: os.pread(file.fileno(), count, start))
+    for entry in header.tensors.values():
+        if entry.size >= SMALLEST:
+            yield entry.start, entry.size
 
 
 def _mapped(path: Path, start: int, size: int) -> Any:

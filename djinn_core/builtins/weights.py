@@ -1,0 +1,85 @@
+"""The built-in weight source `file:`, which reads files on the server's disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs import hookimpl
+from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
+
+djinn_api_version = 1
+
+_CANDIDATES: Final = (".safetensors", ".index.json")
+_MOST_FILES: Final = 4096
+
+
+class LocalFile:
+    """A file on the server's disk, as `WeightFile`. What replaces it is not seen: the file that was opened is read."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        """Raises `OSError` where it cannot be opened. `name`: as in the folder, where `path` may be what a link leads to."""
+        self.name = name
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def version(self) -> str:
+        """As `WeightFile.version`: its inode, its size, and when it was written last."""
+        status = os.fstat(self._descriptor)
+        return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """As `WeightFile.read_into`."""
+        while buffer:
+            count = os.preadv(self._descriptor, [buffer], start)
+            if not count:
+                raise OSError(f"{self.name} ends before byte {start + len(buffer)}")
+            buffer, start = buffer[count:], start + count
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)  # no read is under way: it would hold the file
+
+
+def open_folder(path: Path, permissions: WeightPermissions) -> Sequence[WeightFile]:
+    """Open a file, or all files with weights in a folder; links in it must stay within the permitted folders.
+
+    Raises:
+        WeightsUnavailable: there is nothing, or it may not or cannot be read.
+    """
+    found = permissions.resolve(path)
+    try:
+        names = [path]
+        if found.is_dir():
+            names = sorted(file for file in path.iterdir() if file.name.endswith(_CANDIDATES))
+        elif path.name.endswith(".index.json"):
+            names = [path, *sorted(path.parent.glob("*.safetensors"))]
+        if not names or len(names) > _MOST_FILES:
+            raise WeightsUnavailable(f"{str(path)!r} has {len(names) or 'no'} files with weights")
+        return [LocalFile(permissions.resolve(file), file.name) for file in names]
+    except OSError as error:
+        raise WeightsUnavailable(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+
+
+class FileSource:
+    """Reads `file:PATH`; a relative path is looked for in each of the permitted folders."""
+
+    name = "file"
+
+    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
+        """As `WeightSource.open`."""
+        path = Path(urlsplit(address).path)
+        if path.is_absolute():
+            return open_folder(path, permissions)
+        there = [folder / path for folder in permissions.folders if (folder / path).exists()]
+        return open_folder(there[0] if there else path, permissions)
+
+
+@hookimpl
+def djinn_register_weight_sources() -> Iterable[WeightSource]:
+    """The weight source `file:`."""
+    return [FileSource()]

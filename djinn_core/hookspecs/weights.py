@@ -1,0 +1,98 @@
+"""`djinn_register_weight_sources`: where an executor reads the weights that clients name by an address."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs import hookspec
+
+
+@attrs.frozen
+class WeightPermissions:
+    """What the operator of a server lets its clients read.
+
+    Attributes:
+        folders: folders on the server's disk (`--models`); what they contain may be read.
+        addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters.
+    """
+
+    folders: tuple[Path, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+    def allows(self, address: str) -> bool:
+        """True if a pattern matches the address."""
+        return any(fnmatch.fnmatchcase(address, pattern) for pattern in self.addresses)
+
+    def resolve(self, path: Path) -> Path:
+        """The file or folder, with symbolic links followed.
+
+        Raises:
+            WeightsUnavailable: it is in none of the folders, or not there. Which of the two is not said: a client must not learn
+                what else is on the disk.
+        """
+        try:
+            found = path.resolve(strict=True)
+            if any(found.is_relative_to(folder.resolve()) for folder in self.folders):
+                return found
+        except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
+            pass
+        raise WeightsUnavailable(
+            f"there is no {str(path)!r} in the folders that the server reads models from (--models)"
+        )
+
+
+class WeightFile(Protocol):
+    """A file with weights, opened for reading. It is read by several threads at the same time, and closed when it is collected.
+
+    Attributes:
+        name: its name in its folder, such as `model-00001-of-00002.safetensors`.
+        size: bytes.
+    """
+
+    name: str
+    size: int
+
+    def version(self) -> str:
+        """Another text once its contents may have changed. It is asked before and after each read, and must be quick."""
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` (bytes) with what begins at byte `start`.
+
+        Raises:
+            OSError: that cannot be read.
+        """
+
+
+@runtime_checkable
+class WeightSource(Protocol):
+    """Opens addresses of one scheme. `name` is the scheme: what stands before the colon in `hf://org/model`."""
+
+    name: str
+
+    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
+        """The files that an address names: one, or the candidates of a folder, which may include indexes (`*.index.json`).
+
+        Args:
+            address: it has no segment `..`, no control characters and no percent escapes.
+            permissions: what may be read; the source checks them.
+
+        Raises:
+            WeightsUnavailable: there is nothing, it may not be read, or it cannot be read.
+        """
+
+
+@hookspec
+def djinn_register_weight_sources(settings: Any) -> Iterable[WeightSource]:
+    """Return the weight sources that this plugin offers.
+
+    Called once in each executor process. `file:` is built in. An address whose scheme has no source is refused with the
+    schemes that there are. Since API version 1.
+    """
+    del settings
+    raise NotImplementedError

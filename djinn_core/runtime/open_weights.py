@@ -1,0 +1,169 @@
+"""`djinn.open_weights`: tensors on the device that the server reads itself, so that they never pass through the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import EllipsisType, TracebackType
+from typing import Any, Final, Self
+
+import torch
+
+from djinn_core.errors import ConfigurationError, WeightsUnavailable
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.tensors.lazy_tensor import is_remote
+from djinn_core.interception.tensors.stored import read_stored
+from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
+from djinn_core.logs import get_logger
+from djinn_core.runtime.client import settings
+
+_log = get_logger("djinn.runtime")
+_DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+
+
+class WeightSlice:
+    """A tensor that is read when it is indexed, and no more of it than its rows that are asked for.
+
+    It has the methods of the slices that safetensors' `safe_open` gives.
+    """
+
+    def __init__(self, stored: StoredTensor, device: int) -> None:
+        self._stored = stored
+        self._device = device
+
+    def get_shape(self) -> list[int]:
+        """Shape of the whole tensor."""
+        return list(self._stored.shape)
+
+    def get_dtype(self) -> str:
+        """Name of its dtype in safetensors files, such as `BF16`."""
+        return _DTYPE_NAMES[self._stored.dtype]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole tensor."""
+        return torch.Size(self._stored.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        return self._stored.dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """As indexing the tensor; a new tensor each time."""
+        first = index[0] if isinstance(index, tuple) and index else index
+        rows = self._stored.shape[0] if self._stored.shape else 0
+        if isinstance(first, slice) and self._stored.shape:
+            start, stop, step = first.indices(rows)
+            if step == 1:
+                found: torch.Tensor = read_stored(self._stored.part(start, max(start, stop)), self._device)
+                return found[(slice(None), *index[1:])] if isinstance(index, tuple) else found
+        whole = read_stored(self._stored, self._device)
+        return whole if isinstance(index, EllipsisType) else whole[index]
+
+
+class RemoteWeights(Mapping[str, torch.Tensor]):
+    """The tensors at an address, by name. Looking one up has the server read it into a new tensor, and waits for nothing.
+
+    Where the files have changed since they were opened, or cannot be read any more, what uses the tensor raises `RemoteError`. It
+    can be used as the object that safetensors' `safe_open` returns, and as a state dict.
+    """
+
+    __eq__ = object.__eq__  # a mapping would compare its tensors
+    __hash__ = object.__hash__
+
+    def __init__(self, address: str, listing: WeightListing, device: int) -> None:
+        self.address = address
+        self._listing = listing
+        self._device = device
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A new tensor with these contents.
+
+        Raises:
+            KeyError: there is no such tensor.
+        """
+        return read_stored(self._listing.tensors[name], self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listing.tensors)
+
+    def __len__(self) -> int:
+        return len(self._listing.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._listing.tensors
+
+    def __repr__(self) -> str:
+        return f"RemoteWeights({self.address!r}, {len(self)} tensors, {self.nbytes:,} bytes)"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(stored.nbytes for stored in self._listing.tensors.values())
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """As `weights[name]`."""
+        return self[name]
+
+    def get_slice(self, name: str) -> WeightSlice:
+        """The tensor `name`, to be read in part; `KeyError` if there is none."""
+        return WeightSlice(self._listing.tensors[name], self._device)
+
+    def offset_keys(self) -> list[str]:
+        """Names in the order of the files."""
+        return list(self._listing.tensors)
+
+    def metadata(self) -> dict[str, str] | None:
+        """What the files say of themselves; None if that is nothing."""
+        return dict(self._listing.metadata) or None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Do nothing: what was opened is the server's."""
+
+
+def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights:
+    """Open weights that the server reads itself; only the names, dtypes and shapes come here.
+
+    Args:
+        address: a file or a folder that the server may read: `file:PATH`, `hf://organisation/model@revision/file`, or what plugins
+            add. A folder is read by its index, if it has one.
+        device: the remote device, or its index.
+
+    Raises:
+        WeightsUnavailable: there is nothing, the server may not read it, or it is malformed.
+        ConfigurationError: `device` is not a remote device.
+        SessionLost: the remote state is gone.
+    """
+    index = device
+    if not isinstance(index, int):
+        chosen = torch.device(index)
+        if not is_remote(chosen):
+            raise ConfigurationError(f"weights are opened on a remote device, not on {chosen}")
+        index = chosen.index or 0
+    return RemoteWeights(address, current().open_weights(address, index), index)
+
+
+def server_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights | None:
+    """Weights that the server is to read, by the setting `weights_from`; None where the client is to load and upload them.
+
+    Raises:
+        WeightsUnavailable: the server cannot read them, and the setting is `server`.
+        SessionLost: the remote state is gone.
+    """
+    chosen = settings().weights_from
+    if chosen == "client":
+        return None
+    try:
+        found = open_weights(address, device)
+    except WeightsUnavailable as error:
+        if chosen == "server":
+            raise
+        _log.info("weights are loaded here and uploaded", address=address, reason=str(error))
+        return None
+    _log.info("weights are read by the server", address=address, tensors=len(found), bytes=found.nbytes)
+    return found

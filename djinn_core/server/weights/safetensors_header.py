@@ -1,0 +1,90 @@
+"""The header of a safetensors file: names, dtypes, shapes and places of its tensors.
+
+The format is described at https://huggingface.co/docs/safetensors: eight bytes with the length of the header, the header in JSON, the
+tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import attrs
+import msgspec
+import torch
+
+from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
+from djinn_core.wire import limits
+
+HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
+LENGTH_BYTES: Final = 8  # of the number that a file begins with
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[_Number, ...]
+    data_offsets: tuple[_Number, _Number]
+
+
+_header: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry: msgspec.json.Decoder[_Entry] = msgspec.json.Decoder(_Entry)
+_metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
+
+
+@attrs.frozen
+class HeaderEntry:
+    """A tensor in a file: its bytes are `size` ones from byte `start` of the file on. `dtype` is None if PyTorch has none such."""
+
+    dtype: torch.dtype | None
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+@attrs.frozen
+class SafetensorsHeader:
+    """What a file has: tensors by name, and what it says of itself."""
+
+    tensors: dict[str, HeaderEntry]
+    metadata: dict[str, str]
+
+
+def read_header(size: int, read: Callable[[int, int], bytes]) -> SafetensorsHeader:
+    """Read and check the header of a file.
+
+    Args:
+        size: bytes of the file.
+        read: returns so many bytes from a byte on: `read(start, count)`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no safetensors file, or its tensors overlap, reach beyond its end or have other sizes than their shapes.
+    """
+    if size < LENGTH_BYTES:
+        raise ValueError("it is shorter than its header")
+    length = int.from_bytes(read(0, LENGTH_BYTES), "little")
+    if length > min(HEADER_LIMIT, size - LENGTH_BYTES):
+        raise ValueError("its header does not fit into it")
+    raw = _header.decode(read(LENGTH_BYTES, length))
+    metadata = _metadata.decode(raw.pop("__metadata__")) if "__metadata__" in raw else {}
+    begin = LENGTH_BYTES + length
+    tensors = {name: _checked(name, _entry.decode(entry), begin, size) for name, entry in raw.items()}
+    end = 0
+    for name, one in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
+        if one.start < end:
+            raise ValueError(f"its tensor {name!r} overlaps another")
+        end = one.start + one.size
+    return SafetensorsHeader(tensors, metadata)
+
+
+def _checked(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:
+    dtype = SAFETENSORS_DTYPES.get(entry.dtype)
+    first, end = entry.data_offsets
+    if not first <= end <= size - begin:
+        raise ValueError(f"its tensor {name!r} does not lie in it")
+    expected = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
+    if len(entry.shape) > limits.DIMENSIONS or expected != end - first:
+        raise ValueError(f"the shape of its tensor {name!r} does not fit its {end - first} bytes")
+    return HeaderEntry(dtype, entry.shape, begin + first, end - first)

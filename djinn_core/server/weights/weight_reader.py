@@ -1,0 +1,200 @@
+"""Weights that an executor reads itself: addresses that clients name are opened, and tensors read from their files in parallel."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import attrs
+import msgspec
+import torch
+
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
+from djinn_core.logs import get_logger
+from djinn_core.server.weights.safetensors_header import HeaderEntry, SafetensorsHeader, read_header
+from djinn_core.wire import limits
+from djinn_core.wire.digests import ContentHash
+
+READERS: Final = 4  # threads that read at a time
+OPENED: Final = 32  # addresses that stay open
+INDEX_LIMIT: Final = 64 << 20  # bytes of an index
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):")
+_HOSTILE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\%]|(^|[/:])\.\.(/|$)")
+_log = get_logger("djinn.server")
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+_index: msgspec.json.Decoder[_Index] = msgspec.json.Decoder(_Index)
+
+
+@attrs.frozen
+class StoredPlace:
+    """Place of a tensor: its file, the version of that, and its entry in the header."""
+
+    file: WeightFile
+    version: str
+    entry: HeaderEntry
+    dtype: torch.dtype
+
+
+@attrs.frozen
+class OpenedWeights:
+    """The tensors at an address.
+
+    Attributes:
+        version: digest of the files' headers, sizes and versions.
+        tensors: by name, in the order of the files.
+        metadata: what the files say of themselves.
+    """
+
+    version: bytes
+    tensors: Mapping[str, StoredPlace]
+    metadata: Mapping[str, str]
+
+
+class WeightReader:
+    """Opens addresses and reads tensors. Thread-safe."""
+
+    def __init__(self, sources: Sequence[WeightSource] = (), permissions: WeightPermissions | None = None) -> None:
+        self._sources = {source.name: source for source in sources}
+        self._permissions = permissions or WeightPermissions()
+        self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
+        self._lock = threading.Lock()
+        self._readers: ThreadPoolExecutor | None = None
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of the addresses that it opens."""
+        return tuple(sorted(self._sources))
+
+    def open(self, address: str) -> OpenedWeights:
+        """The tensors at an address; the files are looked at again, so that a new version is found.
+
+        Raises:
+            WeightsUnavailable: there are none, they may not be read, or they are malformed.
+        """
+        found = self._open(address)
+        with self._lock:
+            known = self._opened.get(address)
+            if known is None or known.version != found.version:
+                self._opened[address] = known = found
+            self._opened.move_to_end(address)
+            while len(self._opened) > OPENED:
+                self._opened.popitem(last=False)
+        return known
+
+    def read(self, address: str, version: bytes, name: str, start: int, size: int) -> Future[torch.Tensor]:
+        """Begin to read `size` bytes from byte `start` of a tensor; they come as a tensor of bytes on the CPU.
+
+        The future raises `WeightsUnavailable` where the files are not those of that version any more, or cannot be read.
+
+        Raises:
+            WeightsUnavailable: likewise, where that is known at once.
+        """
+        with self._lock:
+            opened = self._opened.get(address)
+        if opened is None or opened.version != version:  # this session was recovered, or many addresses are open
+            opened = self.open(address)
+        if opened.version != version:
+            raise WeightsUnavailable(_changed(address))
+        place = opened.tensors.get(name)
+        if place is None or start + size > place.entry.size:
+            raise WeightsUnavailable(f"{address!r} has no such part of a tensor {name!r}")
+        with self._lock:
+            if self._readers is None:
+                self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
+            return self._readers.submit(_read, address, place, start, size)
+
+    def _open(self, address: str) -> OpenedWeights:
+        scheme = _SCHEME.match(address)
+        source = self._sources.get(scheme[1]) if scheme else None
+        if source is None:
+            known = ", ".join(f"{name}:" for name in sorted(self._sources)) or "none"
+            raise WeightsUnavailable(f"the server reads no weights from {address!r} (it knows {known})")
+        if _HOSTILE.search(address):
+            raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
+        try:
+            files = source.open(address, self._permissions)
+        except WeightsUnavailable:
+            raise
+        except Exception as error:
+            _log.exception("a weight source failed", source=source.name, address=address)
+            raise WeightsUnavailable(f"{address!r} cannot be opened: {type(error).__name__}") from error
+        return _opened(address, files)
+
+
+def _opened(address: str, files: Sequence[WeightFile]) -> OpenedWeights:
+    state, tensors, metadata = ContentHash(), dict[str, StoredPlace](), dict[str, str]()
+    for file, header in _headers(address, files):
+        version = file.version()
+        state.update(f"{file.name}\0{file.size}\0{version}\0".encode())
+        metadata |= header.metadata
+        for name, entry in header.tensors.items():
+            if entry.dtype is None:
+                raise WeightsUnavailable(f"the tensor {name!r} at {address!r} has a dtype that PyTorch lacks")
+            if name in tensors:
+                raise WeightsUnavailable(f"{address!r} has the tensor {name!r} twice: name one of its files")
+            tensors[name] = StoredPlace(file, version, entry, entry.dtype)
+    if len(tensors) > limits.STORED_TENSORS:
+        raise WeightsUnavailable(f"{address!r} has {len(tensors)} tensors; {limits.STORED_TENSORS} are the limit")
+    return OpenedWeights(state.digest(), tensors, metadata)
+
+
+def _headers(address: str, files: Sequence[WeightFile]) -> list[tuple[WeightFile, SafetensorsHeader]]:
+    """The headers of those files that count: where there is one index, those that it names."""
+    try:
+        named = [file for file in files if file.name.endswith(".index.json")]
+        counted = [file for file in files if file.name.endswith(".safetensors")]
+        if len(named) == 1 and not any(file.name == _whole(named[0].name) for file in counted):
+            shards = _shards(named[0])
+            counted = [file for file in counted if file.name in shards]
+            if missing := shards.difference(file.name for file in counted):
+                raise ValueError(f"its index names {min(missing)!r}, which is not there")
+        if not counted:
+            raise ValueError("there is no safetensors file")
+        return [(file, read_header(file.size, partial(_bytes, file))) for file in counted]
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise WeightsUnavailable(f"{address!r} cannot be read: {error}") from error
+
+
+def _whole(index: str) -> str:
+    """The file that has all tensors, where a folder has both it and the index of its shards."""
+    return index.removesuffix(".index.json")
+
+
+def _shards(index: WeightFile) -> frozenset[str]:
+    if index.size > INDEX_LIMIT:
+        raise ValueError("its index is too long")
+    return frozenset(_index.decode(_bytes(index, 0, index.size)).weight_map.values())
+
+
+def _bytes(file: WeightFile, start: int, size: int) -> bytes:
+    data = bytearray(size)
+    file.read_into(start, memoryview(data))
+    return bytes(data)
+
+
+def _read(address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:
+    data = torch.empty(size, dtype=torch.uint8)
+    try:
+        if size:
+            place.file.read_into(place.entry.start + start, data.numpy().data)
+        unchanged = place.file.version() == place.version
+    except OSError as error:
+        raise WeightsUnavailable(f"{address!r} cannot be read: {error.strerror or error}") from error
+    if not unchanged:
+        raise WeightsUnavailable(_changed(address))
+    return data
+
+
+def _changed(address: str) -> str:
+    return f"the files at {address!r} have changed since they were opened: open them again"

@@ -1,0 +1,54 @@
+"""Messages about weights that an executor reads itself, from an address that the client names."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from djinn_core.wire import limits
+from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Name, PrintableFields
+
+TensorName = Annotated[str, msgspec.Meta(max_length=1024)]
+WeightAddress = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class StoredTensorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor in an opened file: its name, dtype and shape."""
+
+    name: TensorName
+    dtype: Name
+    shape: Dimensions
+
+
+class OpenWeights(Message, frozen=True):
+    """Ask what tensors there are at an address. Answered by `OpenWeightsReply`."""
+
+    address: WeightAddress
+
+
+class OpenWeightsReply(PrintableFields, Message, frozen=True):
+    """Answer to `OpenWeights`: the tensors, and the version of the files that they are in. `refused` says why there are none."""
+
+    texts = ("refused",)
+
+    version: Digest
+    tensors: Annotated[tuple[StoredTensorEntry, ...], msgspec.Meta(max_length=limits.STORED_TENSORS)] = ()
+    metadata: tuple[tuple[TensorName, Annotated[str, msgspec.Meta(max_length=limits.TEXT)]], ...] = ()
+    refused: str = ""
+
+
+class ReadWeights(Message, frozen=True):
+    """A new contiguous value that the executor reads: `size` bytes from byte `start` of a tensor at an opened address.
+
+    It has no answer. Where the files are not those of that version any more, or cannot be read, the value is poison.
+    """
+
+    handle: Count
+    address: WeightAddress
+    version: Digest
+    name: TensorName
+    dtype: Name
+    shape: Dimensions
+    start: Count
+    size: Count

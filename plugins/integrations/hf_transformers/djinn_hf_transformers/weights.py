@@ -1,0 +1,99 @@
+"""Models whose weights the server reads itself: `from_pretrained(..., device_map="remote_accelerator:0")`.
+
+The configuration and the tokenizer are loaded here, as ever. Where the checkpoint's files would be looked up and downloaded, the server is
+asked whether it has them; then transformers reads the server's tensors as if they were in a safetensors file.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from djinn.libraries import is_remote
+from djinn.weights import RemoteWeights, server_weights
+
+
+class _ServerCheckpoint(str):
+    """The path of a checkpoint that the server reads, as transformers passes it on."""
+
+    __slots__ = ("weights",)
+    weights: RemoteWeights
+
+
+def adapt_loading(module: Any) -> None:
+    """`transformers.modeling_utils`."""
+    loading: ContextVar[torch.device | None] = ContextVar("loading", default=None)
+    module.PreTrainedModel.from_pretrained = classmethod(
+        _noting_device(module.PreTrainedModel.from_pretrained, loading)
+    )
+    module._get_resolved_checkpoint_files = _asking_server(module._get_resolved_checkpoint_files, loading)
+    opened = module.safe_open
+
+    @functools.wraps(opened, updated=())
+    def safe_open(filename: Any, *args: Any, **options: Any) -> Any:
+        return filename.weights if isinstance(filename, _ServerCheckpoint) else opened(filename, *args, **options)
+
+    module.safe_open = safe_open
+
+
+def _noting_device(from_pretrained: Any, loading: ContextVar[torch.device | None]) -> Callable[..., Any]:
+    @functools.wraps(from_pretrained.__func__)
+    def noting(cls: Any, *args: Any, device_map: Any = None, **options: Any) -> Any:
+        before = loading.set(_device_of(device_map))
+        try:
+            return from_pretrained.__func__(cls, *args, device_map=device_map, **options)
+        finally:
+            loading.reset(before)
+
+    return noting
+
+
+def _asking_server(resolve: Callable[..., Any], loading: ContextVar[torch.device | None]) -> Callable[..., Any]:
+    @functools.wraps(resolve)
+    def asking(*args: Any, **options: Any) -> Any:
+        device = loading.get()
+        address = None if device is None or args else _address(**options)
+        weights = server_weights(address, device) if address is not None and device is not None else None
+        if weights is None:
+            return resolve(*args, **options)
+        checkpoint = _ServerCheckpoint(f"{weights.address}/model.safetensors")
+        checkpoint.weights = weights
+        return [checkpoint], None
+
+    return asking
+
+
+def _device_of(device_map: Any) -> torch.device | None:
+    """The remote device that a whole model goes to; None if there is none."""
+    places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
+    if places == [None]:
+        places = [torch.get_default_device()]
+    try:
+        devices = {torch.device(place) for place in places}
+    except (RuntimeError, TypeError):  # "auto", "disk"
+        return None
+    return next(iter(devices)) if len(devices) == 1 and all(map(is_remote, devices)) else None
+
+
+def _address(
+    pretrained_model_name_or_path: Any = None,
+    variant: str | None = None,
+    gguf_file: str | None = None,
+    use_safetensors: bool | None = None,
+    transformers_explicit_filename: str | None = None,
+    download_kwargs: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> str | None:
+    """Address of a model of the hub; None if it is no such model, or its files are not those with the usual names."""
+    options = download_kwargs or {}
+    name = str(pretrained_model_name_or_path)
+    unusual = variant or gguf_file or use_safetensors is False or transformers_explicit_filename
+    if pretrained_model_name_or_path is None or unusual or Path(name).exists() or options.get("force_download"):
+        return None
+    folder = options.get("subfolder") or ""
+    return f"hf://{name}@{options.get('revision') or 'main'}" + (f"/{folder}" if folder else "")

@@ -1,0 +1,70 @@
+"""The weight source `hf:`, which reads caches of the Hugging Face hub on the server's disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.file_download import repo_folder_name
+
+from djinn import WeightsUnavailable
+from djinn.hooks import WeightFile, WeightPermissions, WeightSource, hookimpl
+from djinn.weights import open_folder
+
+djinn_api_version = 1
+
+
+class HubSource:
+    """Reads `hf://organisation/model@revision/file` from the permitted folders that are caches, and from the server's own cache."""
+
+    name = "hf"
+
+    def __init__(self, own_cache: Path | None = None) -> None:
+        """`own_cache`: the cache of the server's user; None: where huggingface_hub has it. It must be permitted as well."""
+        self._own = own_cache or Path(HF_HUB_CACHE)
+
+    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
+        """As `WeightSource.open`."""
+        name, revision, path = parse(address)
+        folder = repo_folder_name(repo_id=name, repo_type="model")
+        for cache in dict.fromkeys((*permissions.folders, self._own)):
+            try:
+                commit = _commit(cache / folder, revision, permissions)
+                return open_folder(cache / folder / "snapshots" / commit / path, permissions)
+            except WeightsUnavailable:  # the next cache may have it
+                continue
+        raise WeightsUnavailable(f"{address!r} is in no hub cache that the server reads models from (--models)")
+
+
+def parse(address: str) -> tuple[str, str, str]:
+    """Name of the model, revision, and path in it; the latter may be empty.
+
+    Raises:
+        WeightsUnavailable: it is no such address.
+    """
+    rest = address.removeprefix("hf://")
+    name, at, tail = rest.partition("@")
+    revision, _, path = tail.partition("/")
+    if not at:
+        name, path = "/".join(rest.split("/")[:2]), "/".join(rest.split("/")[2:])
+    parts = name.split("/")
+    if not address.startswith("hf://") or len(parts) > 2 or not all(parts) or (at and not revision):
+        raise WeightsUnavailable(f"{address!r} is no address on the hub: hf://organisation/model@revision/file")
+    if any(part in {"", ".", ".."} or "--" in part for part in parts) or ".." in PurePosixPath(path).parts:
+        raise WeightsUnavailable(f"{address!r} names no model")
+    return name, revision or "main", path
+
+
+def _commit(repository: Path, revision: str, permissions: WeightPermissions) -> str:
+    """The commit that a cache has for a revision; the revision itself where it is one."""
+    if (repository / "snapshots" / revision).is_dir():
+        return revision
+    reference = permissions.resolve(repository / "refs" / revision)
+    return reference.read_text("ascii", "replace").strip() if reference.is_file() else revision
+
+
+@hookimpl
+def djinn_register_weight_sources() -> Iterable[WeightSource]:
+    """The weight source `hf:`."""
+    return [HubSource()]
