@@ -368,6 +368,8 @@ class ExecutorSession:
             results, body, described = collect(work, self.values, self.device.runtime, connection.limits.body)
         self.values.note_peak()
         self.values.free(work.free)
+        if self._uploads.shares:
+            self._uploads.shares.forget(work.free)
         done = time.perf_counter()
         keeper = self.device.timekeeper
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
@@ -576,6 +578,8 @@ class ExecutorSession:
         self.device.numeric_settings.compute_under(self._numeric_settings)
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
+        if self._uploads.shares:
+            self._uploads.shares.before_run(known.input_aliases(self.device.own), work.inputs, work.outputs)
         run = run_template if known.hot is None else known.hot.run
         if self._memory is not None:
             return self._memory.run(known.digest, known.template, work, known.slots, run)

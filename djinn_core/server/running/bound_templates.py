@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import attrs
 
 from djinn_core.errors import ProtocolError
 from djinn_core.server.compiling.hot_template import HotTemplate
+from djinn_core.server.running.input_aliases import InputAliases, aliases_of
 from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.work import RunRequest
 from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
@@ -26,6 +28,13 @@ class BoundTemplate:
     inputs: list[int]
     hot: HotTemplate | None = None
     digest: bytes = b""
+    _aliases: InputAliases | None = None
+
+    def input_aliases(self, own: Container[str]) -> InputAliases:
+        """As `aliases_of`, found once."""
+        if self._aliases is None:
+            self._aliases = aliases_of(self.template, own)
+        return self._aliases
 
 
 def begin(known: BoundTemplate, first: InitialBindings) -> None:

@@ -17,6 +17,7 @@ from djinn_core.ir.values import contiguous_strides
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.recovery.journal import Journal
 from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.weights.shared_weights import SessionShares, WeightKey
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
 from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire import limits
@@ -43,6 +44,7 @@ class _Read:
     """A value that is being read by the executor itself."""
 
     header: UploadPart
+    key: WeightKey
     data: Future[torch.Tensor]
 
 
@@ -52,6 +54,7 @@ class UploadAssembly:
     Attributes:
         wanted: digests of offered blobs that are not here, by handle.
         journal: the session's journal, if it has one.
+        shares: what was read and other sessions may have as well.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class UploadAssembly:
     ) -> None:
         """`store`: where weights are kept, if they are. `reader`: reads those that the client only names."""
         self._reader = reader
+        self.shares = SessionShares(values)
         self._reads: deque[_Read] = deque()
         self._read_bytes = 0
         self._runtime = runtime
@@ -80,6 +84,7 @@ class UploadAssembly:
         self._partial.clear()
         self._held.clear()
         self._reads.clear()
+        self.shares.clear()
         self.journal = None
 
     def hold(self, have: BlobQuery) -> BlobQueryReply:
@@ -141,17 +146,22 @@ class UploadAssembly:
         self._check_new(header)
         if any(waiting.header.handle == request.handle for waiting in self._reads):
             raise ProtocolError(f"value {request.handle} is uploaded twice")
+        key = WeightKey(request.version, request.name, request.start, request.size)
+        known = self._reader.shared.find(key) if self._sharing else None
+        if known is not None:
+            self._share(header, known)
+            return
         while self._reads and self._read_bytes + request.size > READ_AHEAD:
             self._finish_read()
         try:
             self._check_room(request.size)
-            data = self._reader.read(request.address, request.version, request.name, request.start, request.size)
+            data = self._reader.read(request.address, key)
         except WeightsUnavailable as error:
             self._poison(request.handle, "WeightsUnavailable", str(error))
         except RuntimeError as error:
             self._refuse(header, error)
         else:
-            self._reads.append(_Read(header, data))
+            self._reads.append(_Read(header, key, data))
             self._read_bytes += request.size
 
     def finish_reads(self) -> None:
@@ -169,7 +179,30 @@ class UploadAssembly:
         except (RuntimeError, MemoryError) as error:
             self._refuse(one.header, error)
         else:
-            self._finish(one.header, data)
+            self._finish_shared(one, data)
+
+    def _finish_shared(self, one: _Read, data: torch.Tensor) -> None:
+        if not self._sharing or not one.header.size:
+            self._finish(one.header, data.clone() if one.header.size else data)
+            return
+        try:
+            with torch.inference_mode():
+                placed = self._reader.shared.find(one.key) or self._runtime.receive(data).untyped_storage()
+        except (RuntimeError, MemoryError) as error:
+            self._refuse(one.header, error)
+        else:
+            self._share(one.header, self._reader.shared.share(one.key, placed))
+
+    @property
+    def _sharing(self) -> bool:
+        """False under a memory limit, which moves the memory of each session's values on its own."""
+        return ledger_of(self._runtime) is None
+
+    def _share(self, header: UploadPart, storage: torch.UntypedStorage) -> None:
+        with torch.inference_mode():
+            value = torch.empty(0, dtype=dtype_from_name(header.dtype), device=self._runtime.device)
+            self._values[header.handle] = value.set_(storage, 0, header.shape, header.stride)
+        self.shares.add(header.handle)
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
         """Take one part.

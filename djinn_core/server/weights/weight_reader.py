@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
 from djinn_core.logs import get_logger
 from djinn_core.server.weights.safetensors_header import HeaderEntry, SafetensorsHeader, read_header
+from djinn_core.server.weights.shared_weights import SharedWeights, WeightKey
 from djinn_core.wire import limits
 from djinn_core.wire.digests import ContentHash
 
@@ -62,7 +64,11 @@ class OpenedWeights:
 
 
 class WeightReader:
-    """Opens addresses and reads tensors. Thread-safe."""
+    """Opens addresses and reads tensors. Thread-safe.
+
+    Attributes:
+        shared: what sessions have read and hold in the device's memory.
+    """
 
     def __init__(self, sources: Sequence[WeightSource] = (), permissions: WeightPermissions | None = None) -> None:
         self._sources = {source.name: source for source in sources}
@@ -70,6 +76,8 @@ class WeightReader:
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
         self._lock = threading.Lock()
         self._readers: ThreadPoolExecutor | None = None
+        self._under_way: weakref.WeakValueDictionary[WeightKey, Future[torch.Tensor]] = weakref.WeakValueDictionary()
+        self.shared = SharedWeights()
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -92,8 +100,8 @@ class WeightReader:
                 self._opened.popitem(last=False)
         return known
 
-    def read(self, address: str, version: bytes, name: str, start: int, size: int) -> Future[torch.Tensor]:
-        """Begin to read `size` bytes from byte `start` of a tensor; they come as a tensor of bytes on the CPU.
+    def read(self, address: str, key: WeightKey) -> Future[torch.Tensor]:
+        """Begin to read a part of a tensor; it comes as a tensor of bytes on the CPU, the same one for all who ask meanwhile.
 
         The future raises `WeightsUnavailable` where the files are not those of that version any more, or cannot be read.
 
@@ -101,18 +109,21 @@ class WeightReader:
             WeightsUnavailable: likewise, where that is known at once.
         """
         with self._lock:
-            opened = self._opened.get(address)
-        if opened is None or opened.version != version:  # this session was recovered, or many addresses are open
+            opened, coming = self._opened.get(address), self._under_way.get(key)
+        if coming is not None:
+            return coming
+        if opened is None or opened.version != key.version:  # this session was recovered, or many addresses are open
             opened = self.open(address)
-        if opened.version != version:
+        if opened.version != key.version:
             raise WeightsUnavailable(_changed(address))
-        place = opened.tensors.get(name)
-        if place is None or start + size > place.entry.size:
-            raise WeightsUnavailable(f"{address!r} has no such part of a tensor {name!r}")
+        place = opened.tensors.get(key.name)
+        if place is None or key.start + key.size > place.entry.size:
+            raise WeightsUnavailable(f"{address!r} has no such part of a tensor {key.name!r}")
         with self._lock:
             if self._readers is None:
                 self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
-            return self._readers.submit(_read, address, place, start, size)
+            begun = self._under_way[key] = self._readers.submit(_read, address, place, key.start, key.size)
+        return begun
 
     def _open(self, address: str) -> OpenedWeights:
         scheme = _SCHEME.match(address)

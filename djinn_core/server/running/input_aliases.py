@@ -1,0 +1,71 @@
+"""Which inputs of a template its ops may write into, and which outputs may share memory with inputs.
+
+Both are upper bounds. Kernels keep to their schemas; composite ops may return an operand without saying so, and Djinn's own ops may do
+anything with theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container
+from typing import Final
+
+import attrs
+
+from djinn_core import torch_private
+from djinn_core.ir.operators import resolve
+from djinn_core.server.running.template_compiler import CompiledTemplate
+
+# Composite ops that clients keep whole (decision 6); each computes results of its own.
+_COMPUTES: Final = frozenset({
+    "aten::linear",
+    "aten::matmul",
+    "aten::layer_norm",
+    "aten::rms_norm",
+    "aten::batch_norm",
+    "aten::gru.input",
+    "aten::lstm.input",
+    "aten::rnn_relu.input",
+    "aten::rnn_tanh.input",
+    "aten::scaled_dot_product_attention",
+})  # fmt: skip
+_NONE: Final[frozenset[int]] = frozenset()
+
+
+@attrs.frozen
+class InputAliases:
+    """Aliases of a template's inputs.
+
+    Attributes:
+        written: positions of the inputs whose memory may be written, sorted.
+        outputs: pairs of an output's position and the positions of inputs that it may share memory with; others are left out.
+    """
+
+    written: tuple[int, ...]
+    outputs: tuple[tuple[int, frozenset[int]], ...]
+
+
+def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
+    """Find the aliases. `own`: names of Djinn's own ops."""
+    first = len(template.constants) + template.slots
+    roots = {first + position: frozenset({position}) for position in range(template.inputs)}
+    written: set[int] = set()
+    for step in template.steps:
+        is_own = step.op in own
+        operands = _NONE.union(*(roots.get(place, _NONE) for place in step.reads))
+        for place in step.reads if is_own else step.writes:
+            written |= roots.get(place, _NONE)
+        if operands and (is_own or _may_return_operand(step.op)):
+            for _, place in step.makes:
+                roots[place] = operands
+    found = ((number, roots.get(place, _NONE)) for number, place in enumerate(template.outputs))
+    return InputAliases(tuple(sorted(written)), tuple(pair for pair in found if pair[1]))
+
+
+@functools.lru_cache(4096)
+def _may_return_operand(op: str) -> bool:
+    if op in _COMPUTES:
+        return False
+    overload = resolve(op)
+    returns = torch_private.schema_of(overload).returns
+    return torch_private.is_composite(overload) or any(result.alias_info is not None for result in returns)

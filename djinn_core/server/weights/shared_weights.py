@@ -1,0 +1,114 @@
+"""Memory of weights that several sessions of an executor have read: one copy, until a session writes into it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+
+import attrs
+import torch
+
+from djinn_core import torch_private
+from djinn_core.ir.values import meta_of, storage_of
+from djinn_core.server.running.input_aliases import InputAliases
+from djinn_core.server.running.values import ValueTable
+
+
+@attrs.frozen
+class WeightKey:
+    """Identity of what was read: bytes of a tensor of files in one version."""
+
+    version: bytes
+    name: str
+    start: int
+    size: int
+
+
+class SharedWeights:
+    """What is in the device's memory, by what was read. Thread-safe; it holds nothing itself."""
+
+    def __init__(self) -> None:
+        self._storages: weakref.WeakValueDictionary[WeightKey, torch.UntypedStorage] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def find(self, key: WeightKey) -> torch.UntypedStorage | None:
+        """The memory that a session has read this into; None if none holds it any more."""
+        with self._lock:
+            return self._storages.get(key)
+
+    def share(self, key: WeightKey, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Share `storage` with sessions that come later; the memory to use, which is another's where that came first."""
+        with self._lock:
+            return self._storages.setdefault(key, storage)
+
+    def nbytes(self) -> int:
+        """Bytes of what sessions have read and not written."""
+        with self._lock:
+            return sum(storage.nbytes() for storage in self._storages.values())
+
+
+class SessionShares:
+    """Those storages of a session, as its client numbers them, whose memory other sessions may have as well.
+
+    Before a program writes into one, its values get a copy of their own.
+    """
+
+    def __init__(self, values: ValueTable) -> None:
+        self._values = values
+        self._storages: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._storages)
+
+    def add(self, handle: int) -> None:
+        """The memory of this value is shared."""
+        self._storages.add(storage_of(handle))
+
+    def before_run(self, aliases: InputAliases, inputs: list[int], outputs: Iterable[int]) -> None:
+        """Copy what a run of a template may write, and note what its results may share.
+
+        Raises:
+            RuntimeError: there is no memory for a copy; no value was changed.
+        """
+        shared = self._storages
+        written = {storage_of(inputs[position]) for position in aliases.written}.intersection(shared)
+        if written:
+            self._copy(written)
+        handles = tuple(outputs) if aliases.outputs else ()
+        for number, sources in aliases.outputs:
+            if any(storage_of(inputs[position]) in shared for position in sources):
+                shared.add(storage_of(handles[number]))
+
+    def nbytes(self) -> int:
+        """Bytes of these storages."""
+        return sum(self._values.bytes_of(storage) for storage in self._storages)
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """Forget storages that no value looks into any more, after `handles` were freed."""
+        for storage in self._storages.intersection(map(storage_of, handles)):
+            if not self._values.bytes_of(storage):
+                self._storages.discard(storage)
+
+    def clear(self) -> None:
+        """Nothing is shared."""
+        self._storages.clear()
+
+    def _copy(self, storages: set[int]) -> None:
+        found: dict[tuple[int, int], list[torch.Tensor]] = {}
+        for handle in self._values.sharing(storages):
+            value = self._values[handle]
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                found.setdefault((storage_of(handle), torch_private.storage_key(value)), []).append(value)
+        for tensors in found.values():
+            _give_copy(tensors)
+        self._storages -= storages
+
+
+def _give_copy(tensors: list[torch.Tensor]) -> None:
+    """Give tensors that look into one storage a copy of it."""
+    with torch.inference_mode():
+        copy = tensors[0].untyped_storage().clone()
+        for tensor in tensors:
+            meta = meta_of(tensor)
+            tensor.set_(copy, meta.offset, meta.shape, meta.stride)
