@@ -1,0 +1,276 @@
+"""Weights by reference: the client names them, the server reads them, and sessions share what none of them writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import psutil
+import pytest
+import torch
+from configured import configured
+from safetensors.torch import save_file
+
+import djinn
+from djinn.testing import kill_executor
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model's folder: linear layers, and tensors of other dtypes and shapes."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("models")
+    kinds = {
+        "half": torch.randn(5, 7, 3, dtype=torch.bfloat16),
+        "bytes": torch.randint(0, 255, (9,), dtype=torch.uint8),
+        "flags": torch.rand(8) > 0.5,
+        "float8": torch.randn(16).to(torch.float8_e4m3fn),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+    }
+    save_file(model().state_dict() | kinds, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def model():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(inplace=True), torch.nn.Linear(128, 8))
+
+
+def contents(path):
+    from safetensors.torch import load_file
+
+    return load_file(path / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def remote():
+    with configured(threads=1):
+        djinn.init()
+        yield REMOTE
+
+
+def equal(ours, theirs):
+    ours = ours.cpu()
+    if theirs.dtype is torch.float8_e4m3fn:
+        ours, theirs = ours.view(torch.uint8), theirs.view(torch.uint8)
+    return ours.dtype is theirs.dtype and torch.equal(ours, theirs)
+
+
+@pytest.mark.usefixtures("remote")
+def test_every_tensor_and_nothing_is_uploaded(folder):
+    local = contents(folder)
+    djinn.reset_stats()
+    weights = djinn.open_weights(f"file:{folder}", REMOTE)
+    assert set(weights) == set(local)
+    assert weights.metadata() == {"format": "pt"}
+    assert weights.nbytes == sum(tensor.nbytes for tensor in local.values())
+    found = {name: weights[name] for name in weights}
+    assert djinn.stats()["round_trips"] == 1
+    assert djinn.stats()["bytes_sent"] < 10_000
+    assert djinn.stats()["bytes_read"] == weights.nbytes
+    for name, tensor in local.items():
+        assert found[name].device == torch.device(REMOTE)
+        assert equal(found[name], tensor), name
+    assert djinn.stats()["bytes_uploaded"] == 0
+    with pytest.raises(KeyError):
+        weights["none"]
+    assert "11 tensors" not in repr(weights)
+    assert f"{len(local)} tensors" in repr(weights)
+
+
+@pytest.mark.usefixtures("remote")
+def test_slices_are_those_of_safetensors(folder):
+    from safetensors import safe_open
+
+    weights = djinn.open_weights(f"file:{folder}")
+    with weights as ours, safe_open(folder / "model.safetensors", "pt") as theirs:
+        for name in theirs.keys():  # noqa: SIM118 - not a mapping
+            one, other = ours.get_slice(name), theirs.get_slice(name)
+            assert one.get_shape() == other.get_shape()
+            assert one.get_dtype() == other.get_dtype()
+            if name != "float8":
+                assert equal(one[...], other[...])
+        for name, index in (
+            ("half", slice(1, 4)),
+            ("0.weight", (slice(3, 9), slice(5, 6))),
+            ("half", (slice(None), 2)),
+        ):
+            assert equal(ours.get_slice(name)[index], theirs.get_slice(name)[index])
+        assert equal(ours.get_slice("half")[3], contents(folder)["half"][3])
+        assert equal(ours.get_slice("half")[4:2], contents(folder)["half"][4:2])
+
+
+def test_a_model_with_these_weights_computes_and_trains(remote, folder):
+    names = model().state_dict().keys()
+
+    def trained(module, given):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(given).square().sum().backward()
+            optimizer.step()
+        return [parameter.detach().cpu() for parameter in module.parameters()]
+
+    given = torch.randn(4, 64)
+    weights = djinn.open_weights(f"file:{folder}")
+    with torch.device("meta"):
+        shell = model()
+    shell.load_state_dict({name: weights[name] for name in names}, assign=True)
+    ours = trained(shell, given.to(remote))
+    for one, other in zip(ours, trained(model(), given), strict=True):
+        torch.testing.assert_close(one, other)
+    # What was trained was this model's own copy.
+    for name in names:
+        assert equal(weights[name], contents(folder)[name])
+
+
+WRITES = (
+    lambda t: t.add_(1),
+    lambda t: t[1:].mul_(2),
+    lambda t: t.view(-1)[::3].zero_(),
+    lambda t: torch.add(t, 1, out=t),
+    lambda t: t.t().copy_(t.t() * 0.5),
+    lambda t: t.data.fill_(3),
+    lambda t: torch._foreach_add_([t], 2),
+    lambda t: t.untyped_storage() and t[0].sub_(1),
+    lambda t: t.detach().unbind(0)[1].neg_(),
+    lambda t: t.resize_(3, 64).clamp_(-1, 1),
+)
+READS = (
+    lambda t: t @ t.t(),
+    lambda t: torch.nn.functional.linear(t, t).relu_(),
+    lambda t: t.reshape(-1),
+    lambda t: t[2:].clone(),
+    lambda t: t.contiguous(),
+)
+
+
+@pytest.mark.usefixtures("remote")
+@pytest.mark.parametrize("seed", range(8))
+def test_random_writes_change_one_reading_alone(folder, seed):
+    """Tensors that were read several times share memory; each behaves as if it were alone."""
+    chance = random.Random(seed)
+    weights = djinn.open_weights(f"file:{folder}")
+    local = [contents(folder)["0.weight"] for _ in range(3)]
+    ours = [weights["0.weight"] for _ in range(3)]
+    extra: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for _ in range(12):
+        which = chance.randrange(3)
+        if chance.random() < 0.4:
+            do = chance.choice(WRITES)
+            do(ours[which]), do(local[which])
+        elif extra and chance.random() < 0.3:
+            one, other = chance.choice(extra)
+            one.add_(1), other.add_(1)
+        else:
+            do = chance.choice(READS)
+            extra.append((do(ours[which]), do(local[which])))
+        if chance.random() < 0.3:
+            djinn.synchronize()
+    for one, other in [*zip(ours, local, strict=True), *extra]:
+        assert one.shape == other.shape
+        torch.testing.assert_close(one.cpu(), other)
+    assert equal(weights["0.weight"], contents(folder)["0.weight"])
+
+
+@pytest.mark.usefixtures("remote")
+def test_a_file_that_changed_is_an_error_of_what_uses_it(tmp_path):
+    save_file({"a": torch.ones(4), "b": torch.ones(4)}, tmp_path / "model.safetensors")
+    weights = djinn.open_weights(f"file:{tmp_path}")
+    intact = weights["a"]
+    assert intact.sum().item() == 4
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\1")
+    with pytest.raises(djinn.RemoteError, match="changed since they were opened"):
+        (weights["b"] + 1).cpu()
+    assert intact.sum().item() == 4
+    assert djinn.open_weights(f"file:{tmp_path}")["a"].sum().item() == 4
+
+
+@pytest.mark.usefixtures("remote")
+def test_refusals():
+    with pytest.raises(djinn.WeightsUnavailable, match="none"):
+        djinn.open_weights("file:/none/there")
+    with pytest.raises(djinn.WeightsUnavailable, match=r"reads no weights from 'nope:x': it reads file:"):
+        djinn.open_weights("nope:x")
+    with pytest.raises(djinn.ConfigurationError, match="not on cpu"):
+        djinn.open_weights("file:/none", "cpu")
+
+
+def test_over_two_executors(folder):
+    with configured(executors=2, threads=1, placement_policy="round_robin"):
+        djinn.init()
+        djinn.reset_stats()
+        weights = djinn.open_weights(f"file:{folder}")
+        names = model().state_dict().keys()
+        with torch.device("meta"):
+            shell = model()
+        shell.load_state_dict({name: weights[name] for name in names}, assign=True)
+        given = torch.randn(4, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(shell(given.to(REMOTE)).cpu(), model()(given))
+        assert djinn.stats()["bytes_uploaded"] <= given.nbytes
+        on_second = djinn.open_weights(f"file:{folder}", "remote_accelerator:2")["half"]
+        assert equal(on_second, contents(folder)["half"])
+
+
+def test_an_executor_that_dies_reads_them_again(folder):
+    with configured(threads=1):
+        djinn.init()
+        weights = djinn.open_weights(f"file:{folder}")
+        kept, written = weights["0.weight"], weights["0.weight"]
+        written.add_(1)
+        assert kept.sum().item() == contents(folder)["0.weight"].sum().item()
+        kill_executor()
+        assert equal(kept, contents(folder)["0.weight"])
+        assert equal(written, contents(folder)["0.weight"] + 1)
+        assert equal(weights["half"], contents(folder)["half"])
+
+
+CLIENT = """
+import json, sys, djinn
+from djinn.testing import executor_processes
+djinn.init()
+print(*executor_processes(), flush=True)
+weights = djinn.open_weights(sys.argv[1])
+tensors = []
+for line in sys.stdin:
+    tensors = tensors or [weights["large"] for _ in range(2)]
+    if line.startswith("write"):
+        tensors[0].add_(1)
+    print(json.dumps([int(t[::4096].sum().item()) for t in tensors]), flush=True)
+"""
+ROWS = 24 << 20
+SAMPLED = ROWS // 4096
+
+
+def test_sessions_share_memory_until_one_writes(own_server, python, plain_environment, tmp_path):
+    save_file({"large": torch.ones(ROWS, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    server = own_server("--models", str(tmp_path), "--threads", "1")
+    env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
+    clients = [python.start_talking("-c", CLIENT, f"file:{tmp_path}", env=env) for _ in range(4)]
+
+    def ask(client, word):
+        client.stdin.write(f"{word}\n")
+        client.stdin.flush()
+        return json.loads(client.stdout.readline())
+
+    try:
+        (executor,) = {int(client.stdout.readline()) for client in clients}
+        memory = psutil.Process(executor).memory_info
+        before = memory().rss
+        for client in clients:
+            assert ask(client, "look") == [SAMPLED, SAMPLED]
+        shared = memory().rss
+        assert 4 * ROWS * 0.9 < shared - before < 4 * ROWS * 1.5  # eight tensors, one copy
+        assert ask(clients[0], "write") == [2 * SAMPLED, SAMPLED]
+        assert 4 * ROWS * 0.9 < memory().rss - shared < 4 * ROWS * 1.5
+        assert ask(clients[1], "look") == [SAMPLED, SAMPLED]
+    finally:
+        for client in clients:
+            client.kill()

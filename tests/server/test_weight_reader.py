@@ -1,0 +1,217 @@
+"""What an executor reads itself: permitted files alone, in one version, checked before a byte of a tensor is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save, save_file
+
+from djinn_core.builtins.weights import FileSource
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.server.weights.safetensors_header import read_header
+from djinn_core.server.weights.shared_weights import WeightKey
+from djinn_core.server.weights.weight_reader import WeightReader
+
+TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(6, dtype=torch.int16), "empty": torch.empty(0, 3)}
+
+
+@pytest.fixture
+def models(tmp_path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    save_file(TENSORS, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def reader(models):
+    return WeightReader([FileSource()], WeightPermissions((models,)))
+
+
+def read(reader, address, name, start=0, size=None):
+    opened = reader.open(address)
+    entry = opened.tensors[name].entry
+    key = WeightKey(opened.version, name, start, entry.size if size is None else size)
+    return reader.read(address, key).result(10).view(entry.dtype)
+
+
+def test_a_file_a_folder_and_a_relative_path(reader, models):
+    for address in (f"file:{models}/model.safetensors", f"file:{models}", "file:model.safetensors"):
+        opened = reader.open(address)
+        assert list(opened.tensors) == ["a", "b", "empty"] or set(opened.tensors) == {"a", "b", "empty"}
+        assert dict(opened.metadata) == {"format": "pt"}
+        assert read(reader, address, "a").equal(TENSORS["a"].flatten())
+        assert read(reader, address, "b", 2, 4).equal(TENSORS["b"][1:3])
+        assert not len(read(reader, address, "empty"))
+
+
+def test_shards_by_their_index_and_no_other_file(reader, models):
+    for number, name in enumerate(("x", "y")):
+        save_file({name: torch.full((4,), float(number))}, models / f"part-{number}.safetensors")
+    save_file({"z": torch.ones(1)}, models / "training_state.safetensors")
+    index = {"metadata": {}, "weight_map": {"x": "part-0.safetensors", "y": "part-1.safetensors"}}
+    (models / "part.safetensors.index.json").write_text(json.dumps(index))
+    assert set(reader.open(f"file:{models}/part.safetensors.index.json").tensors) == {"x", "y"}
+    assert set(reader.open(f"file:{models}").tensors) == {"x", "y"}
+    (models / "part-1.safetensors").unlink()
+    with pytest.raises(WeightsUnavailable, match=r"part-1\.safetensors.*not there"):
+        reader.open(f"file:{models}")
+
+
+def test_a_tensor_in_two_files_is_refused(reader, models):
+    save_file({"a": torch.ones(1)}, models / "other.safetensors")
+    with pytest.raises(WeightsUnavailable, match="twice"):
+        reader.open(f"file:{models}")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "file:{outside}/secret.safetensors",
+        "file:{models}/../secret.safetensors",
+        "file:../secret.safetensors",
+        "file:{models}/link.safetensors",
+        "file:{models}/links",
+        "file:{models}/%2e%2e/secret.safetensors",
+        "file:{models}/missing.safetensors",
+        "file:",
+        "file:/",
+        "file:\x00",
+        "file:" + "a" * 5000,
+        "ftp://somewhere/model",
+        "model.safetensors",
+        "",
+    ],
+)
+def test_nothing_outside_of_the_folders(reader, models, address):
+    outside = models.parent
+    save_file({"secret": torch.ones(1)}, outside / "secret.safetensors")
+    (models / "link.safetensors").symlink_to(outside / "secret.safetensors")
+    (models / "links").mkdir()
+    (models / "links" / "model.safetensors").symlink_to(outside / "secret.safetensors")
+    with pytest.raises(WeightsUnavailable):
+        reader.open(address.format(outside=outside, models=models))
+
+
+def test_links_within_the_folders_are_followed(reader, models):
+    (models / "blobs").mkdir()
+    (models / "model.safetensors").rename(models / "blobs" / "1234")
+    (models / "model.safetensors").symlink_to("blobs/1234")
+    assert read(reader, f"file:{models}/model.safetensors", "a").equal(TENSORS["a"].flatten())
+
+
+def test_without_permissions_there_is_nothing(models):
+    with pytest.raises(WeightsUnavailable):
+        WeightReader([FileSource()]).open(f"file:{models}")
+    with pytest.raises(WeightsUnavailable, match="knows none"):
+        WeightReader().open(f"file:{models}")
+
+
+def test_a_file_that_changes_is_noticed(reader, models):
+    address, file = f"file:{models}", models / "model.safetensors"
+    opened = reader.open(address)
+    key = WeightKey(opened.version, "a", 0, 48)
+    replaced = models / "new"
+    save_file({"a": torch.zeros(3, 4)}, replaced)
+    replaced.rename(file)
+    # What was opened is still read: it is the same file, without a name.
+    assert reader.read(address, key).result(10).view(torch.float32).equal(TENSORS["a"].flatten())
+    assert reader.open(address).version != opened.version
+    with pytest.raises(WeightsUnavailable, match="changed"):
+        reader.read(address, key).result(10)
+    # Written in place, or cut off.
+    key = WeightKey(reader.open(address).version, "a", 0, 48)
+    with file.open("r+b") as written:
+        written.seek(-4, os.SEEK_END)
+        written.write(b"1234")
+    with pytest.raises(WeightsUnavailable, match="changed"):
+        reader.read(address, key).result(10)
+    key = WeightKey(reader.open(address).version, "a", 0, 48)
+    os.truncate(file, file.stat().st_size - 8)
+    with pytest.raises(WeightsUnavailable):
+        reader.read(address, key).result(10)
+
+
+def test_parts_beyond_a_tensor_are_refused(reader, models):
+    version = reader.open(f"file:{models}").version
+    for name, start, size in (("a", 0, 49), ("a", 48, 1), ("a", 1 << 62, 1), ("none", 0, 1)):
+        with pytest.raises(WeightsUnavailable, match="no such part"):
+            reader.read(f"file:{models}", WeightKey(version, name, start, size))
+
+
+def header_of(data: bytes):
+    return read_header(len(data), lambda start, count: data[start : start + count])
+
+
+def file_with(header: object, body: bytes = bytes(16)) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        bytes(7),
+        (1 << 63).to_bytes(8, "little") + b"{}",
+        file_with(b"{"),
+        file_with(b"[" * 100_000),
+        file_with(b'{"a":' * 10_000),
+        file_with([]),
+        file_with({"a": 1}),
+        file_with({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 17]}}),
+        file_with({"a": {"dtype": "F32", "shape": [4], "data_offsets": [16, 0]}}),
+        file_with({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 16]}}),
+        file_with({"a": {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]}}),
+        file_with({"a": {"dtype": "F32", "shape": [1 << 62, 1 << 62], "data_offsets": [0, 16]}}),
+        file_with({"a": {"dtype": "F32", "shape": [0] * 65, "data_offsets": [0, 0]}}),
+        file_with({
+            "a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]},
+            "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]},
+        }),
+        file_with({"__metadata__": {"a": 1}}),
+    ],
+)  # fmt: skip
+def test_malformed_headers_are_errors_of_that_call(data, models, reader):
+    with pytest.raises((ValueError, RecursionError)):
+        header_of(data)
+    (models / "model.safetensors").write_bytes(data)
+    with pytest.raises(WeightsUnavailable):
+        reader.open(f"file:{models}")
+
+
+@given(st.data())
+def test_headers_that_were_changed_at_random_are_read_or_refused(data):
+    whole = bytearray(save(TENSORS))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at] = data.draw(st.integers(0, 255))
+    cut = bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    try:
+        found = header_of(cut)
+    except (ValueError, RecursionError):
+        return
+    for entry in found.tensors.values():
+        assert entry.start + entry.size <= len(cut)
+
+
+def test_an_index_that_is_no_index(reader, models):
+    (models / "model.safetensors").rename(models / "part.safetensors")
+    for text in (
+        "",
+        "[]",
+        '{"weight_map": 1}',
+        '{"weight_map": {"a": 1}}',
+        "[" * 100_000,
+        '{"weight_map": {"a": "../x"}}',
+    ):
+        Path(models / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(WeightsUnavailable):
+            reader.open(f"file:{models}")
