@@ -273,4 +273,5 @@ def test_sessions_share_memory_until_one_writes(own_server, python, plain_enviro
         assert ask(clients[1], "look") == [SAMPLED, SAMPLED]
     finally:
         for client in clients:
-            client.kill()
+            with client:  # which closes its pipes
+                client.kill()
