@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def serving(python, plain_environment, tmp_path_factory):
 
     from djinn_core.launch.connection_file import read_connection_file
 
-    options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
+    options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0", "--models", tempfile.gettempdir()]
     server = start_server(python.start, tmp_path_factory.mktemp("serving"), *options, env=plain_environment)
     yield read_connection_file(server.file)
     assert server.stop() == 0, server.log.read_text()

@@ -40,8 +40,10 @@ from djinn.testing.session import (
 )
 from djinn.testing.tls_transports import TlsTransportConformance
 from djinn.testing.transports import TransportConformance
+from djinn.testing.weights import SAMPLE_FILE, WeightSourceConformance
 
 __all__ = [
+    "SAMPLE_FILE",
     "AdmissionPolicyConformance",
     "AssignmentPolicyConformance",
     "AuthenticatorConformance",
@@ -63,6 +65,7 @@ __all__ = [
     "ServerObserverConformance",
     "TlsTransportConformance",
     "TransportConformance",
+    "WeightSourceConformance",
     "break_connection",
     "compare_results",
     "executor_figures",

@@ -15,7 +15,7 @@ from djinn_core.hookspecs import hookspec
 
 @attrs.frozen
 class WeightPermissions:
-    """What the operator of a server lets its clients read.
+    """Permissions of a server's clients, given by its operator.
 
     Attributes:
         folders: folders on the server's disk (`--models`); what they contain may be read.
@@ -92,7 +92,7 @@ def djinn_register_weight_sources(settings: Any) -> Iterable[WeightSource]:
     """Return the weight sources that this plugin offers.
 
     Called once in each executor process. `file:` is built in. An address whose scheme has no source is refused with the
-    schemes that there are. Since API version 1.
+    schemes that there are. An exception disables the plugin. Since API version 1.
     """
     del settings
     raise NotImplementedError

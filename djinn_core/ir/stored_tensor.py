@@ -35,7 +35,7 @@ SAFETENSORS_DTYPES: Final = MappingProxyType(
 
 @attrs.frozen
 class StoredTensor:
-    """What is read as a new contiguous tensor.
+    """A reference to stored bytes, which are read as a new contiguous tensor.
 
     Attributes:
         address: where the executor opened the files.

@@ -114,7 +114,7 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
         return list(self._listing.tensors)
 
     def metadata(self) -> dict[str, str] | None:
-        """What the files say of themselves; None if that is nothing."""
+        """Metadata of the files; None if they have none."""
         return dict(self._listing.metadata) or None
 
     def __enter__(self) -> Self:

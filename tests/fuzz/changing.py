@@ -40,6 +40,8 @@ OTHERS = (
     messages.ValueHints,
     messages.BlobQuery,
     messages.BlobOffer,
+    messages.OpenWeights,
+    messages.ReadWeights,
 )
 NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace

@@ -83,6 +83,7 @@ def test_the_built_in_plugins_come_through_the_same_door() -> None:
         "local": "transports",
         "cpu": "devices",
         "memory": "memory",
+        "weights": "weights",
         "assignment": "assignment",
     }
 

@@ -1,4 +1,4 @@
-"""What an executor reads itself: permitted files alone, in one version, checked before a byte of a tensor is believed."""
+"""Files that an executor reads itself: permitted ones alone, in one version, checked before a byte of a tensor is believed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which inputs of a template its ops may write into, and which outputs may share memory with inputs.
+"""Aliases of a template's inputs: those that its ops may write into, and outputs that may share memory with inputs.
 
 Both are upper bounds. Kernels keep to their schemas; composite ops may return an operand without saying so, and Djinn's own ops may do
 anything with theirs.

@@ -45,7 +45,7 @@ class HeaderEntry:
 
 @attrs.frozen
 class SafetensorsHeader:
-    """What a file has: tensors by name, and what it says of itself."""
+    """Contents of a header: tensors by name, and what the file says of itself."""
 
     tensors: dict[str, HeaderEntry]
     metadata: dict[str, str]

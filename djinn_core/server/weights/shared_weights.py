@@ -26,7 +26,7 @@ class WeightKey:
 
 
 class SharedWeights:
-    """What is in the device's memory, by what was read. Thread-safe; it holds nothing itself."""
+    """Storages in the device's memory, by what was read into them. Thread-safe; it holds none of them itself."""
 
     def __init__(self) -> None:
         self._storages: weakref.WeakValueDictionary[WeightKey, torch.UntypedStorage] = weakref.WeakValueDictionary()

@@ -58,7 +58,11 @@ class UploadAssembly:
     """
 
     def __init__(
-        self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None, reader: WeightReader
+        self,
+        runtime: DeviceRuntime,
+        values: ValueTable,
+        store: WeightStore | None,
+        reader: WeightReader = WeightReader(),  # noqa: B008 - without sources it opens nothing
     ) -> None:
         """`store`: where weights are kept, if they are. `reader`: reads those that the client only names."""
         self._reader = reader

@@ -26,7 +26,7 @@ from djinn_core.wire.digests import ContentHash
 READERS: Final = 4  # threads that read at a time
 OPENED: Final = 32  # addresses that stay open
 INDEX_LIMIT: Final = 64 << 20  # bytes of an index
-_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):")
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9_+.-]*):")
 _HOSTILE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\%]|(^|[/:])\.\.(/|$)")
 _log = get_logger("djinn.server")
 

@@ -1,0 +1,91 @@
+"""The suite for weight sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from djinn.testing.suite import Ending, missing, require_protocol
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
+from djinn_core.server.weights.shared_weights import WeightKey
+from djinn_core.server.weights.weight_reader import WeightReader
+
+_HEADER = b'{"weight":{"dtype":"I32","shape":[4096],"data_offsets":[0,16384]}}'
+_TENSOR = torch.arange(4096, dtype=torch.int32)
+SAMPLE_FILE = len(_HEADER).to_bytes(8, "little") + _HEADER + _TENSOR.numpy().tobytes()
+"""Bytes of a safetensors file with one tensor, `weight`: the integers from 0 to 4095."""
+
+Place = Callable[[bytes], tuple[str, WeightPermissions]]
+
+
+class WeightSourceConformance(Ending):
+    """Subclass it and give the fixtures `source` and `place`."""
+
+    @pytest.fixture
+    def source(self) -> WeightSource:
+        """The weight source."""
+        return missing(self, "source", "your weight source")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def place(self) -> Place:
+        """A function that puts the bytes of a file where the source reads; its address, and permissions that allow it."""
+        return missing(self, "place", "a function that stores bytes, and returns their address and permissions")  # type: ignore[return-value]
+
+    def test_it_is_a_weight_source(self, source: WeightSource) -> None:
+        """It has every member, and its name is a scheme."""
+        require_protocol(source, "weights")
+        assert source.name.islower(), "the name is the scheme of its addresses, in lower case"
+
+    def test_it_reads_every_byte_in_any_part_and_order(self, source: WeightSource, place: Place) -> None:
+        """Several threads read at the same time; the version is the same before and after."""
+        file = _only(source, *place(SAMPLE_FILE))
+        assert file.size == len(SAMPLE_FILE)
+        before = file.version()
+        parts = [(start, min(1000, file.size - start)) for start in range(0, file.size, 1000)]
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda part: _bytes(file, *part), reversed(parts)))
+        assert b"".join(reversed(found)) == SAMPLE_FILE
+        assert _bytes(file, 5, 0) == b""
+        assert file.version() == before
+
+    def test_what_lies_beyond_the_end_cannot_be_read(self, source: WeightSource, place: Place) -> None:
+        """It is an `OSError`, not fewer bytes."""
+        file = _only(source, *place(SAMPLE_FILE))
+        with pytest.raises(OSError):
+            _bytes(file, file.size - 1, 2)
+
+    def test_nothing_is_read_without_permission(self, source: WeightSource, place: Place) -> None:
+        """Permissions are the operator's: without any there is nothing."""
+        address, _ = place(SAMPLE_FILE)
+        with pytest.raises(WeightsUnavailable):
+            source.open(address, WeightPermissions())
+
+    def test_what_is_not_there_is_unavailable(self, source: WeightSource, place: Place) -> None:
+        """It is `WeightsUnavailable`, no error of the source's own."""
+        address, permissions = place(SAMPLE_FILE)
+        with pytest.raises(WeightsUnavailable):
+            source.open(f"{address}-that-is-not-there", permissions)
+
+    def test_an_executor_finds_the_tensors(self, source: WeightSource, place: Place) -> None:
+        """The address begins with the source's name, and the file's name says what it is."""
+        address, permissions = place(SAMPLE_FILE)
+        reader = WeightReader([source], permissions)
+        opened = reader.open(address)
+        assert list(opened.tensors) == ["weight"]
+        read = reader.read(address, WeightKey(opened.version, "weight", 400, 40)).result(60)
+        assert read.view(torch.int32).tolist() == list(range(100, 110))
+
+
+def _only(source: WeightSource, address: str, permissions: WeightPermissions) -> WeightFile:
+    (file,) = source.open(address, permissions)
+    return file
+
+
+def _bytes(file: WeightFile, start: int, size: int) -> bytes:
+    data = bytearray(size)
+    file.read_into(start, memoryview(data))
+    return bytes(data)

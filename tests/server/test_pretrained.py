@@ -1,0 +1,140 @@
+"""`from_pretrained` with weights that the server has and the client lacks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from configured import configured
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+)
+from transformers import MixtralForCausalLM as Mixtral
+
+import djinn
+
+REMOTE = "remote_accelerator:0"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+}
+
+
+def models():
+    torch.manual_seed(0)
+    llama = LlamaConfig(**SIZES, num_key_value_heads=2, tie_word_embeddings=True)
+    # Its experts are stored one by one and computed as one tensor: transformers converts them while it loads.
+    mixtral = MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4)
+    return {
+        "llama": (AutoModelForCausalLM, LlamaForCausalLM(llama)),
+        "mixtral": (AutoModelForCausalLM, Mixtral(mixtral)),
+        "bert": (AutoModel, BertModel(BertConfig(**SIZES))),
+    }
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory):
+    """Two caches of the hub: the server's has whole models, the client's configurations alone."""
+    server, client = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("client")
+    for name, (_, model) in models().items():
+        for cache in (server, client):
+            repository = cache / f"models--org--{name}"
+            snapshot = repository / "snapshots" / COMMIT
+            snapshot.mkdir(parents=True)
+            (repository / "refs").mkdir()
+            (repository / "refs" / "main").write_text(COMMIT)
+            if cache is server:
+                model.save_pretrained(snapshot, max_shard_size="200KB")
+            else:
+                model.config.save_pretrained(snapshot)
+    return server, client
+
+
+@pytest.fixture(scope="module")
+def served(caches, tmp_path_factory, python, plain_environment):
+    from servers import start_server
+
+    folder = tmp_path_factory.mktemp("served")
+    server = start_server(python.start, folder, "--models", str(caches[0]), "--threads", "1", env=plain_environment)
+    with configured(connection_file=server.file):
+        yield server
+    server.stop()
+
+
+def load(kind, name, cache, **options):
+    return kind.from_pretrained(f"org/{name}", cache_dir=cache, local_files_only=True, **options)
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "bert"])
+def test_outputs_are_those_of_the_local_model_and_no_weight_passes_the_client(name, dtype, caches):
+    server, client = caches
+    kind, _ = models()[name]
+    local = load(kind, name, server, dtype=dtype)
+    djinn.init()
+    djinn.reset_stats()
+    remote = load(kind, name, client, dtype=dtype, device_map=REMOTE)
+    total = sum(parameter.nbytes for parameter in local.parameters())
+    assert {parameter.device for parameter in remote.parameters()} == {torch.device(REMOTE)}
+    ids = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        expected, found = local(ids), remote(ids.to(REMOTE))
+    assert torch.equal(found[0].cpu(), expected[0])
+    stats = djinn.stats()
+    assert stats["bytes_read"] >= 0.9 * total * (4 // dtype.itemsize)
+    assert stats["bytes_uploaded"] < 10_000
+    assert stats["bytes_sent"] < 0.1 * total + 100_000
+    for (key, one), (_, other) in zip(local.state_dict().items(), remote.state_dict().items(), strict=True):
+        assert torch.equal(one, other.cpu()), key
+
+
+@pytest.mark.usefixtures("served")
+def test_a_model_that_the_server_lacks(caches, tmp_path):
+    server, client = caches
+    BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(OSError, match="in the cached files"):
+        load(AutoModel, "nothing", client, device_map=REMOTE)
+    djinn.reset_stats()
+    local = AutoModel.from_pretrained(tmp_path, device_map=REMOTE)  # a folder of the client
+    assert djinn.stats()["bytes_read"] == 0
+    assert djinn.stats()["bytes_uploaded"] + djinn.stats()["bytes_recalled"] >= sum(
+        p.nbytes for p in local.parameters()
+    )
+    load(AutoModel, "bert", server)  # no device: a model on the CPU
+    assert djinn.stats()["bytes_read"] == 0
+
+
+def test_the_setting_says_who_reads(served, caches):
+    server, client = caches
+    with configured(connection_file=served.file, weights_from="client"):
+        djinn.reset_stats()
+        load(AutoModel, "bert", server, device_map=REMOTE)
+        assert djinn.stats()["bytes_read"] == 0
+        with pytest.raises(OSError, match=r"model\.safetensors"):
+            load(AutoModel, "bert", client, device_map=REMOTE)
+    with configured(connection_file=served.file, weights_from="server"):
+        load(AutoModel, "bert", client, device_map=REMOTE)
+        with pytest.raises(djinn.WeightsUnavailable, match="in no hub cache"):
+            load(AutoModel, "other", _with_configuration(client), device_map=REMOTE)
+    with pytest.raises(djinn.ConfigurationError, match="'auto', 'server' or 'client'"):
+        djinn.configure(weights_from="neither")
+
+
+def _with_configuration(cache):
+    """The cache, with the configuration of a model that the server has not."""
+    snapshot = cache / "models--org--other" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (cache / "models--org--other" / "refs").mkdir()
+    (cache / "models--org--other" / "refs" / "main").write_text(COMMIT)
+    BertConfig(**SIZES).save_pretrained(snapshot)
+    return cache
