@@ -10,6 +10,7 @@ from functools import partial
 
 import attrs
 import msgspec
+import torch
 
 from djinn_core.errors import (
     ProtocolError,
@@ -34,6 +35,7 @@ from djinn_core.server.recovery.executor_channel import StateParts as Found
 from djinn_core.server.recovery.snapshot_format import (
     KnownTemplate,
     Snapshot,
+    StoredValue,
     decode_snapshot,
     encode_snapshot,
     octets_of,
@@ -52,6 +54,7 @@ from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
+from djinn_core.server.weights.shared_weights import Origin
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire import limits
@@ -160,7 +163,7 @@ class ExecutorSession:
         with self._context.monitor.over(self._wanted, connection):
             while self._serve_one(connection):
                 if not self._backlog:  # not in the middle of what was read ahead
-                    connection.snapshot_if_due(self._state, self.exchange.inbox.writing)
+                    connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
         frame = self._next_frame(connection)
@@ -237,10 +240,18 @@ class ExecutorSession:
 
     def _state(self) -> Found | None:
         """The session as it is between two frames; None if it is in the middle of something, or cannot be serialized."""
+        return self._state_without(())
+
+    def _state_here(self) -> Found | None:
+        """As `_state`, for this server: what was read and not written since is read again."""
+        found = self._uploads.shares.stored()
+        return self._state_without(tuple([_stored(*one) for one in found]))
+
+    def _state_without(self, stored: tuple[StoredValue, ...]) -> Found | None:
         if self._backlog or self._uploads.busy or self._memory is not None:
             return None
         with self._turn:
-            taken = take_values(self.values, self.device.runtime)
+            taken = take_values(self.values, self.device.runtime, frozenset([one.handle for one in stored]))
             self.device.randomness.hand_to(self._randomness)
             random = octets_of(self.device.randomness.get_state())
         if taken is None:
@@ -250,7 +261,13 @@ class ExecutorSession:
         counts, transfers = self.exchange.state()
         settings = self._numeric_settings
         snapshot = Snapshot(
-            self.submissions, templates, random=random, pool=counts, numeric_settings=settings, **taken[0]
+            self.submissions,
+            templates,
+            random=random,
+            pool=counts,
+            numeric_settings=settings,
+            stored=stored,
+            **taken[0],
         )
         return encode_snapshot(snapshot), taken[1], transfers
 
@@ -275,6 +292,7 @@ class ExecutorSession:
             self._templates.put(one.digest, known, len(one.template.code))
         with self._turn:
             put_values(snapshot, memory, self.values, self.device.runtime)
+            self._uploads.read_again(snapshot.stored)
             self.device.randomness.hand_to(self._randomness)
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
@@ -697,6 +715,12 @@ class _Refused(Exception):  # noqa: N818 - a signal within this file
         super().__init__(str(error))
         self.error = error
         self.first = first
+
+
+def _stored(handle: int, value: torch.Tensor, origin: Origin) -> StoredValue:
+    key = origin.key
+    layout = dtype_name(value.dtype), tuple(value.shape), value.stride(), int(value.storage_offset())
+    return StoredValue(handle, origin.address, key.version, key.name, key.start, key.size, *layout)
 
 
 def _read(frame: Frame) -> AnyMessage | Unreadable:

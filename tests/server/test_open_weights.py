@@ -275,3 +275,36 @@ def test_sessions_share_memory_until_one_writes(own_server, python, plain_enviro
         for client in clients:
             with client:  # which closes its pipes
                 client.kill()
+
+
+@pytest.mark.parametrize("file_is_lost", [False, True])
+def test_a_snapshot_names_what_was_read_and_not_written(file_is_lost, own_server, tmp_path):
+    rows = 2 << 20
+    save_file(
+        {"large": torch.arange(rows, dtype=torch.float32), "small": torch.ones(8, 8)}, tmp_path / "model.safetensors"
+    )
+    journals = tmp_path / "journals"
+    server = own_server(
+        "--models", str(tmp_path), "--threads", "1", "--journal", str(journals), "--snapshot-seconds", "0"
+    )
+    with configured(connection_file=server.file):
+        djinn.init()
+        weights = djinn.open_weights(f"file:{tmp_path}")
+        large, small = weights["large"], weights["small"]
+        view, again = large.view(2, -1)[1, ::2], weights["small"]
+        again.mul_(3)
+        for _ in range(40):  # each of these may be followed by a snapshot
+            assert small.sum().item() == 64
+        assert sum(file.stat().st_size for file in journals.rglob("*") if file.is_file()) < large.nbytes / 10
+        if file_is_lost:
+            os.truncate(tmp_path / "model.safetensors", 4096)
+        kill_executor()
+        assert again.sum().item() == 192  # was written: its bytes are in the snapshot
+        if file_is_lost:
+            with pytest.raises(djinn.RemoteError, match=r"cannot be read|changed"):
+                large.sum().item()
+            return
+        assert torch.equal(view.cpu(), torch.arange(rows // 2, rows, 2, dtype=torch.float32))
+        small.add_(1)
+        assert (small.sum().item(), weights["small"].sum().item()) == (128, 64)
+        assert torch.equal(large.cpu(), torch.arange(rows, dtype=torch.float32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -32,12 +32,30 @@ class KnownTemplate(msgspec.Struct, frozen=True):
     inputs: tuple[int, ...]
 
 
+class StoredValue(msgspec.Struct, frozen=True):
+    """A value that looks into `size` bytes of a tensor at an address, which nothing has written since they were read.
+
+    `offset` is in elements of its dtype, from the first of these bytes.
+    """
+
+    handle: int
+    address: str
+    version: bytes
+    name: str
+    start: int
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """State of a session between two frames. The bytes of `items` are separate buffers, in the same order.
 
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
     handle, `random` is the session's own random state. `pool`: what it has counted of transfers, which are beside it.
-    `numeric_settings`: None if the client sent none.
+    `numeric_settings`: None if the client sent none. `stored`: values that are read again from where they came.
     """
 
     submissions: int
@@ -48,14 +66,22 @@ class Snapshot(msgspec.Struct, frozen=True):
     random: bytes
     pool: PoolCounts = PoolCounts()
     numeric_settings: NumericSettings | None = None
+    stored: tuple[StoredValue, ...] = ()
 
 
-def take_values(values: ValueTable, runtime: DeviceRuntime) -> tuple[dict[str, Any], list[Buffer]] | None:
-    """The fields of a snapshot that hold values, and their memory; None if a value cannot be serialized."""
+def take_values(
+    values: ValueTable, runtime: DeviceRuntime, left_out: Container[int] = ()
+) -> tuple[dict[str, Any], list[Buffer]] | None:
+    """The fields of a snapshot that hold values, and their memory; None if a value cannot be serialized.
+
+    `left_out`: handles of values that are not wanted.
+    """
     tensors: list[int] = []
     numbers: list[tuple[int, Number]] = []
     generators: list[tuple[int, bytes]] = []
     for handle, value in values.everything():
+        if handle in left_out:
+            continue
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
             if value.is_conj() or value.is_neg():
                 return None

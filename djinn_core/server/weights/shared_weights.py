@@ -48,6 +48,14 @@ class SharedWeights:
             return sum(storage.nbytes() for storage in self._storages.values())
 
 
+@attrs.frozen
+class Origin:
+    """Place that memory was read from."""
+
+    address: str
+    key: WeightKey
+
+
 class SessionShares:
     """Those storages of a session, as its client numbers them, whose memory other sessions may have as well.
 
@@ -56,14 +64,23 @@ class SessionShares:
 
     def __init__(self, values: ValueTable) -> None:
         self._values = values
-        self._storages: set[int] = set()
+        self._storages: dict[int, Origin | None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._storages)
 
-    def add(self, handle: int) -> None:
-        """The memory of this value is shared."""
-        self._storages.add(storage_of(handle))
+    def add(self, handle: int, origin: Origin | None) -> None:
+        """The memory of this value is shared; None: it is that of another value, as far as an op's schema says."""
+        self._storages[storage_of(handle)] = origin
+
+    def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
+        """The values that are what was read, or views of it, with where it was read."""
+        found = []
+        for handle in self._values.sharing(self._storages):
+            value, origin = self._values[handle], self._storages[storage_of(handle)]
+            if origin is not None and isinstance(value, torch.Tensor) and not (value.is_conj() or value.is_neg()):
+                found.append((handle, value, origin))
+        return found
 
     def before_run(self, aliases: InputAliases, inputs: list[int], outputs: Iterable[int]) -> None:
         """Copy what a run of a template may write, and note what its results may share.
@@ -78,7 +95,7 @@ class SessionShares:
         handles = tuple(outputs) if aliases.outputs else ()
         for number, sources in aliases.outputs:
             if any(storage_of(inputs[position]) in shared for position in sources):
-                shared.add(storage_of(handles[number]))
+                shared.setdefault(storage_of(handles[number]), None)
 
     def nbytes(self) -> int:
         """Bytes of these storages."""
@@ -86,9 +103,9 @@ class SessionShares:
 
     def forget(self, handles: Iterable[int]) -> None:
         """Forget storages that no value looks into any more, after `handles` were freed."""
-        for storage in self._storages.intersection(map(storage_of, handles)):
+        for storage in self._storages.keys() & set(map(storage_of, handles)):
             if not self._values.bytes_of(storage):
-                self._storages.discard(storage)
+                del self._storages[storage]
 
     def clear(self) -> None:
         """Nothing is shared."""
@@ -102,7 +119,8 @@ class SessionShares:
                 found.setdefault((storage_of(handle), torch_private.storage_key(value)), []).append(value)
         for tensors in found.values():
             _give_copy(tensors)
-        self._storages -= storages
+        for storage in storages:
+            del self._storages[storage]
 
 
 def _give_copy(tensors: list[torch.Tensor]) -> None:

@@ -16,8 +16,9 @@ from djinn_core.hookspecs.transports import Buffer
 from djinn_core.ir.values import contiguous_strides
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.recovery.journal import Journal
+from djinn_core.server.recovery.snapshot_format import StoredValue
 from djinn_core.server.running.values import Poison, ValueTable
-from djinn_core.server.weights.shared_weights import SessionShares, WeightKey
+from djinn_core.server.weights.shared_weights import Origin, SessionShares, WeightKey
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
 from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire import limits
@@ -44,7 +45,7 @@ class _Read:
     """A value that is being read by the executor itself."""
 
     header: UploadPart
-    key: WeightKey
+    origin: Origin
     data: Future[torch.Tensor]
 
 
@@ -153,7 +154,7 @@ class UploadAssembly:
         key = WeightKey(request.version, request.name, request.start, request.size)
         known = self._reader.shared.find(key) if self._sharing else None
         if known is not None:
-            self._share(header, known)
+            self._share(header, known, Origin(request.address, key))
             return
         while self._reads and self._read_bytes + request.size > READ_AHEAD:
             self._finish_read()
@@ -165,7 +166,7 @@ class UploadAssembly:
         except RuntimeError as error:
             self._refuse(header, error)
         else:
-            self._reads.append(_Read(header, key, data))
+            self._reads.append(_Read(header, Origin(request.address, key), data))
             self._read_bytes += request.size
 
     def finish_reads(self) -> None:
@@ -191,22 +192,39 @@ class UploadAssembly:
             return
         try:
             with torch.inference_mode():
-                placed = self._reader.shared.find(one.key) or self._runtime.receive(data).untyped_storage()
+                placed = self._reader.shared.find(one.origin.key) or self._runtime.receive(data).untyped_storage()
         except (RuntimeError, MemoryError) as error:
             self._refuse(one.header, error)
         else:
-            self._share(one.header, self._reader.shared.share(one.key, placed))
+            self._share(one.header, self._reader.shared.share(one.origin.key, placed), one.origin)
 
     @property
     def _sharing(self) -> bool:
         """False under a memory limit, which moves the memory of each session's values on its own."""
         return ledger_of(self._runtime) is None
 
-    def _share(self, header: UploadPart, storage: torch.UntypedStorage) -> None:
+    def _share(self, header: UploadPart, storage: torch.UntypedStorage, origin: Origin, offset: int = 0) -> None:
         with torch.inference_mode():
             value = torch.empty(0, dtype=dtype_from_name(header.dtype), device=self._runtime.device)
-            self._values[header.handle] = value.set_(storage, 0, header.shape, header.stride)
-        self.shares.add(header.handle)
+            self._values[header.handle] = value.set_(storage, offset, header.shape, header.stride)
+        self.shares.add(header.handle, origin)
+
+    def read_again(self, stored: Sequence[StoredValue]) -> None:
+        """Make the values of a snapshot that are read from where they came; those that cannot be are poison."""
+        for one in stored:
+            key = WeightKey(one.version, one.name, one.start, one.size)
+            header = UploadPart(one.handle, one.dtype, one.shape, one.stride, one.size)
+            try:
+                storage = self._reader.shared.find(key)
+                if storage is None:
+                    with torch.inference_mode():
+                        data = self._reader.read(one.address, key).result()
+                        storage = self._reader.shared.share(key, self._runtime.receive(data).untyped_storage())
+                self._share(header, storage, Origin(one.address, key), one.offset)
+            except WeightsUnavailable as error:
+                self._poison(one.handle, "WeightsUnavailable", str(error))
+            except (RuntimeError, MemoryError) as error:
+                self._refuse(header, error)
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
         """Take one part.
