@@ -299,11 +299,11 @@ def test_a_snapshot_names_what_was_read_and_not_written(file_is_lost, own_server
         if file_is_lost:
             os.truncate(tmp_path / "model.safetensors", 4096)
         kill_executor()
-        assert again.sum().item() == 192  # was written: its bytes are in the snapshot
-        if file_is_lost:
-            with pytest.raises(djinn.RemoteError, match=r"cannot be read|changed"):
+        if file_is_lost:  # the session is lost where an answer since the last snapshot comes out differently
+            with pytest.raises((djinn.RemoteError, djinn.SessionLost), match=r"cannot be read|changed|differently"):
                 large.sum().item()
             return
+        assert again.sum().item() == 192
         assert torch.equal(view.cpu(), torch.arange(rows // 2, rows, 2, dtype=torch.float32))
         small.add_(1)
         assert (small.sum().item(), weights["small"].sum().item()) == (128, 64)
