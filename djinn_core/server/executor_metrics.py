@@ -11,6 +11,7 @@ from djinn_core.server.memory.budgets import NAMES
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.recovery.leased_connection import Leases
 from djinn_core.server.weights.store import WeightStore
+from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.messages import PRESSURE
 
 
@@ -18,7 +19,7 @@ def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases)
     """The metrics of an executor. `store`: its tenant's weights; `leases`: its sessions with their journals."""
     device = context.device
     sessions = context.usage.report()
-    parts = [_queue(context), _recovery(leases)]
+    parts = [_queue(context), _recovery(leases), _read(context.weights)]
     if store is not None:
         parts.append(_stored(store))
     if device.compiling is not None:
@@ -52,6 +53,19 @@ def _queue(context: ExecutorContext) -> Metered:
 def _recovery(leases: Leases) -> Metered:
     journals, nbytes = leases.journaled()
     return Metered(gauges={"journals": journals, "journal_bytes": nbytes})
+
+
+def _read(weights: WeightReader) -> Metered:
+    shared = weights.shared
+    return Metered(
+        counters={
+            "weight_reads": weights.reads,
+            "weight_read_bytes": weights.read_bytes,
+            "shared_weight_hits": shared.hits,
+            "shared_weight_hit_bytes": shared.hit_bytes,
+        },
+        gauges={"shared_weight_bytes": shared.nbytes()},
+    )
 
 
 def _stored(store: WeightStore) -> Metered:

@@ -71,6 +71,10 @@ def test_transports(run):
     run("bench_transports", "tcp_64_mib", "http_64_mib", "local_64_mib", "submission", "submission_with_an_op")
 
 
+def test_weights_that_the_server_reads(run):
+    assert_met(run("bench_weights", "first_token", "second_session", "bytes"), "bytes")
+
+
 def test_models(run):
     run("bench_models", "toy_decode")
 

@@ -26,16 +26,25 @@ class WeightKey:
 
 
 class SharedWeights:
-    """Storages in the device's memory, by what was read into them. Thread-safe; it holds none of them itself."""
+    """Storages in the device's memory, by what was read into them. Thread-safe; it holds none of them itself.
+
+    Attributes:
+        hits: how often a session found what it was to read. hit_bytes: how many bytes that was.
+    """
 
     def __init__(self) -> None:
         self._storages: weakref.WeakValueDictionary[WeightKey, torch.UntypedStorage] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
+        self.hits = self.hit_bytes = 0
 
     def find(self, key: WeightKey) -> torch.UntypedStorage | None:
         """The memory that a session has read this into; None if none holds it any more."""
         with self._lock:
-            return self._storages.get(key)
+            found = self._storages.get(key)
+            if found is not None:
+                self.hits += 1
+                self.hit_bytes += key.size
+            return found
 
     def share(self, key: WeightKey, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Share `storage` with sessions that come later; the memory to use, which is another's where that came first."""

@@ -68,6 +68,7 @@ class WeightReader:
 
     Attributes:
         shared: what sessions have read and hold in the device's memory.
+        reads: tensors, or parts of them, that were read. read_bytes: how many bytes they have.
     """
 
     def __init__(self, sources: Sequence[WeightSource] = (), permissions: WeightPermissions | None = None) -> None:
@@ -78,6 +79,7 @@ class WeightReader:
         self._readers: ThreadPoolExecutor | None = None
         self._under_way: weakref.WeakValueDictionary[WeightKey, Future[torch.Tensor]] = weakref.WeakValueDictionary()
         self.shared = SharedWeights()
+        self.reads = self.read_bytes = 0
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -122,6 +124,8 @@ class WeightReader:
         with self._lock:
             if self._readers is None:
                 self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
+            self.reads += 1
+            self.read_bytes += key.size
             begun = self._under_way[key] = self._readers.submit(_read, address, place, key.start, key.size)
         return begun
 
