@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from configured import configured
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import save_file
 from servers import SECONDS, Server, start_server, wait_for
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config
 
@@ -170,7 +171,8 @@ def watched(python, tmp_path_factory, plain_environment):
     options = ["--device", "cpu", "--compile", "chains", "--assignment", "whims", "--threads", "1"]
     options += ["--operations-port", "0", "--token-file", str(table), "--drain-seconds", "1"]
     options += ["--store", str(folder / "store"), "--store-gib", str(12 * MIB / 2**30)]
-    options += ["--journal", str(folder / "journals"), "--snapshot-seconds", "0"]
+    options += ["--journal", str(folder / "journals"), "--snapshot-seconds", "0", "--models", str(folder)]
+    save_file({"ones": torch.ones(1024)}, folder / "model.safetensors")
     server = start_server(python.start, folder, *options, env=environment)
     yield Watched(server, monitor, limited)
     assert server.stop() == 0, server.log.read_text()
@@ -302,6 +304,17 @@ def executors_exchange_values(watched):
         assert torch.ones(4, device=REMOTE).sum().item() == 4
 
 
+def weights_are_read(watched):
+    with session(watched):
+        weights = djinn.open_weights("file:model.safetensors")
+        ones, again = weights["ones"], weights["ones"]
+        assert (ones + again).sum().item() == 2048
+        assert watched.value("weight_reads") == 1
+        assert watched.value("weight_read_bytes") == watched.value("shared_weight_hit_bytes") == 4096
+        assert watched.value("shared_weight_bytes") == 4096
+        assert watched.value("shared_weight_hits") == 1
+
+
 def models_run_in_little_memory(watched):
     with session(watched, watched.limited):
         model, cache = gpt2().to(REMOTE), DynamicCache()
@@ -387,6 +400,7 @@ def worked(watched, registry):
     executors_die_and_connections_break(watched)
     programs_are_compiled(watched)
     ops_fail_and_programs_are_stopped(watched)
+    weights_are_read(watched)
     executors_exchange_values(watched)
     models_run_in_little_memory(watched)
     clients_are_refused(watched, registry)
