@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from configured import configured
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -112,6 +115,29 @@ def test_a_model_that_the_server_lacks(caches, tmp_path):
     )
     load(AutoModel, "bert", server)  # no device: a model on the CPU
     assert djinn.stats()["bytes_read"] == 0
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("device", [REMOTE, torch.device(REMOTE), 0, None])
+def test_a_pipeline_loads_its_model_onto_the_device(device, caches):
+    from transformers import PreTrainedTokenizerFast, pipeline
+
+    djinn.init()
+    djinn.reset_stats()
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(SIZES["vocab_size"])}, unk_token="w0"))
+    words.pre_tokenizer = Whitespace()
+    made = pipeline(
+        "feature-extraction",
+        "org/bert",
+        tokenizer=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0"),
+        device=device,
+        model_kwargs={"cache_dir": caches[1]},
+        local_files_only=True,
+    )
+    assert made.device == torch.device(REMOTE)
+    assert djinn.stats()["bytes_read"] > 100_000
+    expected = load(AutoModel, "bert", caches[0])(torch.tensor([[1, 2, 3]])).last_hidden_state
+    assert torch.equal(made("w1 w2 w3", return_tensors=True), expected)
 
 
 def test_the_setting_says_who_reads(served, caches):

@@ -9,7 +9,7 @@ from djinn.libraries import Adapter
 from djinn_hf_transformers.device import adapt_pipeline, adapt_training_arguments
 from djinn_hf_transformers.padding import adapt_models
 from djinn_hf_transformers.trainer import adapt_trainer
-from djinn_hf_transformers.weights import adapt_loading
+from djinn_hf_transformers.weights import adapt_loading, adapt_pipelines
 
 djinn_api_version = 1
 
@@ -20,6 +20,7 @@ def djinn_register_integrations() -> Iterable[Integration]:
     return [
         Adapter("transformers.modeling_utils", adapt_models),
         Adapter("transformers.modeling_utils", adapt_loading),
+        Adapter("transformers.pipelines", adapt_pipelines),
         Adapter("transformers.pipelines.base", adapt_pipeline),
         Adapter("transformers.trainer", adapt_trainer),
         Adapter("transformers.training_args", adapt_training_arguments),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from djinn.libraries import is_the_only_accelerator, logical_device
+from djinn.libraries import is_remote, is_the_only_accelerator, logical_device
 
 _CPU = torch.device("cpu")
 
@@ -19,7 +19,9 @@ def adapt_pipeline(module: Any) -> None:
     @functools.wraps(made)
     def make(self: Any, model: Any, *args: Any, device: Any = None, **kwargs: Any) -> None:
         placed = device is None and getattr(model, "hf_device_map", None) is not None
-        if not placed and (device is None or (isinstance(device, int) and device >= 0)) and is_the_only_accelerator():
+        if not placed and device is None and is_remote(model.device):
+            device = model.device
+        elif not placed and (device is None or (isinstance(device, int) and device >= 0)) and is_the_only_accelerator():
             device = logical_device(device or 0)
         made(self, model, *args, device=device, **kwargs)
 

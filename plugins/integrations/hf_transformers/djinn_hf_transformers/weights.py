@@ -7,14 +7,16 @@ asked whether it has them; then transformers reads the server's tensors as if th
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from djinn.libraries import is_remote
+from djinn.libraries import is_remote, is_the_only_accelerator, logical_device, rebind
 from djinn.weights import RemoteWeights, server_weights
 
 
@@ -39,6 +41,34 @@ def adapt_loading(module: Any) -> None:
         return filename.weights if isinstance(filename, _ServerCheckpoint) else opened(filename, *args, **options)
 
     module.safe_open = safe_open
+
+
+def adapt_pipelines(module: Any) -> None:
+    """`transformers.pipelines`: a pipeline's model is loaded onto the remote device, in place of being moved there."""
+    plain = module.pipeline
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def pipeline(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options).arguments
+        told = given.get("device_map") is not None or "device_map" in (given.get("model_kwargs") or {})
+        chosen = _chosen(given.get("device")) if isinstance(given.get("model"), str) and not told else None
+        if chosen is None:
+            return plain(*args, **options)
+        others = given.pop("kwargs", {})
+        return plain(**given | {"device": None, "device_map": chosen}, **others)
+
+    rebind(plain, pipeline, ("transformers",))
+
+
+def _chosen(device: Any) -> torch.device | None:
+    """The remote device that a pipeline's argument `device` means; None for another one."""
+    if find_spec("accelerate") is None:  # which transformers asks for where a device map is given
+        return None
+    if device is None or isinstance(device, int):
+        index = device or 0
+        return logical_device(index) if index >= 0 and is_the_only_accelerator() else None
+    return _device_of(device)
 
 
 def _noting_device(from_pretrained: Any, loading: ContextVar[torch.device | None]) -> Callable[..., Any]:
