@@ -13,6 +13,8 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings, bytes_of
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.launch.executor_config import EVERYTHING
 from djinn_core.launch.tickets import TicketChecker, issue, new_key
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
@@ -23,6 +25,7 @@ from djinn_core.server.memory.eviction import decider
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.shared_device import SharedDevice
 from djinn_core.server.weights.disk import Disk
+from djinn_core.server.weights.weight_reader import WeightReader
 
 # An interpreter that ends stops threads wherever they are, and PyTorch's freeing of memory does not survive that.
 ENDING_SECONDS = 5.0  # for an op that runs, and for the session to free what it has
@@ -99,7 +102,8 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     opened = open_device(registry.devices, settings.device)
     disk, policy = Disk(), decider(registry, settings.memory_policy)
     device = limited(opened, bytes_of(settings.memory_gib), disk, policy)
-    context = ExecutorContext(SharedDevice(device.runtime), disk=disk)
+    weights = WeightReader(registry.weight_sources, WeightPermissions(EVERYTHING.folders, EVERYTHING.addresses))
+    context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)
     begin_compiling(context, registry, settings.compilers)
     executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession)
     ours, theirs = connected_pair()
