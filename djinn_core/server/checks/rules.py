@@ -16,8 +16,8 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "_adaptive_avg_pool2d_backward": pooling.pooled(2),
         "_adaptive_avg_pool3d_backward": pooling.pooled(3),
-        "_batch_norm_no_update": normalizing.batch_norm_updating,
-        "_batch_norm_with_update": normalizing.batch_norm_updating,
+        "_batch_norm_no_update": normalizing.batch_norm_with_running_statistics,
+        "_batch_norm_with_update": normalizing.batch_norm_with_running_statistics,
         "_cdist_backward": numbers.cdist_backward,
         "_cholesky_solve_helper": numbers.cholesky_solve,
         "_ctc_loss": indexing.ctc,
@@ -42,6 +42,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "_log_softmax_backward_data": numbers.alike("grad_output", "output"),
         "_native_batch_norm_legit": normalizing.batch_norm,
         "_native_batch_norm_legit_functional": normalizing.batch_norm,
+        "_native_batch_norm_legit_no_training": normalizing.batch_norm_with_running_statistics,
         "_new_zeros_with_same_feature_meta": numbers.zeros_like_feature,
         "_pdist_backward": numbers.pdist,
         "_pdist_forward": numbers.pdist,
