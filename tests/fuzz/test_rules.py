@@ -47,6 +47,7 @@ CALLS = {
         (F(2, 3), F(3), F(3), F(3), F(3), 0.5, 0.6),
         (F(2, 3).half(), F(3), F(3), F(3), F(2), 0.5, 0.6),
     ),
+    "_weight_norm_interface": ((F(8, 2), F(8, 1)), (F(8, 2), F(1, 1).expand(8, 1))),
     "adaptive_max_pool2d_backward": (
         (F(4, 1, 1), F(4, 1, 4), torch.zeros(4, 1, 1, dtype=torch.int64)),
         (F(4, 1, 1), F(4, 1, 4), torch.full((4, 1, 1), -2147483649)),

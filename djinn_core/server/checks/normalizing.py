@@ -81,3 +81,11 @@ def weight_norm(a: Arguments) -> None:
     for name in ("grad_w", "saved_norms"):
         a.computed_in(name, v.dtype)
     a.require(a.grad_w is None or a.grad_w.shape == v.shape, "grad_w must be shaped like v")
+
+
+def weight_norm_interface(a: Arguments) -> None:
+    """The same of kernels that write norms into memory laid out as `g` is, and read everything without strides."""
+    weight_norm(a)
+    for name in ("v", "g", "saved_v", "saved_g", "saved_norms", "grad_w"):
+        tensor = a.__getattr__(name)
+        a.require(tensor is None or tensor.is_contiguous(), f"{name} must be contiguous")
