@@ -59,7 +59,8 @@ def ask_executor(
         recorder.watcher = watcher
     placeholders = out if call.sequence else [out]
     values = [t.remote for t, same in zip(placeholders, call.inplace, strict=False) if same < 0]
-    written = [operands[i] for i in written_tensors(func, args, kwargs)]
+    targets = written_tensors(func, args, kwargs)
+    written = [operands[i] for i in targets]
     made = tuple(v.handle for v in values)
     scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
     answer = recorder.ask(
@@ -72,7 +73,7 @@ def ask_executor(
     results = _results(call, operands, values, answer)
     if watcher is not None:
         watcher.after(call, slots, operands, results if isinstance(results, tuple) else (results,))
-    return RemoteInference(results, _known_call(call, answer))
+    return RemoteInference(results, _known_call(call, answer, targets))
 
 
 def described_on(index: int, described: DescribedValue) -> DescribedValue:
@@ -82,14 +83,20 @@ def described_on(index: int, described: DescribedValue) -> DescribedValue:
     return attrs.evolve(described, meta=moved)
 
 
-def _known_call(call: Call, answer: SubmissionReply) -> Call:
-    """The call with the results that the executor described, for ops whose results follow from metadata alone."""
+def _known_call(call: Call, answer: SubmissionReply, targets: Sequence[int]) -> Call:
+    """The call as the executor described it, for ops whose results follow from metadata alone.
+
+    `targets`: positions of the operands that are described after the results, since the op may have resized them.
+    """
     described = iter(answer.described)
     results = tuple(
         next(described).meta if same < 0 else meta for meta, same in zip(call.results, call.inplace, strict=True)
     )
     sizes = tuple(m.extent * m.dtype.itemsize if m is not None else 0 for m in results)
-    return attrs.evolve(call, results=results, nbytes=sizes, refused=False)
+    changes = tuple(
+        (i, new.meta) for i, new in zip(targets, described, strict=True) if new.meta is not call.operands[i]
+    )
+    return attrs.evolve(call, results=results, nbytes=sizes, refused=False, changes=changes)
 
 
 def unknown_call(

@@ -43,6 +43,11 @@ CALLS = {
         (F(1, 3, 10, 20), [8, 10], False, 0.8, 0.5),
         (F(1, 3, 10, 20), [8, 21], False, 0.8, 1.0),
     ),
+    "_native_batch_norm_legit_no_training": (
+        (F(2, 3), F(3), F(3), F(3), F(3), 0.5, 0.6),
+        (F(2, 3).half(), F(3), F(3), F(3), F(2), 0.5, 0.6),
+    ),
+    "_weight_norm_interface": ((F(8, 2), F(8, 1)), (F(8, 2), F(1, 1).expand(8, 1))),
     "adaptive_max_pool2d_backward": (
         (F(4, 1, 1), F(4, 1, 4), torch.zeros(4, 1, 1, dtype=torch.int64)),
         (F(4, 1, 1), F(4, 1, 4), torch.full((4, 1, 1), -2147483649)),
@@ -120,6 +125,21 @@ def test_the_call_that_crashed_does_not_reach_its_kernel(name):
         look(*bad, **KEYWORDS.get(name, {}))
     with torch.inference_mode():  # and what is taken for a good call is one
         torch_private.kernel_of(overload)(*good, **KEYWORDS.get(name, {}))
+
+
+@pytest.mark.parametrize("name", ["native_batch_norm", "_native_batch_norm_legit"])
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_statistics_given_by_out_are_resized_by_the_kernel(name, size):
+    overload = resolve(f"aten::{name}.out")
+    look = checked(f"aten::{name}.out", overload, torch_private.kernel_of(overload))
+    given, weight, mean, variance = F(2, 3, 4), F(3), F(3), F(3)
+    expected = resolve(f"aten::{name}")(given, weight, None, mean.clone(), variance.clone(), True, 0.5, 1e-5)
+    outs = dict(zip(("out", "save_mean", "save_invstd"), (F(0), F(size), F(size)), strict=True))
+    look(given, weight, None, mean.clone(), variance.clone(), True, 0.5, 1e-5, **outs)
+    for want, got in zip(expected, outs.values(), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="running_mean must have 3 elements"):
+        look(given, weight, None, F(size), variance, True, 0.5, 1e-5, **outs)
 
 
 def test_what_is_left_out_has_its_default():

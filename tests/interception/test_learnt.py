@@ -126,3 +126,17 @@ def test_weight_norm_of_a_narrow_layer_has_the_norms_of_the_kernel(embedded, dty
 
     for here, there in zip(result("cpu"), result(embedded), strict=True):
         assert torch.equal(here, there)
+
+
+def test_targets_are_resized_by_calls_that_are_known_too(embedded):
+    """`native_batch_norm.out` is asked of the executor once for each combination of metadata."""
+    given = [torch.rand(2, 3, 4), *(torch.rand(3) for _ in range(4))]
+    there = [t.to(embedded) for t in given]
+    for size in (0, 0, 7, 7):
+        expected, actual = ([torch.empty(size, device=d) for _ in range(3)] for d in ("cpu", embedded))
+        for arguments, (out, mean, scale) in ((given, expected), (there, actual)):
+            torch.ops.aten.native_batch_norm.out(
+                *arguments, True, 0.5, 1e-5, out=out, save_mean=mean, save_invstd=scale
+            )
+        assert [t.shape for t in actual] == [t.shape for t in expected]
+        assert all(torch.equal(a.cpu(), e) for a, e in zip(actual, expected, strict=True))

@@ -129,11 +129,13 @@ and planning for a model never seen before.
 
 Bits differ where a kernel of another kind computes the same:
 
-- In the training step, attention. A local CPU has a fused kernel for it (where there is no dropout); the remote device takes
-  it apart under autograd. With `attn_implementation="eager"` the bits are the same.
+- In the training step, recurrent layers, which are taken apart there. Attention without dropout is a local CPU's kernel since
+  [decision 24](decisions/0024-attention-under-autograd.md).
 - In the forward pass, products with a parameter that wants gradients: locally PyTorch folds them for its sake even where
   nothing is differentiated, and the executor's tensors never want gradients.
-- LSTM, GRU and `nn.MultiheadAttention` in evaluation, which are one kernel locally.
+- `nn.MultiheadAttention` in evaluation, which is one kernel locally.
+
+Why GRU and packed LSTM differ in evaluation, and gradients of the other models (most have convolutions), was not looked into.
 
 Layer drop is off, because it draws from the CPU's random state: one and the same with dropout's on a local CPU, and another
 one on every accelerator. All parameters have noise added, so that none begins as zeros and hides what it multiplies.

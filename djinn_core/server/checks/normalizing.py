@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from djinn_core.server.checks.arguments import Arguments, product
 
-_OF_CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
+_READ_OF_CHANNELS = ("weight", "bias", "running_mean", "running_var")
+_OF_CHANNELS = (*_READ_OF_CHANNELS, "save_mean", "save_invstd", "save_var")
 
 
 def batch_norm(a: Arguments) -> None:
-    """Every statistic has an element for each channel of `input`."""
-    _channels(a, needed=not a.training)
+    """Every statistic that is read has an element for each channel of `input`."""
+    _channels(a, needed=not a.training, read=_READ_OF_CHANNELS)
 
 
-def batch_norm_updating(a: Arguments) -> None:
-    """The same of those that always train."""
+def batch_norm_with_running_statistics(a: Arguments) -> None:
+    """The same of those that always read running statistics."""
     _channels(a, needed=True)
 
 
@@ -22,15 +23,16 @@ def batch_norm_statistics(a: Arguments) -> None:
     _channels(a, needed=False)
 
 
-def _channels(a: Arguments, needed: bool) -> None:
+def _channels(a: Arguments, needed: bool, read: tuple[str, ...] = _OF_CHANNELS) -> None:
     given = a.input
     a.require(given.dim() >= 2 and given.shape[1] > 0, "input must have channels")
     a.require(
         not needed or (a.running_mean is not None and a.running_var is not None), "running statistics are missing"
     )
     channels, dtype = given.shape[1], given.dtype
-    for name in _OF_CHANNELS:
+    for name in read:
         a.count(name, channels)
+    for name in _OF_CHANNELS:  # kernels resize those given by `out=` themselves
         a.computed_in(name, dtype)
 
 
@@ -79,3 +81,11 @@ def weight_norm(a: Arguments) -> None:
     for name in ("grad_w", "saved_norms"):
         a.computed_in(name, v.dtype)
     a.require(a.grad_w is None or a.grad_w.shape == v.shape, "grad_w must be shaped like v")
+
+
+def weight_norm_interface(a: Arguments) -> None:
+    """The same of kernels that write norms into memory laid out as `g` is, and read everything without strides."""
+    weight_norm(a)
+    for name in ("v", "g", "saved_v", "saved_g", "saved_norms", "grad_w"):
+        tensor = a.__getattr__(name)
+        a.require(tensor is None or tensor.is_contiguous(), f"{name} must be contiguous")
