@@ -81,7 +81,7 @@ def first_token(cache: Path, device: str) -> Any:
 
 
 def of_first_token(effort: Effort) -> Outcome:
-    """From nothing to the first token on a server that nobody else uses, over the same locally."""
+    """From nothing to the first token on a server without other clients, over the same locally."""
     with caches(effort) as (theirs, ours, size), serving.connected("--models", str(theirs), threads=effort.threads):
         local, remote = lambda: first_token(theirs, "cpu") and None, lambda: first_token(ours, REMOTE) and None
         alone = median_of(local, 2)

@@ -17,6 +17,7 @@ from djinn_core.launch.executor_config import (
     ExecutorConfig,
     LogConfig,
     MemoryConfig,
+    ModelConfig,
     NetworkConfig,
     RecoveryConfig,
     StoreConfig,
@@ -38,6 +39,7 @@ FULL = ExecutorConfig(
     compilers=("inductor",),
     admission=AdmissionLimits(7, 1.5),
     store=StoreConfig(Path("/store"), 5, (Path("/a.safetensors"),)),
+    models=ModelConfig((Path("/models"),), ("hf://org/*",)),
     recovery=RecoveryConfig(2.5, Path("/journals"), 9, 0.5),
     plugins=Selection(("one",), frozenset({"two"}), plugin_settings=(PluginSetting("one", "secret", "hush", "file"),)),
     log=LogConfig("info", "server"),
@@ -75,6 +77,7 @@ def test_every_flag_sets_its_field(tmp_path):
         "--device=cpu --device=cuda:0 --threads=3 --memory-gib=0.5 --memory-policy=lru --compile=a --compile=b "
         f"--most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --warm={tmp_path} --lease-seconds=0 "
         "--journal=/journals --journal-gib=0 --snapshot-seconds=0 --token-file=/token --authenticator=jwt --operations-port=0 "
+        f"--models={tmp_path} --models=/ --allow-weights=hf://a/* --allow-weights=s3://b/* "
         "--audit-log=/audit --insecure-plaintext-on-network --connection-file=/connection --drain-seconds=0"
     )
     assert read(GatewayConfig, *arguments.split()) == GatewayConfig(
@@ -85,6 +88,7 @@ def test_every_flag_sets_its_field(tmp_path):
             compilers=("a", "b"),
             admission=AdmissionLimits(7, 1.5),
             store=StoreConfig(Path("/store"), 2 << 30, (tmp_path,)),
+            models=ModelConfig((tmp_path, Path("/")), ("hf://a/*", "s3://b/*")),
             recovery=RecoveryConfig(0.0, Path("/journals"), 0, 0.0),
         ),
         access=AccessConfig(Path("/token"), ("jwt",), 0, Path("/audit"), plaintext_accepted=True),
