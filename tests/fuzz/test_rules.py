@@ -39,6 +39,10 @@ CALLS = {
     "_log_softmax_backward_data": ((F(2, 3), F(2, 3), 1, torch.float32), (F(2, 4), F(2, 3), 1, torch.float32)),
     "_pdist_backward": ((F(1), F(2, 3), 2.0, F(1)), (F(10), F(5, 1), 2.0, F(()))),
     "_reshape_alias": ((F(6), [2, 3], [3, 1]), (F(6), [2, 3], [1000, 1])),
+    "_unsafe_masked_index": (
+        (F(0, 0), torch.ones(2, 2, dtype=torch.bool), [ints([0, 1]), ints([1, 0])], 2),
+        (F(0, 0), torch.ones(2, 2, dtype=torch.bool), [ints([0, 1]), ints([1, 0])] * 2, 2),
+    ),
     "_upsample_bilinear2d_aa": (
         (F(1, 3, 10, 20), [8, 10], False, 0.8, 0.5),
         (F(1, 3, 10, 20), [8, 21], False, 0.8, 1.0),

@@ -171,3 +171,9 @@ def lu_pivots(a: Arguments) -> None:
     a.count("LU_pivots", pivots.shape[:-1].numel() * min(matrix.shape[-2:]))
     a.require(pivots.dtype == torch.int32, "LU_pivots must be int32")
     a.within("LU_pivots", matrix.shape[-2] + 1, start=1)
+
+
+def masked_index(a: Arguments) -> None:
+    """There is a dimension for each index, with whose size the kernel bounds the index."""
+    count = a.self.dim()
+    a.require(len(a.indices) <= count, f"{len(a.indices)} indices are too many for a tensor of {count} dimensions")

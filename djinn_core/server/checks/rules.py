@@ -55,6 +55,8 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "_sobol_engine_scramble_": numbers.sobol,
         "_softmax_backward_data": numbers.alike("grad_output", "output"),
         "_transform_bias_rescale_qkv": numbers.attention_projection,
+        "_unsafe_masked_index": indexing.masked_index,
+        "_unsafe_masked_index_put_accumulate": indexing.masked_index,
         "_upsample_bicubic2d_aa": numbers.antialiased,
         "_upsample_bicubic2d_aa_backward": numbers.antialiased,
         "_upsample_bilinear2d_aa": numbers.antialiased,
