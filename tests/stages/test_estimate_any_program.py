@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import djinn
 from djinn.testing import topology
 from djinn_core.builtins.costs import Roofline
+from djinn_core.builtins.flops import flops_of
 
 REMOTE = "remote_accelerator:0"
 F = torch.nn.functional
@@ -134,3 +136,13 @@ def test_every_program_has_a_cost(picks):
             except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError):
                 continue  # what cannot be recorded has no cost
     costs_of(captured.graph)
+
+
+def test_shapes_that_pytorchs_formulas_refuse_are_no_fault_of_a_cost_model():
+    """Attention whose heads do not fit: the kernel says so, at the op of the user."""
+    with djinn.capture() as captured:
+        query, key = (torch.empty(2, heads, 5, 8, device="remote_accelerator:0") for heads in (11, 32))
+        with contextlib.suppress(NotImplementedError):  # the executor has no such kernel
+            torch.ops.aten._efficient_attention_forward(query, key, key, None, None, None, None, None, 0.0, 0, False)
+    (node,) = [node for node in captured.graph.nodes if node.operation == "_efficient_attention_forward"]
+    assert flops_of(captured.graph, node) == 0
