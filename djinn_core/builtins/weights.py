@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -24,8 +26,12 @@ class LocalFile:
     def __init__(self, path: Path, name: str) -> None:
         """Raises `OSError` where it cannot be opened. `name`: as in the folder, where `path` may be what a link leads to."""
         self.name = name
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._descriptor).st_size
+        # Without O_NONBLOCK a named pipe would be waited for.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        self.size = status.st_size
 
     def version(self) -> str:
         """As `WeightFile.version`: its inode, its size, and when it was written last."""

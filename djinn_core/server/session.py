@@ -332,6 +332,7 @@ class ExecutorSession:
             self.exchange.send(ship.transfer, ship.peer, pack, wait)
         if ship.move:
             self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
+            self._uploads.shares.forget(handles)
 
     def _pack(self, ship: SendValues, handles: Sequence[int]) -> list[Packed]:
         pack = pack_storages if ship.move else pack_copies

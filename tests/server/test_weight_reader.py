@@ -100,6 +100,15 @@ def test_nothing_outside_of_the_folders(reader, models, address):
         reader.open(address.format(outside=outside, models=models))
 
 
+def test_what_is_no_regular_file_is_refused_at_once(reader, models):
+    os.mkfifo(models / "pipe.safetensors")
+    with pytest.raises(WeightsUnavailable, match="no regular file"):
+        reader.open(f"file:{models}/pipe.safetensors")
+    (models / "folder.safetensors").mkdir()
+    with pytest.raises(WeightsUnavailable):
+        reader.open(f"file:{models}/folder.safetensors")
+
+
 def test_links_within_the_folders_are_followed(reader, models):
     (models / "blobs").mkdir()
     (models / "model.safetensors").rename(models / "blobs" / "1234")
