@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -227,3 +228,11 @@ def test_what_would_be_unsafe_is_refused_with_advice(tmp_path, python, plain_env
     assert all(text in result.stderr for text in advice), result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "file").exists()
+
+
+def test_a_signal_that_reaches_another_thread_stops_the_server(own_server):
+    """The kernel chooses the thread; handlers of Python run in the main one alone, which must notice."""
+    server = own_server("--drain-seconds", "0.2")
+    threads = {int(thread.name) for thread in Path(f"/proc/{server.process.pid}/task").iterdir()} - {server.process.pid}
+    assert ctypes.CDLL(None).tgkill(server.process.pid, min(threads), signal.SIGTERM) == 0
+    assert server.process.wait(SECONDS) == 0

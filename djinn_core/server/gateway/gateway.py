@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -47,6 +48,7 @@ from djinn_core.server.rlimits import allow_many_files, leave_no_cores
 if TYPE_CHECKING:
     from djinn_core.server.gateway.operations_listener import OperationsListener
 
+_SIGNAL_SECONDS: Final = 1.0  # after which a signal is handled at the latest
 _log = get_logger("djinn.server")
 
 
@@ -224,7 +226,8 @@ def serve(
             announce(gateway.start(tell))
             set_start_aside()
             while True:
-                signal.pause()
+                # Handlers run in this thread alone, and the kernel may deliver the signal to another: `pause` would not return.
+                time.sleep(_SIGNAL_SECONDS)
     except _Stop as stop:
         _log.info("draining", signal=str(stop), seconds=config.drain_seconds)
         gateway.close(config.drain_seconds)
