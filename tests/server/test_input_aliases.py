@@ -35,6 +35,13 @@ def template(*steps, inputs=2, outputs=()):
         # Composite, and returns what it is given in evaluation: its schema does not say so.
         ([step("aten::dropout", (0,), (2,)), step("aten::relu_", (2,), (3,), (2,))], (0,), {2: {0}}),
         ([step(LAYOUT_CALL, (0, 1), (2,))], (0, 1), {2: {0, 1}}),
+        # No schema says that these write running statistics, or return views of what they are given.
+        ([step("aten::native_batch_norm", (2, 0, 1), (3, 4, 5))], (0, 1), {}),
+        ([step("aten::batch_norm_update_stats", (2, 0, 1), (3, 4))], (0, 1), {}),
+        ([step("aten::_unsafe_view", (0,), (2,)), step("aten::relu_", (2,), (3,), (2,))], (0,), {2: {0}, 3: {0}}),
+        ([step("aten::lift", (0,), (2,))], (), {2: {0}}),
+        # The first input lies in the memory of the second afterwards, and is written by later templates.
+        ([step("aten::set_.source_Tensor", (0, 1), (2,), (0,))], (0, 1), {2: {0, 1}}),
     ],
 )
 def test_bounds(steps, written, shared):

@@ -139,6 +139,11 @@ WRITES = (
     lambda t: t.untyped_storage() and t[0].sub_(1),
     lambda t: t.detach().unbind(0)[1].neg_(),
     lambda t: t.resize_(3, 64).clamp_(-1, 1),
+    lambda t: torch.ops.aten._unsafe_view(t, (t.numel(),)).neg_(),
+    lambda t: torch.empty(0, device=t.device).set_(t.detach()).mul_(2),
+    lambda t: torch.batch_norm(
+        torch.ones(2, t.shape[1], device=t.device), None, None, t[0], t[1], True, 0.5, 1e-5, False
+    ),
 )
 READS = (
     lambda t: t @ t.t(),
@@ -175,6 +180,21 @@ def test_random_writes_change_one_reading_alone(folder, seed):
         assert one.shape == other.shape
         torch.testing.assert_close(one.cpu(), other)
     assert equal(weights["0.weight"], contents(folder)["0.weight"])
+
+
+@pytest.mark.usefixtures("remote")
+def test_running_statistics_are_the_readings_own(tmp_path):
+    """A normalization that trains writes them, as no schema says."""
+    save_file(torch.nn.BatchNorm1d(6).state_dict(), tmp_path / "model.safetensors")
+    weights = djinn.open_weights(f"file:{tmp_path}")
+    kept = {name: weights[name] for name in weights}
+    module = torch.nn.BatchNorm1d(6, device="meta")
+    module.load_state_dict(dict(weights), assign=True)
+    for _ in range(2):
+        module(torch.randn(8, 6).to(REMOTE) + 5)
+    assert module.running_mean.min().item() > 0.5
+    assert kept["running_mean"].abs().max().item() == 0
+    assert weights["running_var"].tolist() == [1.0] * 6
 
 
 @pytest.mark.usefixtures("remote")

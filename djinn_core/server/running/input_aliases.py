@@ -1,7 +1,7 @@
 """Aliases of a template's inputs: those that its ops may write into, and outputs that may share memory with inputs.
 
-Both are upper bounds. Kernels keep to their schemas; composite ops may return an operand without saying so, and Djinn's own ops may do
-anything with theirs.
+Both are upper bounds. Composite ops, and the kernels listed here, may return or write an operand without their schemas saying so, and
+Djinn's own ops may do anything with theirs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from djinn_core import torch_private
-from djinn_core.ir.operators import resolve
+from djinn_core.ir.operators import resolve, split_name
 from djinn_core.server.running.template_compiler import CompiledTemplate
 
 # Composite ops that clients keep whole (decision 6); each computes results of its own.
@@ -29,6 +29,24 @@ _COMPUTES: Final = frozenset({
     "aten::rnn_tanh.input",
     "aten::scaled_dot_product_attention",
 })  # fmt: skip
+# Ops that write running statistics, or their last operand, as no schema says; and those after which what is written has another operand's
+# memory. All that they are given counts as written.
+_WRITES: Final = frozenset({
+    "_batch_norm_impl_index",
+    "_copy_from",
+    "_copy_from_and_resize",
+    "batch_norm",
+    "batch_norm_gather_stats",
+    "batch_norm_gather_stats_with_counts",
+    "batch_norm_update_stats",
+    "cudnn_batch_norm",
+    "instance_norm",
+    "miopen_batch_norm",
+    "native_batch_norm",
+    "set_",
+})  # fmt: skip
+# Kernels whose results are views, or the operand itself, as no schema says.
+_RETURNS: Final = frozenset({"_unsafe_view", "lift", "unsafe_split", "unsafe_split_with_sizes"})
 _NONE: Final[frozenset[int]] = frozenset()
 
 
@@ -53,7 +71,7 @@ def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
     for step in template.steps:
         is_own = step.op in own
         operands = _NONE.union(*(roots.get(place, _NONE) for place in step.reads))
-        for place in step.reads if is_own else step.writes:
+        for place in step.reads if is_own or split_name(step.op)[0] in _WRITES else step.writes:
             written |= roots.get(place, _NONE)
         if operands and (is_own or _may_return_operand(step.op)):
             for _, place in step.makes:
@@ -66,6 +84,8 @@ def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
 def _may_return_operand(op: str) -> bool:
     if op in _COMPUTES:
         return False
+    if split_name(op)[0] in _RETURNS:
+        return True
     overload = resolve(op)
     returns = torch_private.schema_of(overload).returns
     return torch_private.is_composite(overload) or any(result.alias_info is not None for result in returns)

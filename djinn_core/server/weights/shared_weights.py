@@ -12,7 +12,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.ir.values import meta_of, storage_of
 from djinn_core.server.running.input_aliases import InputAliases
-from djinn_core.server.running.values import ValueTable
+from djinn_core.server.running.values import Poison, ValueTable
 
 
 @attrs.frozen
@@ -124,6 +124,8 @@ class SessionShares:
         found: dict[tuple[int, int], list[torch.Tensor]] = {}
         for handle in self._values.sharing(storages):
             value = self._values[handle]
+            if isinstance(value, Poison):  # an op that overwrites all of it makes it a tensor again
+                value = value.memory
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:
                 found.setdefault((storage_of(handle), torch_private.storage_key(value)), []).append(value)
         for tensors in found.values():

@@ -1,0 +1,32 @@
+"""Memory that sessions share: what is left of it where a value is poisoned, moved or consumed."""
+
+from __future__ import annotations
+
+import torch
+
+from djinn_core.server.running.input_aliases import InputAliases
+from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.weights.shared_weights import Origin, SessionShares, WeightKey
+from djinn_core.wire.message_base import Failure
+
+HANDLE = 5 << 32
+ORIGIN = Origin("file:x", WeightKey(bytes(32), "x", 0, 16))
+
+
+def test_poison_that_is_overwritten_has_memory_of_its_own():
+    """A refused program poisons what it would have written without a copy; an op that overwrites all of it makes it a tensor again."""
+    memory = torch.ones(4)
+    values = ValueTable()
+    with torch.inference_mode():
+        values[HANDLE] = torch.empty(0).set_(memory.untyped_storage(), 0, (4,), (1,))
+    shares = SessionShares(values)
+    shares.add(HANDLE, ORIGIN)
+    values.poison_storage(HANDLE, 0, Failure(1, 0, "aten::add_", "RuntimeError", "refused"))
+    poison = values[HANDLE]
+    assert isinstance(poison, Poison)
+    shares.before_run(InputAliases((0,), ()), [HANDLE], ())
+    assert poison.memory is not None
+    with torch.inference_mode():
+        poison.memory.zero_()
+    assert memory.tolist() == [1.0] * 4
+    assert not shares
