@@ -43,7 +43,7 @@ class LocalFile:
         while buffer:
             count = os.preadv(self._descriptor, [buffer], start)
             if not count:
-                raise OSError(f"{self.name} ends before byte {start + len(buffer)}")
+                raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
             buffer, start = buffer[count:], start + count
 
     def __del__(self) -> None:

@@ -22,6 +22,7 @@ from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.sending.submissions import UNREAD, Submissions
 from djinn_core.runtime.sending.uploads import Uploader
 from djinn_core.runtime.stats import Stats
+from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply, CacheRequest
 from djinn_core.wire.messages import StatsReply, StatsRequest
@@ -170,6 +171,8 @@ class Session:
         if scheme not in self._weight_sources:
             known = ", ".join(f"{name}:" for name in sorted(self._weight_sources)) or "nothing"
             raise WeightsUnavailable(f"{self.server} reads no weights from {address!r}: it reads {known}")
+        if len(address) > limits.STORED_ADDRESS:
+            raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
         reply = self.replies.ask(OpenWeights(address), OpenWeightsReply)
         if reply.refused:
             raise WeightsUnavailable(f"{self.server}: {reply.refused}")

@@ -181,7 +181,7 @@ class ExecutorSession:
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, OpenWeights):
-            connection.send(Frame(encode(self._open_weights(message))))
+            connection.send(Frame(self._open_weights(message, connection.limits.head)))
         elif isinstance(message, ReadWeights):
             self._read_weights(message)
         elif isinstance(message, AbortUpload):
@@ -557,14 +557,19 @@ class ExecutorSession:
             _log.warning("an upload is refused", reason=str(error))
             self._uploads.refuse(upload.handle, str(error))
 
-    def _open_weights(self, request: OpenWeights) -> OpenWeightsReply:
+    def _open_weights(self, request: OpenWeights, most: int) -> bytes:
+        """The answer, of at most so many bytes."""
         try:
             opened = self._context.weights.open(request.address)
         except WeightsUnavailable as error:
-            return OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT])
+            return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
         tensors = opened.tensors.items()
         listed = [StoredTensorEntry(name, dtype_name(place.dtype), place.entry.shape) for name, place in tensors]
-        return OpenWeightsReply(opened.version, tuple(listed), tuple(opened.metadata.items()))
+        reply = encode(OpenWeightsReply(opened.version, tuple(listed), tuple(opened.metadata.items())))
+        if len(reply) > most:
+            text = f"what is at {request.address!r} takes {len(reply):,} bytes to list; {most:,} are the limit"
+            return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
+        return reply
 
     def _read_weights(self, request: ReadWeights) -> None:
         self._usage.check_values()

@@ -35,6 +35,8 @@ TEMPLATE_INSTRUCTIONS: Final = 1 << 18  # of these together
 BLOBS_ASKED: Final = 4096  # tensors of which a client asks at a time whether the executor has their bytes
 STOPS: Final = 1024  # submissions that one message stops
 STORED_TENSORS: Final = 1 << 18  # at one address
+STORED_NAME: Final = 1024  # characters of the name of one
+STORED_ADDRESS: Final = 4096  # characters of their address
 STATE_PARTS: Final = 1 << 20  # of a session's state that goes to another executor
 
 FAILURE_TEXT: Final = 4000  # characters of an error message that travel

@@ -9,8 +9,10 @@ import msgspec
 from djinn_core.wire import limits
 from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Name, PrintableFields
 
-TensorName = Annotated[str, msgspec.Meta(max_length=1024)]
-WeightAddress = Annotated[str, msgspec.Meta(max_length=4096)]
+TensorName = Annotated[str, msgspec.Meta(max_length=limits.STORED_NAME)]
+# Files of fine-tuned weights describe their training at length: only the frame bounds it.
+MetadataText = Annotated[str, msgspec.Meta(max_length=limits.HEAD_BYTES)]
+WeightAddress = Annotated[str, msgspec.Meta(max_length=limits.STORED_ADDRESS)]
 
 
 class StoredTensorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -34,7 +36,7 @@ class OpenWeightsReply(PrintableFields, Message, frozen=True):
 
     version: Digest
     tensors: Annotated[tuple[StoredTensorEntry, ...], msgspec.Meta(max_length=limits.STORED_TENSORS)] = ()
-    metadata: tuple[tuple[TensorName, Annotated[str, msgspec.Meta(max_length=limits.TEXT)]], ...] = ()
+    metadata: tuple[tuple[MetadataText, MetadataText], ...] = ()
     refused: str = ""
 
 

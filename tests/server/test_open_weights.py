@@ -222,6 +222,21 @@ def test_refusals():
         djinn.open_weights("file:/none", "cpu")
 
 
+@pytest.mark.usefixtures("remote")
+def test_what_is_too_long_is_refused_and_the_session_goes_on(tmp_path):
+    with pytest.raises(djinn.WeightsUnavailable, match="4096 characters, not 5,006"):
+        djinn.open_weights("file:/" + "a" * 5000)
+    many = {f"{number}": "x" * (1 << 20) for number in range(65)}
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors", metadata=many)
+    with pytest.raises(djinn.WeightsUnavailable, match="bytes to list"):
+        djinn.open_weights(f"file:{tmp_path}")
+    described = {"ss_tag_frequency": "x" * 200_000}  # as files of fine-tuned weights have
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors", metadata=described)
+    weights = djinn.open_weights(f"file:{tmp_path}")
+    assert weights.metadata() == described
+    assert weights["a"].item() == 1
+
+
 def test_over_two_executors(folder):
     with configured(executors=2, threads=1, placement_policy="round_robin"):
         djinn.init()

@@ -15,6 +15,7 @@ from safetensors.torch import save, save_file
 from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.server.weights import weight_reader
 from djinn_core.server.weights.safetensors_header import read_header
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
@@ -209,6 +210,28 @@ def test_headers_that_were_changed_at_random_are_read_or_refused(data):
         return
     for entry in found.tensors.values():
         assert entry.start + entry.size <= len(cut)
+
+
+def test_names_that_no_message_can_carry_are_refused(reader, models):
+    entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+    (models / "model.safetensors").write_bytes(file_with({"n" * 1025: entry}))
+    with pytest.raises(WeightsUnavailable, match="1,025 characters"):
+        reader.open(f"file:{models}")
+
+
+def test_a_file_whose_name_is_no_text(reader, models):
+    (models / "model.safetensors").rename(models / os.fsdecode(b"\xff.safetensors"))
+    assert set(reader.open(f"file:{models}").tensors) == set(TENSORS)
+
+
+def test_addresses_do_not_keep_more_files_open_than_all_may(reader, models, monkeypatch):
+    monkeypatch.setattr(weight_reader, "FILES", 3)
+    (models / "other.safetensors").write_bytes(save({"other": torch.ones(1)}))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(10):
+        reader.open(f"file:{models}?{number}")
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 3
+    assert read(reader, f"file:{models}?0", "other").view(torch.float32).tolist() == [1.0]
 
 
 def test_an_index_that_is_no_index(reader, models):

@@ -69,6 +69,7 @@ class UploadAssembly:
         self._reader = reader
         self.shares = SessionShares(values)
         self._reads: deque[_Read] = deque()
+        self._reading: set[int] = set()  # their handles
         self._read_bytes = 0
         self._runtime = runtime
         self._values = values
@@ -89,6 +90,7 @@ class UploadAssembly:
         self._partial.clear()
         self._held.clear()
         self._reads.clear()
+        self._reading.clear()
         self.shares.clear()
         self.journal = None
 
@@ -149,7 +151,7 @@ class UploadAssembly:
         strides = contiguous_strides(request.shape) if _countable(request.shape) else ()
         header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
         self._check_new(header)
-        if any(waiting.header.handle == request.handle for waiting in self._reads):
+        if request.handle in self._reading:
             raise ProtocolError(f"value {request.handle} is uploaded twice")
         key = WeightKey(request.version, request.name, request.start, request.size)
         known = self._reader.shared.find(key) if self._sharing else None
@@ -167,6 +169,7 @@ class UploadAssembly:
             self._refuse(header, error)
         else:
             self._reads.append(_Read(header, Origin(request.address, key), data))
+            self._reading.add(request.handle)
             self._read_bytes += request.size
 
     def finish_reads(self) -> None:
@@ -176,6 +179,7 @@ class UploadAssembly:
 
     def _finish_read(self) -> None:
         one = self._reads.popleft()
+        self._reading.discard(one.header.handle)
         self._read_bytes -= one.header.size
         try:
             data = one.data.result()

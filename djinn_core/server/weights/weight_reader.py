@@ -25,6 +25,7 @@ from djinn_core.wire.digests import ContentHash
 
 READERS: Final = 4  # threads that read at a time
 OPENED: Final = 32  # addresses that stay open
+FILES: Final = 256  # that they have together
 INDEX_LIMIT: Final = 64 << 20  # bytes of an index
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9_+.-]*):")
 _HOSTILE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\%]|(^|[/:])\.\.(/|$)")
@@ -56,11 +57,13 @@ class OpenedWeights:
         version: digest of the files' headers, sizes and versions.
         tensors: by name, in the order of the files.
         metadata: what the files say of themselves.
+        files: number of the files.
     """
 
     version: bytes
     tensors: Mapping[str, StoredPlace]
     metadata: Mapping[str, str]
+    files: int = 1
 
 
 class WeightReader:
@@ -98,9 +101,12 @@ class WeightReader:
             if known is None or known.version != found.version:
                 self._opened[address] = known = found
             self._opened.move_to_end(address)
-            while len(self._opened) > OPENED:
+            while len(self._opened) > 1 and (len(self._opened) > OPENED or self._files() > FILES):
                 self._opened.popitem(last=False)
         return known
+
+    def _files(self) -> int:
+        return sum(opened.files for opened in self._opened.values())
 
     def read(self, address: str, key: WeightKey) -> Future[torch.Tensor]:
         """Begin to read a part of a tensor; it comes as a tensor of bytes on the CPU, the same one for all who ask meanwhile.
@@ -149,23 +155,25 @@ class WeightReader:
 
 def _opened(address: str, files: Sequence[WeightFile]) -> OpenedWeights:
     state, tensors, metadata = ContentHash(), dict[str, StoredPlace](), dict[str, str]()
-    for file, header in _headers(address, files):
-        version = file.version()
-        state.update(f"{file.name}\0{file.size}\0{version}\0".encode())
+    counted = _headers(address, files)
+    for file, version, header in counted:
+        state.update(f"{file.name}\0{file.size}\0{version}\0".encode(errors="surrogateescape"))
         metadata |= header.metadata
         for name, entry in header.tensors.items():
             if entry.dtype is None:
                 raise WeightsUnavailable(f"the tensor {name!r} at {address!r} has a dtype that PyTorch lacks")
+            if len(name) > limits.STORED_NAME:
+                raise WeightsUnavailable(f"the name of a tensor at {address!r} has {len(name):,} characters")
             if name in tensors:
                 raise WeightsUnavailable(f"{address!r} has the tensor {name!r} twice: name one of its files")
             tensors[name] = StoredPlace(file, version, entry, entry.dtype)
     if len(tensors) > limits.STORED_TENSORS:
         raise WeightsUnavailable(f"{address!r} has {len(tensors)} tensors; {limits.STORED_TENSORS} are the limit")
-    return OpenedWeights(state.digest(), tensors, metadata)
+    return OpenedWeights(state.digest(), tensors, metadata, len(counted))
 
 
-def _headers(address: str, files: Sequence[WeightFile]) -> list[tuple[WeightFile, SafetensorsHeader]]:
-    """The headers of those files that count: where there is one index, those that it names."""
+def _headers(address: str, files: Sequence[WeightFile]) -> list[tuple[WeightFile, str, SafetensorsHeader]]:
+    """The versions and headers of those files that count: where there is one index, those that it names."""
     try:
         named = [file for file in files if file.name.endswith(".index.json")]
         counted = [file for file in files if file.name.endswith(".safetensors")]
@@ -176,7 +184,7 @@ def _headers(address: str, files: Sequence[WeightFile]) -> list[tuple[WeightFile
                 raise ValueError(f"its index names {min(missing)!r}, which is not there")
         if not counted:
             raise ValueError("there is no safetensors file")
-        return [(file, read_header(file.size, partial(_bytes, file))) for file in counted]
+        return [(file, file.version(), read_header(file.size, partial(_bytes, file))) for file in counted]
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise WeightsUnavailable(f"{address!r} cannot be read: {error}") from error
 
@@ -206,6 +214,11 @@ def _read(address: str, place: StoredPlace, start: int, size: int) -> torch.Tens
         unchanged = place.file.version() == place.version
     except OSError as error:
         raise WeightsUnavailable(f"{address!r} cannot be read: {error.strerror or error}") from error
+    except (RuntimeError, MemoryError):  # there is no room
+        raise
+    except Exception as error:
+        _log.exception("a weight source failed", address=address)
+        raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}") from error
     if not unchanged:
         raise WeightsUnavailable(_changed(address))
     return data
