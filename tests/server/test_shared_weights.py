@@ -30,3 +30,14 @@ def test_poison_that_is_overwritten_has_memory_of_its_own():
         poison.memory.zero_()
     assert memory.tolist() == [1.0] * 4
     assert not shares
+
+
+def test_a_view_that_was_laid_out_again_is_not_what_was_read():
+    """A snapshot would name it with an address at which other bytes are."""
+    values = ValueTable()
+    values[HANDLE] = torch.ones(2, 2)
+    values[HANDLE + 1] = values[HANDLE].t()
+    values[HANDLE + 2] = values[HANDLE].t().contiguous()
+    shares = SessionShares(values)
+    shares.add(HANDLE, ORIGIN)
+    assert sorted(handle for handle, _, _ in shares.stored()) == [HANDLE, HANDLE + 1]

@@ -74,6 +74,7 @@ class SessionShares:
     def __init__(self, values: ValueTable) -> None:
         self._values = values
         self._storages: dict[int, Origin | None] = {}
+        self._addresses: dict[int, int] = {}  # of the memory that was read, by storage
 
     def __bool__(self) -> bool:
         return bool(self._storages)
@@ -81,13 +82,21 @@ class SessionShares:
     def add(self, handle: int, origin: Origin | None) -> None:
         """The memory of this value is shared; None: it is that of another value, as far as an op's schema says."""
         self._storages[storage_of(handle)] = origin
+        value = self._values[handle]
+        self._addresses[storage_of(handle)] = (
+            value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+        )
 
     def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
         """The values that are what was read, or views of it, with where it was read."""
         found = []
         for handle in self._values.sharing(self._storages):
             value, origin = self._values[handle], self._storages[storage_of(handle)]
-            if origin is not None and isinstance(value, torch.Tensor) and not (value.is_conj() or value.is_neg()):
+            if origin is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+                continue
+            # A result that was laid out again has memory of its own, although the client numbers it as a view.
+            here = value.untyped_storage().data_ptr()
+            if not (value.is_conj() or value.is_neg()) and here == self._addresses[storage_of(handle)]:
                 found.append((handle, value, origin))
         return found
 
@@ -106,19 +115,16 @@ class SessionShares:
             if any(storage_of(inputs[position]) in shared for position in sources):
                 shared.setdefault(storage_of(handles[number]), None)
 
-    def nbytes(self) -> int:
-        """Bytes of these storages."""
-        return sum(self._values.bytes_of(storage) for storage in self._storages)
-
     def forget(self, handles: Iterable[int]) -> None:
         """Forget storages that no value looks into any more, after `handles` were freed."""
         for storage in self._storages.keys() & set(map(storage_of, handles)):
             if not self._values.bytes_of(storage):
-                del self._storages[storage]
+                self._drop(storage)
 
     def clear(self) -> None:
         """Nothing is shared."""
         self._storages.clear()
+        self._addresses.clear()
 
     def _copy(self, storages: set[int]) -> None:
         found: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -131,7 +137,11 @@ class SessionShares:
         for tensors in found.values():
             _give_copy(tensors)
         for storage in storages:
-            del self._storages[storage]
+            self._drop(storage)
+
+    def _drop(self, storage: int) -> None:
+        del self._storages[storage]
+        self._addresses.pop(storage, None)
 
 
 def _give_copy(tensors: list[torch.Tensor]) -> None:
