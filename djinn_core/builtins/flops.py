@@ -38,9 +38,7 @@ def flops_of(graph: Graph, node: Node) -> float:
         args, kwargs = meta_call(graph, node)
         try:
             return float(formula(*args, **kwargs, out_val=meta_results(graph, node)))
-        except (
-            AssertionError
-        ):  # shapes that the formula does not foresee: a kernel may take them, or refuse them itself
+        except AssertionError:  # shapes that the formula does not foresee, whether or not a kernel takes them
             return 0.0
     return _watched(graph, node) if _is_taken_apart(node.op) else 0.0
 

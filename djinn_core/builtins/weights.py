@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookimpl
@@ -78,11 +77,15 @@ class FileSource:
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
         """As `WeightSource.open`."""
-        path = Path(urlsplit(address).path)
-        if path.is_absolute():
-            return open_folder(path, permissions)
-        there = [folder / path for folder in permissions.folders if (folder / path).exists()]
-        return open_folder(there[0] if there else path, permissions)
+        # `?` and `#` are parts of names: what follows them must not be other spellings of one file.
+        path = Path(address.removeprefix("file:").removeprefix("//"))
+        for folder in permissions.folders:
+            try:
+                permissions.resolve(folder / path)  # an absolute path is itself
+            except WeightsUnavailable:
+                continue
+            return open_folder(folder / path, permissions)
+        return open_folder(path, permissions)
 
 
 @hookimpl

@@ -53,6 +53,16 @@ def test_a_file_a_folder_and_a_relative_path(reader, models):
         assert not len(read(reader, address, "empty"))
 
 
+def test_an_address_is_a_path_as_it_is_written(reader, models):
+    (models / "a#1?b.safetensors").write_bytes((models / "model.safetensors").read_bytes())
+    assert set(reader.open("file:a#1?b.safetensors").tensors) == set(TENSORS)
+    assert set(reader.open(f"file://{models}/model.safetensors").tensors) == set(TENSORS)
+    with pytest.raises(WeightsUnavailable, match="there is no"):
+        reader.open("file:model.safetensors?1")
+    with pytest.raises(WeightsUnavailable, match="there is no"):
+        reader.open("file:" + "a" * 5000)
+
+
 def test_shards_by_their_index_and_no_other_file(reader, models):
     for number, name in enumerate(("x", "y")):
         save_file({name: torch.full((4,), float(number))}, models / f"part-{number}.safetensors")
@@ -229,9 +239,9 @@ def test_addresses_do_not_keep_more_files_open_than_all_may(reader, models, monk
     (models / "other.safetensors").write_bytes(save({"other": torch.ones(1)}))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(10):
-        reader.open(f"file:{models}?{number}")
+        reader.open(f"file:{models}{'/' * number}")
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 3
-    assert read(reader, f"file:{models}?0", "other").view(torch.float32).tolist() == [1.0]
+    assert read(reader, f"file:{models}", "other").view(torch.float32).tolist() == [1.0]
 
 
 def test_an_index_that_is_no_index(reader, models):

@@ -151,8 +151,6 @@ class UploadAssembly:
         strides = contiguous_strides(request.shape) if _countable(request.shape) else ()
         header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
         self._check_new(header)
-        if request.handle in self._reading:
-            raise ProtocolError(f"value {request.handle} is uploaded twice")
         key = WeightKey(request.version, request.name, request.start, request.size)
         known = self._reader.shared.find(key) if self._sharing else None
         if known is not None:
@@ -282,7 +280,7 @@ class UploadAssembly:
 
     def _check_new(self, upload: UploadPart) -> None:
         _check_layout(upload)
-        if upload.handle in self._values or upload.handle in self._partial:
+        if upload.handle in self._values or upload.handle in self._partial or upload.handle in self._reading:
             raise ProtocolError(f"value {upload.handle} is uploaded twice")
 
     def _check_room(self, size: int) -> None:
