@@ -64,7 +64,7 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
-from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weights import MappableFile, WeightFile, WeightPermissions, WeightSource
 from djinn_core.ir.arguments import arguments, slot_positions
 from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.graph import Edge, Graph, Node
@@ -153,6 +153,7 @@ __all__ = [
     "Lineage",
     "Link",
     "Listener",
+    "MappableFile",
     "MemoryPolicy",
     "Modality",
     "NetworkTopology",

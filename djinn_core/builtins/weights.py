@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,11 +23,23 @@ _MOST_FILES: Final = 4096
 
 
 class LocalFile:
-    """A file on the server's disk, as `WeightFile`. What replaces it is not seen: the file that was opened is read."""
+    """A file on the server's disk, as `MappableFile`. What replaces it is not seen: the file that was opened is read."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        """Raises `OSError` where it cannot be opened. `name`: as in the folder, where `path` may be what a link leads to."""
+    def __init__(self, path: Path, name: str, immutable: bool = False) -> None:
+        """Open a file.
+
+        Args:
+            path: the file.
+            name: its name in its folder, where `path` may be what a link leads to.
+            immutable: nothing writes into it or cuts it off.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
         self.name = name
+        self._immutable = immutable
+        self._lock = threading.Lock()
+        self._mapping: weakref.ref[mmap.mmap] | None = None
         # Without O_NONBLOCK a named pipe would be waited for.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._descriptor)
@@ -45,13 +60,30 @@ class LocalFile:
                 raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
             buffer, start = buffer[count:], start + count
 
+    def map(self) -> mmap.mmap:
+        """As `MappableFile.map`, where it is immutable or on a disk that is mounted for reading only."""
+        if not (self._immutable or os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY):
+            raise OSError(errno.EPERM, f"{self.name!r} may be written in place")
+        with self._lock:
+            known = self._mapping() if self._mapping is not None else None
+            if known is None:
+                known = mmap.mmap(self._descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+                known.madvise(mmap.MADV_WILLNEED)
+                self._mapping = weakref.ref(known)
+            return known
+
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)  # no read is under way: it would hold the file
 
 
-def open_folder(path: Path, permissions: WeightPermissions) -> Sequence[WeightFile]:
+def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = False) -> Sequence[WeightFile]:
     """Open a file, or all files with weights in a folder; links in it must stay within the permitted folders.
+
+    Args:
+        path: the file or folder.
+        permissions: what may be read.
+        immutable: nothing writes into these files or cuts them off, although they may be replaced: they may be mapped into memory.
 
     Raises:
         WeightsUnavailable: there is nothing, or it may not or cannot be read.
@@ -65,7 +97,7 @@ def open_folder(path: Path, permissions: WeightPermissions) -> Sequence[WeightFi
             names = [path, *sorted(path.parent.glob("*.safetensors"))]
         if not names or len(names) > _MOST_FILES:
             raise WeightsUnavailable(f"{str(path)!r} has {len(names) or 'no'} files with weights")
-        return [LocalFile(permissions.resolve(file), file.name) for file in names]
+        return [LocalFile(permissions.resolve(file), file.name, immutable) for file in names]
     except OSError as error:
         raise WeightsUnavailable(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
 

@@ -11,6 +11,7 @@ import attrs
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookspec
+from djinn_core.hookspecs.transports import Buffer
 
 
 @attrs.frozen
@@ -66,6 +67,22 @@ class WeightFile(Protocol):
 
         Raises:
             OSError: that cannot be read.
+        """
+
+
+@runtime_checkable
+class MappableFile(WeightFile, Protocol):
+    """A weight file that nothing writes into or cuts off, and that the system can map into memory.
+
+    An executor whose device computes in the host's memory takes tensors from the mapping instead of copies: a mapped file that
+    became shorter would end the process that looks into it.
+    """
+
+    def map(self) -> Buffer:
+        """All bytes of the file, writable; what is written stays with this process. They are mapped as long as anything refers to them.
+
+        Raises:
+            OSError: it cannot be mapped; it is read instead.
         """
 
 

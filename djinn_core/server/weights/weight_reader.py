@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weights import MappableFile, WeightFile, WeightPermissions, WeightSource
 from djinn_core.logs import get_logger
 from djinn_core.server.weights.safetensors_header import HeaderEntry, SafetensorsHeader, read_header
 from djinn_core.server.weights.shared_weights import SharedWeights, WeightKey
@@ -117,16 +117,10 @@ class WeightReader:
             WeightsUnavailable: likewise, where that is known at once.
         """
         with self._lock:
-            opened, coming = self._opened.get(address), self._under_way.get(key)
+            coming = self._under_way.get(key)
         if coming is not None:
             return coming
-        if opened is None or opened.version != key.version:  # this session was recovered, or many addresses are open
-            opened = self.open(address)
-        if opened.version != key.version:
-            raise WeightsUnavailable(_changed(address))
-        place = opened.tensors.get(key.name)
-        if place is None or key.start + key.size > place.entry.size:
-            raise WeightsUnavailable(f"{address!r} has no such part of a tensor {key.name!r}")
+        place = self._place(address, key)
         with self._lock:
             if self._readers is None:
                 self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
@@ -134,6 +128,42 @@ class WeightReader:
             self.read_bytes += key.size
             begun = self._under_way[key] = self._readers.submit(_read, address, place, key.start, key.size)
         return begun
+
+    def map(self, address: str, key: WeightKey) -> torch.Tensor | None:
+        """A part of a tensor as bytes in memory that the file is mapped into; None where it must be read.
+
+        Raises:
+            WeightsUnavailable: the files are not those of that version any more, or have no such part.
+        """
+        place = self._place(address, key)
+        start = place.entry.start + key.start
+        if not (key.size and isinstance(place.file, MappableFile)) or start % place.dtype.itemsize:
+            return None
+        try:
+            data = torch.frombuffer(place.file.map(), dtype=torch.uint8, count=key.size, offset=start)
+            unchanged = place.file.version() == place.version
+        except (OSError, ValueError) as error:  # there is no room for it, or it is not as long as it was
+            _log.info("weights are read and not mapped", address=address, file=place.file.name, reason=str(error))
+            return None
+        if not unchanged:
+            raise WeightsUnavailable(_changed(address))
+        with self._lock:
+            self.reads += 1
+            self.read_bytes += key.size
+        return data
+
+    def _place(self, address: str, key: WeightKey) -> StoredPlace:
+        """The place of what a key names, in the files that are open or that are there now."""
+        with self._lock:
+            opened = self._opened.get(address)
+        if opened is None or opened.version != key.version:  # this session was recovered, or many addresses are open
+            opened = self.open(address)
+        if opened.version != key.version:
+            raise WeightsUnavailable(_changed(address))
+        place = opened.tensors.get(key.name)
+        if place is None or key.start + key.size > place.entry.size:
+            raise WeightsUnavailable(f"{address!r} has no such part of a tensor {key.name!r}")
+        return place
 
     def _open(self, address: str) -> OpenedWeights:
         scheme = _SCHEME.match(address)

@@ -31,7 +31,8 @@ class HubSource:
         for cache in dict.fromkeys((*permissions.folders, self._own)):
             try:
                 commit = _commit(cache / folder, revision, permissions)
-                return open_folder(cache / folder / "snapshots" / commit / path, permissions)
+                # huggingface_hub writes a file under another name and moves it to its place when it is whole.
+                return open_folder(cache / folder / "snapshots" / commit / path, permissions, immutable=True)
             except WeightsUnavailable:  # the next cache may have it
                 continue
         raise WeightsUnavailable(f"{address!r} is in no hub cache that the server reads models from (--models)")
