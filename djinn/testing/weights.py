@@ -54,7 +54,7 @@ class WeightSourceConformance(Ending):
         assert file.version() == before
 
     def test_a_mapping_has_every_byte(self, source: WeightSource, place: Place) -> None:
-        """What is written into it stays out of the file. A file without a mapping is read."""
+        """Writes to it stay out of the file. A file without a mapping is read."""
         file = _only(source, *place(SAMPLE_FILE))
         if not isinstance(file, MappableFile):
             return
