@@ -64,7 +64,14 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
-from djinn_core.hookspecs.weights import MappableFile, WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weights import (
+    MappableFile,
+    WeightFile,
+    WeightPermissions,
+    WeightSink,
+    WeightSource,
+    WritableSource,
+)
 from djinn_core.ir.arguments import arguments, slot_positions
 from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.graph import Edge, Graph, Node
@@ -217,10 +224,12 @@ __all__ = [
     "Upload",
     "WeightFile",
     "WeightPermissions",
+    "WeightSink",
     "WeightSource",
     "WeightsUnavailable",
     "WorkloadProfile",
     "WorkloadType",
+    "WritableSource",
     "arguments",
     "hookimpl",
     "slot_positions",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import secrets
 import stat
 import threading
 import weakref
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.errors import WeightsUnavailable
+from djinn_core.files import lock
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSink, WeightSource
 
 djinn_api_version = 1
 
 _CANDIDATES: Final = (".safetensors", ".index.json")
 _MOST_FILES: Final = 4096
+_UNFINISHED: Final = ".unfinished-"  # in the names of files that are being written
 
 
 class LocalFile:
@@ -102,22 +105,103 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
         raise WeightsUnavailable(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
 
 
+class LocalSink:
+    """A file on the server's disk that is being written beside its place, as `WeightSink`."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Raises `OSError` where it cannot be made, or the disk has no room for `size` bytes."""
+        self._path = path
+        _remove_abandoned(path.parent)
+        # The file is no secret: its mode is what the server's umask makes of it.
+        self._aside = path.with_name(f".{path.name}{_UNFINISHED}{secrets.token_hex(8)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(self._aside, flags, 0o666)
+        try:
+            lock(self._descriptor)
+            os.posix_fallocate(self._descriptor, 0, size)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, data: memoryview) -> None:
+        """As `WeightSink.write`."""
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+    def commit(self) -> None:
+        """As `WeightSink.commit`."""
+        os.fsync(self._descriptor)
+        self._aside.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._close()
+
+    def discard(self) -> None:
+        """As `WeightSink.discard`."""
+        if self._descriptor >= 0:
+            self._aside.unlink(missing_ok=True)
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove files that a process which died was writing: those that none has locked."""
+    for path in folder.glob(f".*{_UNFINISHED}*"):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            lock(descriptor)
+            path.unlink(missing_ok=True)
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+
+
 class FileSource:
-    """Reads `file:PATH`; a relative path is looked for in each of the permitted folders."""
+    """Reads `file:PATH`; a relative path is looked for in each of the permitted folders. Writes it to the first folder for saving."""
 
     name = "file"
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
         """As `WeightSource.open`."""
         # `?` and `#` are parts of names: what follows them must not be other spellings of one file.
-        path = Path(address.removeprefix("file:").removeprefix("//"))
-        for folder in permissions.folders:
+        path = _path(address)
+        for folder in (*permissions.folders, *permissions.saving):
             try:
                 permissions.resolve(folder / path)  # an absolute path is itself
             except WeightsUnavailable:
                 continue
             return open_folder(folder / path, permissions)
         return open_folder(path, permissions)
+
+    def create(self, address: str, size: int, permissions: WeightPermissions) -> WeightSink:
+        """As `WritableSource.create`; folders are made."""
+        path = _path(address)
+        if path.suffix != ".safetensors" or path.name == path.suffix:
+            raise WeightsUnavailable(f"{address!r} is no file whose name ends with .safetensors")
+        for folder in permissions.saving[:1]:
+            path = folder / path  # an absolute path is itself
+        found = permissions.resolve_new(path)
+        try:
+            found.parent.mkdir(parents=True, exist_ok=True)
+            if found.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            return LocalSink(found, size)
+        except OSError as error:
+            raise WeightsUnavailable(f"{address!r} cannot be written: {error.strerror or error}") from error
+
+
+def _path(address: str) -> Path:
+    return Path(address.removeprefix("file:").removeprefix("//"))
 
 
 @hookimpl

@@ -21,10 +21,12 @@ class WeightPermissions:
     Attributes:
         folders: folders on the server's disk (`--models`); what they contain may be read.
         addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters.
+        saving: folders that the tenant may save weights in, and read (`--save-weights`).
     """
 
     folders: tuple[Path, ...] = ()
     addresses: tuple[str, ...] = ()
+    saving: tuple[Path, ...] = ()
 
     def allows(self, address: str) -> bool:
         """True if a pattern matches the address."""
@@ -39,13 +41,27 @@ class WeightPermissions:
         """
         try:
             found = path.resolve(strict=True)
-            if any(found.is_relative_to(folder.resolve()) for folder in self.folders):
+            if any(found.is_relative_to(folder.resolve()) for folder in (*self.folders, *self.saving)):
                 return found
         except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
             pass
         raise WeightsUnavailable(
             f"there is no {str(path)!r} in the folders that the server reads models from (--models)"
         )
+
+    def resolve_new(self, path: Path) -> Path:
+        """The file that may be written at a path, with symbolic links of its folders followed; it need not be there yet.
+
+        Raises:
+            WeightsUnavailable: it would be in none of the folders for saving.
+        """
+        try:
+            found = path.parent.resolve() / path.name
+            if any(found.is_relative_to(folder.resolve()) for folder in self.saving):
+                return found
+        except (OSError, RuntimeError, ValueError):
+            pass
+        raise WeightsUnavailable(f"{str(path)!r} is in no folder that clients may save weights in (--save-weights)")
 
 
 class WeightFile(Protocol):
@@ -101,6 +117,39 @@ class WeightSource(Protocol):
 
         Raises:
             WeightsUnavailable: there is nothing, it may not be read, or it cannot be read.
+        """
+
+
+class WeightSink(Protocol):
+    """A file that is being written. Readers find it whole, after `commit`, or what was there before."""
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+
+    def commit(self) -> None:
+        """Put the file in its place, so that it outlives a loss of power.
+
+        Raises:
+            OSError: that cannot be done; what was there before still is.
+        """
+
+    def discard(self) -> None:
+        """Give up a file that was not committed; nothing is left of it."""
+
+
+@runtime_checkable
+class WritableSource(WeightSource, Protocol):
+    """A weight source whose addresses clients can save to, where the permissions allow it."""
+
+    def create(self, address: str, size: int, permissions: WeightPermissions) -> WeightSink:
+        """Begin to write a file of `size` bytes at an address, checked as for `open`.
+
+        Raises:
+            WeightsUnavailable: it may not be written, or cannot be.
         """
 
 

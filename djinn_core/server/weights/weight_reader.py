@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -16,9 +17,18 @@ import msgspec
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import MappableFile, WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weights import (
+    MappableFile,
+    WeightFile,
+    WeightPermissions,
+    WeightSink,
+    WeightSource,
+    WritableSource,
+)
 from djinn_core.logs import get_logger
+from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.safetensors_header import HeaderEntry, SafetensorsHeader, read_header
+from djinn_core.server.weights.saving import SavedBytes
 from djinn_core.server.weights.shared_weights import SharedWeights, WeightKey
 from djinn_core.wire import limits
 from djinn_core.wire.digests import ContentHash
@@ -67,7 +77,7 @@ class OpenedWeights:
 
 
 class WeightReader:
-    """Opens addresses and reads tensors. Thread-safe.
+    """Opens addresses, reads tensors, and makes files at addresses. Thread-safe.
 
     Attributes:
         shared: what sessions have read and hold in the device's memory.
@@ -78,6 +88,7 @@ class WeightReader:
         self._sources = {source.name: source for source in sources}
         self._permissions = permissions or WeightPermissions()
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
+        self._saved: SavedBytes | None = None
         self._lock = threading.Lock()
         self._readers: ThreadPoolExecutor | None = None
         self._under_way: weakref.WeakValueDictionary[WeightKey, Future[torch.Tensor]] = weakref.WeakValueDictionary()
@@ -104,6 +115,30 @@ class WeightReader:
             while len(self._opened) > 1 and (len(self._opened) > OPENED or self._files() > FILES):
                 self._opened.popitem(last=False)
         return known
+
+    def save_in(self, folders: Path, disk: Disk, tenant: str) -> None:
+        """Let the tenant save weights in a folder of its own, one of `folders`, and read them.
+
+        Raises:
+            OSError: the folder cannot be made.
+        """
+        folder = folders / (tenant or "default")
+        folder.mkdir(exist_ok=True)
+        self._saved = SavedBytes(disk, folder)
+        self._permissions = attrs.evolve(self._permissions, saving=(folder,))
+
+    def create(self, address: str, size: int) -> WeightSink:
+        """Begin to write a file of `size` bytes at an address.
+
+        Raises:
+            WeightsUnavailable: it may not be written, or cannot be.
+        """
+        source = self._source(address)
+        if not isinstance(source, WritableSource):
+            raise WeightsUnavailable(f"nothing can be saved at {address!r}: the source {source.name}: is for reading")
+        if self._saved is not None:
+            self._saved.check(size)
+        return source.create(address, size, self._permissions)
 
     def _files(self) -> int:
         return sum(opened.files for opened in self._opened.values())
@@ -165,7 +200,7 @@ class WeightReader:
             raise WeightsUnavailable(f"{address!r} has no such part of a tensor {key.name!r}")
         return place
 
-    def _open(self, address: str) -> OpenedWeights:
+    def _source(self, address: str) -> WeightSource:
         scheme = _SCHEME.match(address)
         source = self._sources.get(scheme[1]) if scheme else None
         if source is None:
@@ -173,6 +208,10 @@ class WeightReader:
             raise WeightsUnavailable(f"the server reads no weights from {address!r} (it knows {known})")
         if _HOSTILE.search(address):
             raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
+        return source
+
+    def _open(self, address: str) -> OpenedWeights:
+        source = self._source(address)
         try:
             files = source.open(address, self._permissions)
         except WeightsUnavailable:
