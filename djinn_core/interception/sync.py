@@ -7,15 +7,17 @@ from typing import Any
 import torch
 
 from djinn_core import torch_private
+from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.recording.recorder import SyncRequest, current, recorders
+from djinn_core.interception.recording.recorder import Recorder, SyncRequest, current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.element_copies import fetch_part, is_small_part
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
+from djinn_core.interception.tensors.storage import Value
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
 
 aten = torch.ops.aten
@@ -41,11 +43,39 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 
 def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
     recorder = current()
-    recorder.order_after(tensor.remote.storage)
-    fetched = recorder.ask(SyncRequest(fetch=(tensor.remote.handle,))).tensors[0]
+    value = tensor.remote
+    recorder.order_after(value.storage)
+    fetches = recorder.fetches
+    if recorder.captures or recorders.absent:  # whose programs may not be sent, or refuse values
+        fetched = _ask(value, recorder)
+    else:
+        known = fetches.take(value, recorder)
+        if known is not None:
+            return known
+        fetched = _fetch_first(value, recorder) if recorder.entries else _ask(value, recorder)
+        fetches.fetched(value, fetched, recorder.epoch)
     if device_state.pending_copies:
         pending_copies.land_what_came()
     return fetched
+
+
+def _fetch_first(value: Value, recorder: Recorder) -> torch.Tensor:
+    """Fetch a value with the program before it, and others of its small results that are expected to be fetched next."""
+    entries = recorder.entries[:]  # another thread may send them meanwhile
+    ahead = recorder.fetches.begin(entries, value.handle) if entries else ()
+    if not ahead:
+        return _ask(value, recorder)
+    try:
+        fetched, *others = recorder.ask(SyncRequest(fetch=(value.handle, *ahead))).tensors
+    except (RemoteError, SessionLost):  # of this value, or of one that was not asked for
+        recorder.fetches.failed()
+        return _ask(value, recorder)
+    recorder.fetches.came(ahead, others, recorder.epoch)
+    return fetched
+
+
+def _ask(value: Value, recorder: Recorder) -> torch.Tensor:
+    return recorder.ask(SyncRequest(fetch=(value.handle,))).tensors[0]
 
 
 def synchronize() -> None:

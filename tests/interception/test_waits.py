@@ -44,7 +44,7 @@ ONCE = {
     "numpy": lambda t: (t.x + 1).cpu().numpy(),
     "print": lambda t: str(t.x + 1),
     "print of much": lambda t: str(t.x.expand(100, 100) + 1),
-    "print of integers": lambda t: str(t.ints),
+    "print of integers": lambda t: str(t.ints + 1),
     "bool": lambda t: bool((t.x > 0).all()),
     "if": lambda t: 1 if t.x.max() > 0 else 0,
     "isnan": lambda t: 1 if t.x.isnan().any() else 0,

@@ -19,6 +19,7 @@ from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_core.interception.recording.call_site import Issued
 from djinn_core.interception.recording.cut_points import steady_cut
 from djinn_core.interception.recording.entry import Entry
+from djinn_core.interception.recording.fetch_prediction import FetchPredictor
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
 from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
@@ -88,6 +89,7 @@ class Recorder:
         "differentiating",
         "entries",
         "epoch",
+        "fetches",
         "fixed",
         "forward_calls",
         "issued",
@@ -104,6 +106,7 @@ class Recorder:
         self.entries: list[Entry] = []
         self.epoch = 0
         self.captures: list[list[Entry]] = []
+        self.fetches = FetchPredictor()
         self.constants: list[tuple[int, torch.Tensor]] | None = None
         self.dead: list[int] = []
         self.fixed: Entry | None = None
@@ -340,6 +343,8 @@ class Recorder:
         del self.entries[: len(taken)]
         if taken:
             self._foresight.taken(taken)
+            if not ask.fetch:
+                self.fetches.sent(taken)
             self._set_limit()
         if cut is not len:
             dead = _put_back(dead, self.entries)

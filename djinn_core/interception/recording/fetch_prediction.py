@@ -1,0 +1,155 @@
+"""Prediction of fetches: small results of a program that were fetched one after the other the last time come in one round trip.
+
+    losses = [(x * i).sum() for i in range(100)]
+    print([loss.item() for loss in losses])  # a round trip each when it runs first, one in all when it runs again
+
+What has come is used only while its storage has not been written since. A wrong prediction costs bytes, never a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from djinn_core.interception.recording.entry import Entry
+from djinn_core.interception.runtime_interface import port
+from djinn_core.lru import LruCache
+
+if TYPE_CHECKING:
+    from djinn_core.interception.recording.recorder import Recorder
+    from djinn_core.interception.tensors.storage import Value
+
+LARGEST: Final = 4096  # bytes of a value that is fetched ahead, or remembered
+REMEMBERED: Final = 512  # values
+MOST: Final = 256  # values that come ahead of one fetch
+PROGRAMS: Final = 128  # programs that are remembered
+PIECES: Final = 2048  # entries of pieces that were sent before the fetch, as far as they are remembered
+
+
+_Key = tuple[
+    int, int, int
+]  # of a program: the length of its last piece, and the first and last call of that by identity
+
+
+class _Follower(NamedTuple):
+    """A result that is fetched after the first: `handles[position]` of an entry, which makes `call`, counted from the end."""
+
+    entry: int
+    position: int
+    call: Any
+
+
+class _Known(NamedTuple):
+    """Fetches that followed a program the last time. `calls` are kept so that their identities are not given to others."""
+
+    followers: tuple[_Follower, ...]
+    calls: tuple[Any, Any]
+
+
+class _Fetched(NamedTuple):
+    """Elements that were fetched when the recorder had this epoch.
+
+    `schedules` and `sessions`: how many schedules had been executed by hand, which may write into any storage, and how many sessions had ended.
+    """
+
+    elements: torch.Tensor
+    epoch: int
+    schedules: int
+    sessions: int
+
+
+class FetchPredictor:
+    """Fetches of one thread, as they follow its programs."""
+
+    def __init__(self) -> None:
+        self._known: LruCache[_Key, _Known] = LruCache(PROGRAMS)
+        self._key: _Key | None = None  # of the program that was sent last with a fetch
+        self._entries: list[Entry] = []  # its entries
+        self._pieces: list[Entry] = []  # entries that were sent since the last fetch
+        self._predicted: tuple[_Follower, ...] = ()
+        self._handles: tuple[int, ...] = ()  # of what was predicted
+        self._fetched: list[int] = []  # handles that were fetched after the first
+        self._first = 0  # handle that the program was sent for
+        self._values: dict[int, _Fetched] = {}  # the oldest first
+
+    def sent(self, entries: list[Entry]) -> None:
+        """Note a piece of a program that was sent without a fetch."""
+        self._pieces += entries
+        if len(self._pieces) > 2 * PIECES:
+            del self._pieces[:-PIECES]
+
+    def begin(self, entries: list[Entry], handle: int) -> tuple[int, ...]:
+        """Begin with the value that a program is sent for; the handles that should come with it."""
+        if self._fetched or self._handles:
+            self._learn()
+            self._fetched = []
+        self._first = handle
+        self._key = key = (len(entries), id(entries[0].call), id(entries[-1].call))
+        self._entries = made = self._pieces + entries
+        self._pieces = []
+        known = self._known.get(key)
+        if known is None:
+            self._predicted = self._handles = ()
+            return ()
+        self._known.move_to_end(key)
+        self._predicted = known.followers
+        if any(-f.entry > len(made) or made[f.entry].call is not f.call for f in self._predicted):
+            self._predicted = ()  # another program of this length
+        self._handles = tuple([made[f.entry].handles[f.position] for f in self._predicted])
+        return self._handles
+
+    def came(self, handles: Sequence[int], tensors: Sequence[torch.Tensor], epoch: int) -> None:
+        """Remember what came ahead, at the recorder's `epoch` after the program was sent."""
+        for handle, tensor in zip(handles, tensors, strict=True):
+            self._remember(handle, tensor, epoch)
+
+    def fetched(self, value: Value, tensor: torch.Tensor, epoch: int) -> None:
+        """Remember what was fetched, if it is small: programs look at the same number again."""
+        if value.meta.nbytes <= LARGEST:
+            self._remember(value.handle, tensor, epoch)
+
+    def _remember(self, handle: int, tensor: torch.Tensor, epoch: int) -> None:
+        values = self._values
+        # A copy: the tensor is the caller's, or has the memory of a whole answer.
+        values[handle] = _Fetched(tensor.clone(), epoch, port.reissued, port.sessions_ended)
+        if len(values) > REMEMBERED:
+            del values[next(iter(values))]
+
+    def failed(self) -> None:
+        """Forget a prediction that could not be fetched."""
+        self._predicted = self._handles = ()
+        if self._key is not None:
+            self._known.pop(self._key, None)
+
+    def take(self, value: Value, recorder: Recorder) -> torch.Tensor | None:
+        """The elements of a value that was fetched or came ahead, and that nothing has written since; None where there are none."""
+        if value.meta.nbytes > LARGEST:
+            return None
+        handle, storage = value.handle, value.storage
+        if not recorder.entries and handle != self._first and len(self._fetched) < MOST:
+            self._fetched.append(handle)
+        found = self._values.get(handle)
+        if found is None or found.schedules != port.reissued or found.sessions != port.sessions_ended:
+            return None
+        if storage.written is not recorder or storage.written_at >= found.epoch:
+            return None
+        return found.elements.clone()
+
+    def _learn(self) -> None:
+        """Remember the fetches that have followed the last program."""
+        fetched = dict.fromkeys(self._fetched)
+        if self._key is None or tuple(fetched) == self._handles:
+            return
+        places = {
+            handle: _Follower(index, position, entry.call)
+            for index, entry in enumerate(self._entries, -len(self._entries))
+            for position, handle in enumerate(entry.handles)
+            if handle in fetched and position >= entry.call.operand_count
+        }
+        followers = tuple([places[handle] for handle in fetched if handle in places])
+        if followers == self._predicted:
+            return
+        last = self._entries[-self._key[0] :]
+        self._known.store(self._key, _Known(followers, (last[0].call, last[-1].call)))

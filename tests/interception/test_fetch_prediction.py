@@ -1,0 +1,205 @@
+"""Small results that are fetched one after the other come in one round trip when a program runs again, and are always current."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+
+import pytest
+import torch
+from configured import configured
+
+import djinn
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture(scope="module")
+def device():
+    with configured(threads=1):
+        djinn.init()
+        yield REMOTE
+
+
+def trips(function, times=4):
+    """Round trips of the last call."""
+    for _ in range(times):
+        djinn.reset_stats()
+        function()
+    return djinn.stats()["round_trips"]
+
+
+def test_numbers_of_a_list(device):
+    given = torch.arange(8.0, device=device)
+    offset = 0
+
+    def run():
+        nonlocal offset
+        offset += 1
+        results = [(given * i + offset).sum() for i in range(50)]
+        assert [one.item() for one in results] == [28.0 * i + 8 * offset for i in range(50)]
+
+    assert trips(run) == 1
+
+
+def test_prints_copies_and_conditions(device):
+    given = torch.arange(4.0, device=device)
+
+    def run():
+        first, second, third = given + 1, given * 2, given.max()
+        assert "2., 3." in repr(first)
+        assert second.cpu().tolist() == [0, 2, 4, 6]
+        assert second.tolist() == [0, 2, 4, 6]
+        assert bool(third > 2) is True
+
+    assert trips(run) == 2  # the comparison is a program of its own
+
+
+def test_the_same_number_again(device):
+    given = torch.arange(4.0, device=device)
+
+    def run():
+        total = given.sum()
+        assert [total.item() for _ in range(3)] == [6, 6, 6]
+        twice = total * 2
+        assert (total.item(), twice.item()) == (6, 12)
+        fetched = total.cpu()
+        fetched += 1
+        assert total.item() == 6
+        total.add_(1)
+        assert (total.item(), twice.item()) == (7, 12)
+
+    assert trips(run) == 3  # one for each program
+
+
+def test_what_is_large_is_fetched_when_it_is_asked_for(device):
+    given = torch.ones(4, device=device)
+    large = torch.ones(5000, device=device)
+
+    def run():
+        small, much = given + 1, large + 1
+        assert small[0].item() == 2
+        assert much.cpu().sum().item() == 10_000
+
+    djinn.reset_stats()
+    trips(run)
+    assert djinn.stats()["bytes_received"] < 3 * large.nbytes / 2
+
+
+def test_what_is_written_meanwhile_is_current(device):
+    given = torch.ones(2, 2, device=device)
+
+    def run(write):
+        values = [given * i for i in range(6)]
+        assert values[0].sum().item() == 0
+        if write:
+            values[3].add_(1)
+            values[4].t()[0, 1] = 7
+            values[5].squeeze_().view(-1)[::2].zero_()
+        return [value.tolist() for value in values[1:]]
+
+    for write in (False, False, False, True, False, True):
+        found = run(write)
+        expected = [[[float(i)] * 2] * 2 for i in range(1, 6)]
+        if write:
+            expected[2:] = [[[4.0] * 2] * 2, [[4.0, 4.0], [7.0, 4.0]], [[0.0, 5.0]] * 2]
+        assert found == expected
+
+
+def test_what_is_written_and_sent_meanwhile_is_current(device):
+    given = torch.ones(2, device=device)
+
+    def run(write):
+        values = [given * i for i in range(4)]
+        assert values[0].tolist() == [0, 0]
+        if write:
+            torch._foreach_add_(values, 1)
+            djinn.synchronize()
+        return [value.tolist() for value in values]
+
+    for write in (False, False, False, True, False):
+        assert run(write) == [[float(i + write)] * 2 for i in range(4)]
+
+
+def test_what_another_thread_writes_is_current(device):
+    given = torch.ones(2, device=device)
+
+    def run():
+        first, second = given * 2, given * 3
+        assert first.tolist() == [2, 2]
+        other = threading.Thread(target=second.add_, args=(1,))
+        other.start(), other.join()
+        assert second.tolist() == [4, 4]
+
+    for _ in range(4):
+        run()
+
+
+def test_fewer_are_left_than_the_last_time(device):
+    given = torch.ones(2, device=device)
+
+    def run(count):
+        values = [given * i for i in range(20)]
+        del values[count:]
+        gc.collect()
+        assert [value.sum().item() for value in values] == [2 * i for i in range(count)]
+
+    for count in (20, 20, 20, 5, 20, 20, 1, 7):
+        run(count)
+
+
+def test_a_result_that_could_not_be_computed_is_an_error_where_it_is_read(device):
+    given, good = torch.ones(2, device=device), torch.tensor([0], device=device)
+
+    def run(index):
+        first, second, third = given * 2, given.index_select(0, index), given * 3
+        assert first.sum().item() == 4
+        try:
+            found = second.item()
+        except (IndexError, RuntimeError):
+            found = None
+        return found, third.sum().item()
+
+    for _ in range(3):
+        assert run(good) == (1, 6)
+    for index, expected in ((torch.tensor([9], device=device), None), (good, 1), (good, 1)):
+        assert run(index) == (expected, 6)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_programs_as_on_the_cpu(device, seed):
+    chance = random.Random(seed)
+    scripts = [[chance.randrange(6) for _ in range(chance.randrange(2, 12))] for _ in range(3)]
+
+    def run(where, script, start):
+        chance = random.Random(start // 3)  # so that some runs are repeated and others are not
+        values, found = [torch.full((2, 3), float(start), device=where)], []
+        for step in script:
+            values += [values[-1] * 2 + i for i in range(step)]
+            one = chance.choice(values)
+            if step == 4:
+                one.add_(1)
+            elif step == 5:
+                one.view(-1)[1:3].mul_(2)
+            found += [value.sum().item() for value in values[-step:]]
+            if step == 1:
+                del values[: len(values) // 2]
+            if step == 3:
+                found.append(one.tolist())
+        return found
+
+    for start in range(9):
+        for script in scripts:
+            assert run(device, script, start) == run("cpu", script, start)
+
+
+def test_over_two_executors():
+    with configured(executors=2, threads=1, placement_policy="round_robin"):
+        given = torch.ones(4, device=REMOTE)
+
+        def run():
+            results = [(given * i).sum() for i in range(20)]
+            assert [one.item() for one in results] == [4.0 * i for i in range(20)]
+
+        assert trips(run) <= 2  # one for each executor
