@@ -5,12 +5,15 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookspec
+
+WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
+"""Ends of the names of files with weights, and of their indexes: a source offers these of a folder."""
 
 
 @attrs.frozen

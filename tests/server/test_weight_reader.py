@@ -16,7 +16,7 @@ from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.server.weights import weight_reader
-from djinn_core.server.weights.safetensors_header import read_header
+from djinn_core.server.weights.formats.safetensors import read_header
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
 
