@@ -22,7 +22,8 @@ class WeightPermissions:
 
     Attributes:
         folders: folders on the server's disk (`--models`); what they contain may be read.
-        addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters.
+        addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters, and
+            before the first `/` of what follows `://` (a host, a bucket, an organization) for any but `/`.
     """
 
     folders: tuple[Path, ...] = ()
@@ -30,7 +31,7 @@ class WeightPermissions:
 
     def allows(self, address: str) -> bool:
         """True if a pattern matches the address."""
-        return any(fnmatch.fnmatchcase(address, pattern) for pattern in self.addresses)
+        return any(_matches(address, pattern) for pattern in self.addresses)
 
     def resolve(self, path: Path) -> Path:
         """The file or folder, with symbolic links followed.
@@ -48,6 +49,25 @@ class WeightPermissions:
         raise WeightsUnavailable(
             f"there is no {str(path)!r} in the folders that the server reads models from (--models)"
         )
+
+
+def _matches(address: str, pattern: str) -> bool:
+    """True if the pattern matches, its host the host: `https://*.example.org/*` must not match `https://other/x.example.org/y`."""
+    scheme, separator, rest = pattern.partition("://")
+    if not separator:
+        return fnmatch.fnmatchcase(address, pattern)
+    host, slash, path = rest.partition("/")
+    given_scheme, given_separator, given = address.partition("://")
+    given_host, given_slash, given_path = given.partition("/")
+    if (
+        not given_separator
+        or not fnmatch.fnmatchcase(given_scheme, scheme)
+        or not fnmatch.fnmatchcase(given_host, host)
+    ):
+        return False
+    if not slash:  # `hf://*` is everything
+        return host.endswith("*") or not given_slash
+    return bool(given_slash) and fnmatch.fnmatchcase(given_path, path)
 
 
 class WeightFile(Protocol):

@@ -425,7 +425,7 @@ def _key(value: Any) -> str:
     """A dictionary's key as it stands in the name of a tensor."""
     if isinstance(value, str):
         return value
-    # Texts have hashes that nobody can choose, numbers have not.
+    # As a text: an author of a file can choose the hashes of numbers, and make a dictionary slow with them.
     if (
         value is None
         or isinstance(value, (float, int))
