@@ -53,7 +53,7 @@ class HubSource:
     def _cached(
         cache: Path, name: str, revision: str, path: str, permissions: WeightPermissions
     ) -> Sequence[WeightFile]:
-        """What a cache has; nothing if it has it not, or it may not be read."""
+        """Files that a cache has; none if it has not the model, or it may not be read."""
         repository = cache / repo_folder_name(repo_id=name, repo_type="model")
         try:
             commit = _commit(repository, revision, permissions)

@@ -32,7 +32,7 @@ RESERVE: Final = 1 << 30  # bytes of the disk that stay free
 
 
 class _Silent(tqdm):
-    """A progress bar that nobody sees: it would be drawn into the server's log."""
+    """A progress bar that is not drawn: it would be in the server's log."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
