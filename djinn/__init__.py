@@ -76,7 +76,7 @@ from djinn_core.runtime.coordinator import Coordinator, coordinator
 from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
 from djinn_core.runtime.kv_session import KvSession, kv_session
-from djinn_core.runtime.open_weights import RemoteWeights, open_weights
+from djinn_core.runtime.open_weights import RemoteWeights, open_weights, save_weights
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
 from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.scheduler import Scheduler
@@ -156,6 +156,7 @@ __all__ = [
     "plan",
     "register_init_hook",
     "reset_stats",
+    "save_weights",
     "set_debug_level",
     "shut_down",
     "stats",

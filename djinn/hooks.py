@@ -64,7 +64,14 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
-from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weights import (
+    MappableFile,
+    WeightFile,
+    WeightPermissions,
+    WeightSink,
+    WeightSource,
+    WritableSource,
+)
 from djinn_core.ir.arguments import arguments, slot_positions
 from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.graph import Edge, Graph, Node
@@ -153,6 +160,7 @@ __all__ = [
     "Lineage",
     "Link",
     "Listener",
+    "MappableFile",
     "MemoryPolicy",
     "Modality",
     "NetworkTopology",
@@ -216,10 +224,12 @@ __all__ = [
     "Upload",
     "WeightFile",
     "WeightPermissions",
+    "WeightSink",
     "WeightSource",
     "WeightsUnavailable",
     "WorkloadProfile",
     "WorkloadType",
+    "WritableSource",
     "arguments",
     "hookimpl",
     "slot_positions",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ import torch
 
 from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weights import MappableFile, WeightFile, WeightPermissions, WeightSource
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
 
@@ -51,6 +52,17 @@ class WeightSourceConformance(Ending):
         assert b"".join(reversed(found)) == SAMPLE_FILE
         assert _bytes(file, 5, 0) == b""
         assert file.version() == before
+
+    def test_a_mapping_has_every_byte(self, source: WeightSource, place: Place) -> None:
+        """Writes to it stay out of the file. A file without a mapping is read."""
+        file = _only(source, *place(SAMPLE_FILE))
+        if not isinstance(file, MappableFile):
+            return
+        with contextlib.suppress(OSError):
+            mapping = memoryview(file.map()).cast("B")
+            assert bytes(mapping) == SAMPLE_FILE
+            mapping[-1] ^= 1
+            assert _bytes(file, 0, file.size) == SAMPLE_FILE
 
     def test_what_lies_beyond_the_end_cannot_be_read(self, source: WeightSource, place: Place) -> None:
         """It is an `OSError`, not fewer bytes."""

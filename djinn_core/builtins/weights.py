@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import secrets
 import stat
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from djinn_core.errors import WeightsUnavailable
+from djinn_core.files import lock
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightFile, WeightPermissions, WeightSink, WeightSource
 
 djinn_api_version = 1
 
 _INDEX: Final = ".index.json"
 _MOST_FILES: Final = 4096
+_UNFINISHED: Final = ".unfinished-"  # in the names of files that are being written
 
 
 class LocalFile:
-    """A file on the server's disk, as `WeightFile`. What replaces it is not seen: the file that was opened is read."""
+    """A file on the server's disk, as `MappableFile`. What replaces it is not seen: the file that was opened is read."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        """Raises `OSError` where it cannot be opened. `name`: as in the folder, where `path` may be what a link leads to."""
+    def __init__(self, path: Path, name: str, immutable: bool = False) -> None:
+        """Open a file.
+
+        Args:
+            path: the file.
+            name: its name in its folder, where `path` may be what a link leads to.
+            immutable: nothing writes into it or cuts it off.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
         self.name = name
+        self._immutable = immutable
+        self._lock = threading.Lock()
+        self._mapping: weakref.ref[mmap.mmap] | None = None
         # Without O_NONBLOCK a named pipe would be waited for.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._descriptor)
@@ -45,13 +63,30 @@ class LocalFile:
                 raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
             buffer, start = buffer[count:], start + count
 
+    def map(self) -> mmap.mmap:
+        """As `MappableFile.map`, where it is immutable or on a disk that is mounted for reading only."""
+        if not (self._immutable or os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY):
+            raise OSError(errno.EPERM, f"{self.name!r} may be written in place")
+        with self._lock:
+            known = self._mapping() if self._mapping is not None else None
+            if known is None:
+                known = mmap.mmap(self._descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+                known.madvise(mmap.MADV_WILLNEED)
+                self._mapping = weakref.ref(known)
+            return known
+
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)  # no read is under way: it would hold the file
 
 
-def open_folder(path: Path, permissions: WeightPermissions) -> Sequence[WeightFile]:
+def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = False) -> Sequence[WeightFile]:
     """Open a file, or all files with weights in a folder; links in it must stay within the permitted folders.
+
+    Args:
+        path: the file or folder.
+        permissions: what may be read.
+        immutable: nothing writes into these files or cuts them off, although they may be replaced: they may be mapped into memory.
 
     Raises:
         WeightsUnavailable: there is nothing, or it may not or cannot be read.
@@ -66,27 +101,108 @@ def open_folder(path: Path, permissions: WeightPermissions) -> Sequence[WeightFi
             names = [path, *sorted(file for file in path.parent.iterdir() if kind and file.suffix == kind)]
         if not names or len(names) > _MOST_FILES:
             raise WeightsUnavailable(f"{str(path)!r} has {len(names) or 'no'} files with weights")
-        return [LocalFile(permissions.resolve(file), file.name) for file in names]
+        return [LocalFile(permissions.resolve(file), file.name, immutable) for file in names]
     except OSError as error:
         raise WeightsUnavailable(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
 
 
+class LocalSink:
+    """A file on the server's disk that is being written beside its place, as `WeightSink`."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Raises `OSError` where it cannot be made, or the disk has no room for `size` bytes."""
+        self._path = path
+        _remove_abandoned(path.parent)
+        # The file is no secret: its mode is what the server's umask makes of it.
+        self._aside = path.with_name(f".{path.name}{_UNFINISHED}{secrets.token_hex(8)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(self._aside, flags, 0o666)
+        try:
+            lock(self._descriptor)
+            os.posix_fallocate(self._descriptor, 0, size)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, data: memoryview) -> None:
+        """As `WeightSink.write`."""
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+    def commit(self) -> None:
+        """As `WeightSink.commit`."""
+        os.fsync(self._descriptor)
+        self._aside.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._close()
+
+    def discard(self) -> None:
+        """As `WeightSink.discard`."""
+        if self._descriptor >= 0:
+            self._aside.unlink(missing_ok=True)
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove files that a process which died was writing: those that none has locked."""
+    for path in folder.glob(f".*{_UNFINISHED}*"):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            lock(descriptor)
+            path.unlink(missing_ok=True)
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+
+
 class FileSource:
-    """Reads `file:PATH`; a relative path is looked for in each of the permitted folders."""
+    """Reads `file:PATH`; a relative path is looked for in each of the permitted folders. Writes it to the first folder for saving."""
 
     name = "file"
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
         """As `WeightSource.open`."""
         # `?` and `#` are parts of names: what follows them must not be other spellings of one file.
-        path = Path(address.removeprefix("file:").removeprefix("//"))
-        for folder in permissions.folders:
+        path = _path(address)
+        for folder in (*permissions.folders, *permissions.saving):
             try:
                 permissions.resolve(folder / path)  # an absolute path is itself
             except WeightsUnavailable:
                 continue
             return open_folder(folder / path, permissions)
         return open_folder(path, permissions)
+
+    def create(self, address: str, size: int, permissions: WeightPermissions) -> WeightSink:
+        """As `WritableSource.create`; folders are made."""
+        path = _path(address)
+        if path.suffix != ".safetensors" or path.name == path.suffix:
+            raise WeightsUnavailable(f"{address!r} is no file whose name ends with .safetensors")
+        for folder in permissions.saving[:1]:
+            path = folder / path  # an absolute path is itself
+        found = permissions.resolve_new(path)
+        try:
+            found.parent.mkdir(parents=True, exist_ok=True)
+            if found.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            return LocalSink(found, size)
+        except OSError as error:
+            raise WeightsUnavailable(f"{address!r} cannot be written: {error.strerror or error}") from error
+
+
+def _path(address: str) -> Path:
+    return Path(address.removeprefix("file:").removeprefix("//"))
 
 
 @hookimpl

@@ -41,7 +41,9 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
             warm=_weight_files(store),
         ),
         models=attrs.evolve(
-            config.executor.models, folders=tuple(folder.resolve() for folder in config.executor.models.folders)
+            config.executor.models,
+            folders=tuple(folder.resolve() for folder in config.executor.models.folders),
+            saving=config.executor.models.saving.resolve() if config.executor.models.saving is not None else None,
         ),
         recovery=attrs.evolve(
             recovery,

@@ -11,6 +11,7 @@ import attrs
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookspec
+from djinn_core.hookspecs.transports import Buffer
 
 WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
 """Ends of the names of files with weights, and of their indexes: a source offers these of a folder."""
@@ -24,10 +25,12 @@ class WeightPermissions:
         folders: folders on the server's disk (`--models`); what they contain may be read.
         addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters, and
             before the first `/` of what follows `://` (a host, a bucket, an organization) for any but `/`.
+        saving: folders that the tenant may save weights in, and read (`--save-weights`).
     """
 
     folders: tuple[Path, ...] = ()
     addresses: tuple[str, ...] = ()
+    saving: tuple[Path, ...] = ()
 
     def allows(self, address: str) -> bool:
         """True if a pattern matches the address."""
@@ -42,13 +45,27 @@ class WeightPermissions:
         """
         try:
             found = path.resolve(strict=True)
-            if any(found.is_relative_to(folder.resolve()) for folder in self.folders):
+            if any(found.is_relative_to(folder.resolve()) for folder in (*self.folders, *self.saving)):
                 return found
         except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
             pass
         raise WeightsUnavailable(
             f"there is no {str(path)!r} in the folders that the server reads models from (--models)"
         )
+
+    def resolve_new(self, path: Path) -> Path:
+        """The file that may be written at a path, with symbolic links of its folders followed; it need not be there yet.
+
+        Raises:
+            WeightsUnavailable: it would be in none of the folders for saving.
+        """
+        try:
+            found = path.parent.resolve() / path.name
+            if any(found.is_relative_to(folder.resolve()) for folder in self.saving):
+                return found
+        except (OSError, RuntimeError, ValueError):
+            pass
+        raise WeightsUnavailable(f"{str(path)!r} is in no folder that clients may save weights in (--save-weights)")
 
 
 def _matches(address: str, pattern: str) -> bool:
@@ -93,6 +110,22 @@ class WeightFile(Protocol):
 
 
 @runtime_checkable
+class MappableFile(WeightFile, Protocol):
+    """A weight file that nothing writes into or cuts off, and that the system can map into memory.
+
+    An executor whose device computes in the host's memory takes tensors from the mapping instead of copies: a mapped file that
+    became shorter would end the process that looks into it.
+    """
+
+    def map(self) -> Buffer:
+        """All bytes of the file, writable; what is written stays with this process. They are mapped as long as anything refers to them.
+
+        Raises:
+            OSError: it cannot be mapped; it is read instead.
+        """
+
+
+@runtime_checkable
 class WeightSource(Protocol):
     """Opens addresses of one scheme. `name` is the scheme: what stands before the colon in `hf://org/model`."""
 
@@ -107,6 +140,39 @@ class WeightSource(Protocol):
 
         Raises:
             WeightsUnavailable: there is nothing, it may not be read, or it cannot be read.
+        """
+
+
+class WeightSink(Protocol):
+    """A file that is being written. Readers find it whole, after `commit`, or what was there before."""
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+
+    def commit(self) -> None:
+        """Put the file in its place, so that it outlives a loss of power.
+
+        Raises:
+            OSError: that cannot be done; what was there before still is.
+        """
+
+    def discard(self) -> None:
+        """Give up a file that was not committed; nothing is left of it."""
+
+
+@runtime_checkable
+class WritableSource(WeightSource, Protocol):
+    """A weight source whose addresses clients can save to, where the permissions allow it."""
+
+    def create(self, address: str, size: int, permissions: WeightPermissions) -> WeightSink:
+        """Begin to write a file of `size` bytes at an address, checked as for `open`.
+
+        Raises:
+            WeightsUnavailable: it may not be written, or cannot be.
         """
 
 

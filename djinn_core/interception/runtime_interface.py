@@ -73,6 +73,14 @@ class CacheMemory:
     refused: str = ""
 
 
+@attrs.frozen
+class SavedWeights:
+    """Outcome of saving weights: `nbytes` were written, or none, because an op failed to compute the tensor called `poisoned`."""
+
+    nbytes: int
+    poisoned: str = ""
+
+
 class Runtime(Protocol):
     """Runs programs on remote devices."""
 
@@ -132,6 +140,16 @@ class Runtime(Protocol):
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
         """Have the executor make the value `handle` of a logical device of what it reads itself. It waits for nothing."""
+
+    def save_weights(
+        self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]
+    ) -> SavedWeights:
+        """Have the executor write values to a safetensors file; one round trip. The caller must hold the recorders' lock.
+
+        Raises:
+            WeightsUnavailable: the server cannot or may not write there.
+            SessionLost: the remote state is gone.
+        """
 
     def figures(self, *, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
         """Counts and bytes of a logical device for this session; one round trip. The caller must hold the recorders' lock.

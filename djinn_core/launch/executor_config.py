@@ -13,6 +13,7 @@ import attrs
 from djinn_core.config import Settings, bytes_of
 from djinn_core.delivery.snapshot_schedule import SNAPSHOT_SECONDS
 from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.launch.command import EXECUTOR_MODULE
 from djinn_core.launch.flags import Flag
 from djinn_core.launch.listen_addresses import ListenAddresses
@@ -129,6 +130,7 @@ class ModelConfig:
     Attributes:
         folders: folders that clients may name models in; caches of the Hugging Face hub included.
         addresses: patterns of other addresses that they may name.
+        saving: where each tenant has a folder for weights that its clients save; None: they save none.
     """
 
     folders: tuple[Path, ...] = attrs.field(
@@ -146,9 +148,23 @@ class ModelConfig:
             "Pattern of addresses that clients may have the server read, such as 'hf://org/*' or 's3://bucket/*'. May be repeated.",
         ).metadata,
     )
+    saving: Path | None = attrs.field(
+        default=None,
+        metadata=Flag(
+            "--save-weights",
+            "Folder in which clients may have the server save weights, each tenant in a folder of its own.",
+            exists=True,
+        ).metadata,
+    )
+
+    @property
+    def permissions(self) -> WeightPermissions:
+        """Permissions before a tenant has come, which may get a folder to save weights in."""
+        return WeightPermissions(self.folders, self.addresses, self.folders if self == EVERYTHING else ())
 
 
-EVERYTHING: Final = ModelConfig((Path("/"),), ("*",))  # for a program's own executor, whose files are those of its user
+_ANYWHERE: Final = (Path(), Path("/"))  # relative paths begin in the working directory
+EVERYTHING: Final = ModelConfig(_ANYWHERE, ("*",))  # for a program's own executor, whose files are those of its user
 
 
 @attrs.frozen

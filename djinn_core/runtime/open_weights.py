@@ -1,4 +1,4 @@
-"""`djinn.open_weights`: tensors on the device that the server reads itself, so that they never pass through the client."""
+"""`djinn.open_weights` and `djinn.save_weights`: tensors that the server reads and writes itself, so that they never pass through the client."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Final, Self
 
 import torch
 
-from djinn_core.errors import ConfigurationError, WeightsUnavailable
+from djinn_core.errors import ConfigurationError, UnsupportedOperation, WeightsUnavailable
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.tensors.lazy_tensor import is_remote
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.stored import read_stored
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
 from djinn_core.logs import get_logger
@@ -156,6 +156,48 @@ def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWe
             raise ConfigurationError(f"weights are opened on a remote device, not on {chosen}")
         index = chosen.index or 0
     return RemoteWeights(address, current().open_weights(address, index), index)
+
+
+def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str] | None = None) -> int:
+    """Have the server save tensors in a safetensors file, which no byte of them leaves it for.
+
+    Readers find the file whole, or what was there before. Tensors that share memory are written once each.
+
+    Args:
+        tensors: strided tensors by name, such as a state dict. Those on the CPU are uploaded.
+        address: `file:PATH.safetensors`, or what plugins add; a relative path begins in the tenant's folder.
+        metadata: what the file says of itself.
+
+    Returns:
+        Bytes of the file.
+
+    Raises:
+        WeightsUnavailable: the server may not or cannot write there.
+        ConfigurationError: none of the tensors is on a remote device, or they are on several.
+        UnsupportedOperation: one is of a subclass with several tensors in it, or no executor of a pool has all of them.
+        RemoteError: one of them could not be computed.
+        SessionLost: the remote state is gone.
+    """
+    devices = {tensor.device for tensor in tensors.values() if is_remote(tensor.device)}
+    if len(devices) != 1:
+        found = ", ".join(sorted(map(str, devices))) or "none"
+        raise ConfigurationError(f"tensors are saved where they are, on one remote device; these are on {found}")
+    (device,) = devices
+    saved: dict[str, LazyTensor] = {}
+    for name, tensor in tensors.items():
+        there = tensor if tensor.device == device else tensor.detach().to(device)
+        if not isinstance(there, LazyTensor):
+            raise UnsupportedOperation(f"{name!r} is a {type(there).__name__}, which safetensors files have none of")
+        saved[name] = there
+    recorder = current()
+    for one in saved.values():
+        recorder.order_after(one.remote.storage)
+    handles = [one.remote.handle for one in saved.values()]
+    outcome = recorder.save_weights(address, list(saved), handles, metadata or {})
+    if outcome.poisoned:
+        saved[outcome.poisoned].cpu()  # which raises what the op did
+        raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")
+    return outcome.nbytes
 
 
 def server_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights | None:

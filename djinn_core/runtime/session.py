@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from djinn_core.errors import ProtocolError, WeightsUnavailable
-from djinn_core.interception.runtime_interface import CacheMemory, Submission, SubmissionReply
+from djinn_core.interception.runtime_interface import CacheMemory, SavedWeights, Submission, SubmissionReply
 from djinn_core.interrupts import held
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
@@ -27,7 +27,7 @@ from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply, CacheRequest
 from djinn_core.wire.messages import StatsReply, StatsRequest
 from djinn_core.wire.tensors import dtype_from_name
-from djinn_core.wire.weight_messages import OpenWeights, OpenWeightsReply
+from djinn_core.wire.weight_messages import OpenWeights, OpenWeightsReply, SaveWeights, SaveWeightsReply
 
 
 class Session:
@@ -185,6 +185,27 @@ class Session:
             else:
                 found.tensors[one.name] = StoredTensor(address, reply.version, one.name, dtype, one.shape)
         return found
+
+    def save_weights(
+        self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]
+    ) -> SavedWeights:
+        """As `Runtime.save_weights`.
+
+        Raises:
+            WeightsUnavailable: the server cannot or may not write there.
+            SessionLost: the executor is gone.
+        """
+        too_long = [name for name in names if len(name) > limits.STORED_NAME]
+        if len(names) > limits.STORED_TENSORS or too_long or len(address) > limits.STORED_ADDRESS:
+            raise WeightsUnavailable(
+                f"a file has at most {limits.STORED_TENSORS:,} tensors, with names of at most {limits.STORED_NAME:,} characters, "
+                f"and an address at most {limits.STORED_ADDRESS:,}"
+            )
+        message = SaveWeights(address, tuple(names), pack_handles(handles), tuple(metadata.items()))
+        reply = self.replies.ask(message, SaveWeightsReply)
+        if reply.refused and not reply.poisoned:
+            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+        return SavedWeights(reply.nbytes, reply.poisoned)
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:
         """As `Runtime.caches`.

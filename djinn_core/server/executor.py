@@ -31,7 +31,6 @@ from djinn_core.delivery.session_channel import SessionChannel
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
-from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, StoreConfig
 from djinn_core.launch.listen_addresses import in_places
@@ -92,7 +91,8 @@ class Executor:
         self._device_id = device.capabilities.id
         self._context = context
         self._config = config
-        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts)
+        saving = partial(context.weights.save_in, config.models.saving, context.disk) if config.models.saving else None
+        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts, saving)
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
@@ -436,7 +436,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
     events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)
     events.observe_with(registry)
-    weights = WeightReader(registry.weight_sources, WeightPermissions(config.models.folders, config.models.addresses))
+    weights = WeightReader(registry.weight_sources, config.models.permissions)
     context = ExecutorContext(
         SharedDevice(opened.runtime), weights=weights, disk=disk, events=events, policies=policies
     )

@@ -13,7 +13,6 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings, bytes_of
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.launch.executor_config import EVERYTHING
 from djinn_core.launch.tickets import TicketChecker, issue, new_key
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
@@ -102,7 +101,7 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     opened = open_device(registry.devices, settings.device)
     disk, policy = Disk(), decider(registry, settings.memory_policy)
     device = limited(opened, bytes_of(settings.memory_gib), disk, policy)
-    weights = WeightReader(registry.weight_sources, WeightPermissions(EVERYTHING.folders, EVERYTHING.addresses))
+    weights = WeightReader(registry.weight_sources, EVERYTHING.permissions)
     context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)
     begin_compiling(context, registry, settings.compilers)
     executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession)

@@ -54,6 +54,7 @@ from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
+from djinn_core.server.weights.saving import save
 from djinn_core.server.weights.shared_weights import Origin
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import UploadAssembly
@@ -109,7 +110,14 @@ from djinn_core.wire.upload_messages import (
     BlobQueryReply,
     UploadPart,
 )
-from djinn_core.wire.weight_messages import OpenWeights, OpenWeightsReply, ReadWeights, StoredTensorEntry
+from djinn_core.wire.weight_messages import (
+    OpenWeights,
+    OpenWeightsReply,
+    ReadWeights,
+    SaveWeights,
+    SaveWeightsReply,
+    StoredTensorEntry,
+)
 
 _log = get_logger("djinn.server")
 YES, NO = b"\1", b"\0"
@@ -184,6 +192,10 @@ class ExecutorSession:
             connection.send(Frame(self._open_weights(message, connection.limits.head)))
         elif isinstance(message, ReadWeights):
             self._read_weights(message)
+        elif isinstance(message, SaveWeights):
+            # A session that is recovered has saved it before.
+            reply = connection.decide(lambda before: before or encode(self._save_weights(message)))
+            connection.send(Frame(reply))
         elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
         elif isinstance(message, ValueHints):
@@ -578,6 +590,32 @@ class ExecutorSession:
         except ProtocolError as error:
             _log.warning("a value is not read", reason=str(error))
             self._uploads.refuse(request.handle, str(error))
+
+    def _save_weights(self, request: SaveWeights) -> SaveWeightsReply:
+        self._uploads.finish_reads()
+        tensors: dict[str, torch.Tensor] = {}
+        for name, handle in zip(request.names, unpack_handles(request.handles), strict=False):
+            value = self.values[handle] if handle in self.values else None  # noqa: SIM401 - it has no `get`
+            if isinstance(value, Poison):
+                return SaveWeightsReply(0, f"the tensor {name!r} could not be computed", name)
+            if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+                return SaveWeightsReply(0, f"{name!r} is no dense tensor")
+            tensors[name] = value
+        try:
+            with torch.inference_mode():
+                create = partial(self._context.weights.create, request.address)
+                return SaveWeightsReply(save(tensors, dict(request.metadata), create, self._delivered))
+        except (WeightsUnavailable, OSError, ValueError, RuntimeError, MemoryError) as error:
+            text = (
+                str(error)
+                if isinstance(error, WeightsUnavailable)
+                else f"{request.address!r} cannot be written: {error}"
+            )
+            return SaveWeightsReply(0, text[: limits.FAILURE_TEXT])
+
+    def _delivered(self, value: torch.Tensor) -> torch.Tensor:
+        with self._turn:
+            return self.device.runtime.deliver(value)
 
     def _take_withdrawal(self, withdraw: AbortUpload) -> None:
         self._usage.check_values()

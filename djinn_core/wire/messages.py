@@ -57,7 +57,13 @@ from djinn_core.wire.upload_messages import (
     BlobQueryReply,
     UploadPart,
 )
-from djinn_core.wire.weight_messages import OpenWeights, OpenWeightsReply, ReadWeights
+from djinn_core.wire.weight_messages import (
+    OpenWeights,
+    OpenWeightsReply,
+    ReadWeights,
+    SaveWeights,
+    SaveWeightsReply,
+)
 
 PROTOCOL_VERSION = 3
 Traits = Annotated[tuple[Name, ...], msgspec.Meta(max_length=4096)]
@@ -457,6 +463,8 @@ AnyMessage = (
     | OpenWeights
     | OpenWeightsReply
     | ReadWeights
+    | SaveWeights
+    | SaveWeightsReply
     | CacheRequest
     | CacheReply
     | NumericSettings

@@ -1,4 +1,4 @@
-"""Messages about weights that an executor reads itself, from an address that the client names."""
+"""Messages about weights that an executor reads or writes itself, at an address that the client names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from djinn_core.wire import limits
+from djinn_core.wire.binding_delta import Handles
 from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Name, PrintableFields
 
 TensorName = Annotated[str, msgspec.Meta(max_length=limits.STORED_NAME)]
@@ -54,3 +55,25 @@ class ReadWeights(Message, frozen=True):
     shape: Dimensions
     start: Count
     size: Count
+
+
+class SaveWeights(Message, frozen=True):
+    """Write values to a safetensors file at an address, under these names. Answered by `SaveWeightsReply`."""
+
+    address: WeightAddress
+    names: Annotated[tuple[TensorName, ...], msgspec.Meta(max_length=limits.STORED_TENSORS)] = ()
+    handles: Handles = ()
+    metadata: tuple[tuple[MetadataText, MetadataText], ...] = ()
+
+
+class SaveWeightsReply(PrintableFields, Message, frozen=True):
+    """Answer to `SaveWeights`: the bytes of the file. `refused` says why there is none.
+
+    `poisoned` is the name of a value that an op failed to compute, if that is why; fetching it says more.
+    """
+
+    texts = ("refused",)
+
+    nbytes: Count
+    refused: str = ""
+    poisoned: TensorName = ""

@@ -42,6 +42,7 @@ OTHERS = (
     messages.BlobOffer,
     messages.OpenWeights,
     messages.ReadWeights,
+    messages.SaveWeights,
 )
 NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace

@@ -333,6 +333,8 @@ def test_archives_that_are_refused(tmp_path):
         if encrypted[place : place + 4] == b"PK\1\2":
             encrypted[place + 8] |= 1
     refused(bytes(encrypted), "encrypted")
+    damaged = archive(good, {"data/0": bytes(16)})
+    refused(damaged.replace(good, good.replace(b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b")), "damaged")
     refused(archive(good[:-5] + b"xxxx.", {"data/0": bytes(16)}), "malformed|not followed|opcode")
 
 

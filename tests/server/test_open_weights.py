@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 
 import psutil
 import pytest
 import torch
 from configured import configured
 from safetensors.torch import save_file
+from servers import start_server
 
 import djinn
-from djinn.testing import kill_executor
+from djinn.testing import executor_processes, kill_executor
 
 REMOTE = "remote_accelerator:0"
 
@@ -47,10 +49,36 @@ def contents(path):
 
 
 @pytest.fixture(scope="module")
-def remote():
-    with configured(threads=1):
+def cache(folder, tmp_path_factory):
+    """A cache of the hub with the same file, which executors map into memory instead of reading it."""
+    return cached(tmp_path_factory.mktemp("cache"), folder / "model.safetensors")
+
+
+def cached(cache, file):
+    snapshot = cache / "models--org--model" / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    shutil.copy(file, snapshot)
+    return cache
+
+
+@pytest.fixture(params=["read", "mapped"])
+def address(request, folder):
+    return f"file:{folder}" if request.param == "read" else "hf://org/model"
+
+
+@pytest.fixture(scope="module")
+def remote(cache, tmp_path_factory, python, plain_environment):
+    where = tmp_path_factory.mktemp("served")
+    models = ("--models", str(tmp_path_factory.getbasetemp()), "--models", str(cache))
+    server = start_server(python.start, where, *models, "--threads", "1", env=plain_environment)
+    with configured(connection_file=server.file):
         djinn.init()
         yield REMOTE
+    server.stop()
+
+
+def mapped_bytes(process, path):
+    return sum(one.rss for one in psutil.Process(process).memory_maps() if one.path == str(path))
 
 
 def equal(ours, theirs):
@@ -61,10 +89,10 @@ def equal(ours, theirs):
 
 
 @pytest.mark.usefixtures("remote")
-def test_every_tensor_and_nothing_is_uploaded(folder):
+def test_every_tensor_and_nothing_is_uploaded(folder, address):
     local = contents(folder)
     djinn.reset_stats()
-    weights = djinn.open_weights(f"file:{folder}", REMOTE)
+    weights = djinn.open_weights(address, REMOTE)
     assert set(weights) == set(local)
     assert weights.metadata() == {"format": "pt"}
     assert weights.nbytes == sum(tensor.nbytes for tensor in local.values())
@@ -104,7 +132,7 @@ def test_slices_are_those_of_safetensors(folder):
         assert equal(ours.get_slice("half")[4:2], contents(folder)["half"][4:2])
 
 
-def test_a_model_with_these_weights_computes_and_trains(remote, folder):
+def test_a_model_with_these_weights_computes_and_trains(remote, folder, address):
     names = model().state_dict().keys()
 
     def trained(module, given):
@@ -116,7 +144,7 @@ def test_a_model_with_these_weights_computes_and_trains(remote, folder):
         return [parameter.detach().cpu() for parameter in module.parameters()]
 
     given = torch.randn(4, 64)
-    weights = djinn.open_weights(f"file:{folder}")
+    weights = djinn.open_weights(address)
     with torch.device("meta"):
         shell = model()
     shell.load_state_dict({name: weights[name] for name in names}, assign=True)
@@ -156,10 +184,10 @@ READS = (
 
 @pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("seed", range(8))
-def test_random_writes_change_one_reading_alone(folder, seed):
+def test_random_writes_change_one_reading_alone(folder, address, seed):
     """Tensors that were read several times share memory; each behaves as if it were alone."""
     chance = random.Random(seed)
-    weights = djinn.open_weights(f"file:{folder}")
+    weights = djinn.open_weights(address)
     local = [contents(folder)["0.weight"] for _ in range(3)]
     ours = [weights["0.weight"] for _ in range(3)]
     extra: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -195,6 +223,27 @@ def test_running_statistics_are_the_readings_own(tmp_path):
     assert module.running_mean.min().item() > 0.5
     assert kept["running_mean"].abs().max().item() == 0
     assert weights["running_var"].tolist() == [1.0] * 6
+
+
+@pytest.mark.usefixtures("remote")
+def test_what_the_hub_never_writes_in_place_is_mapped(folder, cache):
+    (executor,) = executor_processes()
+    read = djinn.open_weights(f"file:{folder}")
+    mapped = djinn.open_weights("hf://org/model")
+    kept, written = mapped["0.weight"], mapped["0.weight"]
+    written.mul_(2)
+    other = read["0.weight"]
+    expected = contents(folder)["0.weight"]
+    assert equal(kept, expected)
+    assert equal(other, expected)
+    assert equal(written, expected * 2)
+    blob = cache / "models--org--model/snapshots/main/model.safetensors"
+    assert mapped_bytes(executor, blob) > 0
+    assert mapped_bytes(executor, folder / "model.safetensors") == 0  # it may be cut off
+    assert blob.read_bytes() == (folder / "model.safetensors").read_bytes()
+    del kept, written
+    djinn.synchronize()
+    assert mapped_bytes(executor, blob) == 0
 
 
 @pytest.mark.usefixtures("remote")
@@ -312,19 +361,26 @@ def test_sessions_share_memory_until_one_writes(own_server, python, plain_enviro
                 client.kill()
 
 
-@pytest.mark.parametrize("file_is_lost", [False, True])
-def test_a_snapshot_names_what_was_read_and_not_written(file_is_lost, own_server, tmp_path):
+@pytest.mark.parametrize(("mapped", "file_is_lost"), [(False, False), (False, True), (True, False)])
+def test_a_snapshot_names_what_was_read_and_not_written(mapped, file_is_lost, own_server, tmp_path):
     rows = 2 << 20
     save_file(
         {"large": torch.arange(rows, dtype=torch.float32), "small": torch.ones(8, 8)}, tmp_path / "model.safetensors"
     )
     journals = tmp_path / "journals"
+    cached(tmp_path / "cache", tmp_path / "model.safetensors")
     server = own_server(
-        "--models", str(tmp_path), "--threads", "1", "--journal", str(journals), "--snapshot-seconds", "0"
+        *("--models", str(tmp_path), "--models", str(tmp_path / "cache")),
+        "--threads",
+        "1",
+        "--journal",
+        str(journals),
+        "--snapshot-seconds",
+        "0",
     )
     with configured(connection_file=server.file):
         djinn.init()
-        weights = djinn.open_weights(f"file:{tmp_path}")
+        weights = djinn.open_weights("hf://org/model" if mapped else f"file:{tmp_path}")
         large, small = weights["large"], weights["small"]
         view, again = large.view(2, -1)[1, ::2], weights["small"]
         again.mul_(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from safetensors.torch import save, save_file
 from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightPermissions
-from djinn_core.server.weights import weight_reader
+from djinn_core.server.weights import saving, weight_reader
+from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.formats.safetensors import read_header
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
@@ -257,3 +259,54 @@ def test_an_index_that_is_no_index(reader, models):
         Path(models / "model.safetensors.index.json").write_text(text)
         with pytest.raises(WeightsUnavailable):
             reader.open(f"file:{models}")
+
+
+def test_each_tenant_saves_in_a_folder_of_its_own(models):
+    def reader_of(tenant, limit=0):
+        reader = WeightReader([FileSource()], WeightPermissions())
+        reader.save_in(models, Disk(limit, reserve=0), tenant)
+        return reader
+
+    first, second = reader_of("first", 10_000), reader_of("second")
+    tensors = {"x": torch.ones(1000)}
+    create = partial(first.create, "file:run/x.safetensors")
+    assert (
+        saving.save(tensors, {}, create, lambda tensor: tensor) == (models / "first/run/x.safetensors").stat().st_size
+    )
+    assert list(first.open("file:run/x.safetensors").tensors) == ["x"]
+    for address in ("file:run/x.safetensors", f"file:{models}/first/run/x.safetensors", f"file:{models}"):
+        with pytest.raises(WeightsUnavailable, match="there is no"):
+            second.open(address)
+        with pytest.raises(WeightsUnavailable):
+            second.create(f"file:{models}/first/x.safetensors", 10)
+    saving.save(tensors, {}, partial(first.create, "file:run/y.safetensors"), lambda tensor: tensor)
+    with pytest.raises(WeightsUnavailable, match="10,000 that you may have"):
+        first.create("file:z.safetensors", 4100)
+    assert sorted(path.name for path in models.rglob("*.safetensors")) == [
+        "model.safetensors",
+        "x.safetensors",
+        "y.safetensors",
+    ]
+
+
+def test_a_disk_that_is_full(models, monkeypatch):
+    reader = WeightReader([FileSource()], WeightPermissions())
+    reader.save_in(models, Disk(reserve=1000), "tenant")
+    monkeypatch.setattr(saving, "free_bytes", lambda _: 5000)
+    with pytest.raises(WeightsUnavailable, match="only 5,000 bytes left"):
+        reader.create("file:x.safetensors", 4001)
+    reader.create("file:x.safetensors", 3999).discard()
+
+
+def test_what_a_process_that_died_was_writing_is_removed(models):
+    reader = WeightReader([FileSource()], WeightPermissions())
+    reader.save_in(models, Disk(reserve=0), "tenant")
+    under_way = reader.create("file:x.safetensors", 8)
+    abandoned = models / "tenant" / ".y.safetensors.unfinished-0123"
+    abandoned.write_bytes(b"1")
+    other = reader.create("file:x.safetensors", 8)
+    assert not abandoned.exists()
+    for sink in (under_way, other):
+        sink.write(memoryview(b"12345678"))
+        sink.commit()
+    assert [path.name for path in (models / "tenant").iterdir()] == ["x.safetensors"]

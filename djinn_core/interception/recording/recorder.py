@@ -23,7 +23,14 @@ from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
 from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
 from djinn_core.interception.recording.split_submission import in_parts
-from djinn_core.interception.runtime_interface import CacheMemory, Runtime, Submission, SubmissionReply, port
+from djinn_core.interception.runtime_interface import (
+    CacheMemory,
+    Runtime,
+    SavedWeights,
+    Submission,
+    SubmissionReply,
+    port,
+)
 from djinn_core.interception.shape_inference.message_limits import check_dimensions
 from djinn_core.interception.tensors.storage import Storage, Value, take_freed
 from djinn_core.interrupts import held
@@ -193,6 +200,12 @@ class Recorder:
     def open_weights(self, address: str, device: int) -> WeightListing:
         """The tensors at an address; see `Runtime.open_weights`."""
         return self._asked(lambda runtime: runtime.open_weights(address, device))
+
+    def save_weights(
+        self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]
+    ) -> SavedWeights:
+        """Write tensors where the server is, as they are after what was recorded so far; see `Runtime.save_weights`."""
+        return self._asked(lambda runtime: runtime.save_weights(address, names, handles, metadata))
 
     def _asked(self, question: Callable[[Runtime], T]) -> T:
         require_stack_room()

@@ -10,8 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import torch
 
-from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost, WeightsUnavailable
-from djinn_core.interception.runtime_interface import CacheMemory, DescribedValue, Submission, SubmissionReply
+from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost, UnsupportedOperation, WeightsUnavailable
+from djinn_core.interception.runtime_interface import (
+    CacheMemory,
+    DescribedValue,
+    SavedWeights,
+    Submission,
+    SubmissionReply,
+)
 from djinn_core.interrupts import held
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
@@ -364,6 +370,25 @@ class PoolSession:
                     "or from equal copies with equal times"
                 )
         return listing
+
+    def save_weights(
+        self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]
+    ) -> SavedWeights:
+        """As `Runtime.save_weights`, by the executor that has all of the tensors.
+
+        Raises:
+            UnsupportedOperation: none has all of them.
+        """
+        holders = set(range(len(self.members)))
+        for handle in handles:
+            home = self._residency.homes.get(storage_of(handle))
+            holders &= (self._residency.copies(handle) or frozenset()) | (frozenset() if home is None else {home})
+        if not holders:
+            raise UnsupportedOperation(
+                f"no executor of the pool has all tensors that are to be saved at {address!r}: "
+                "save those of one device at a time, or fetch them and save them here"
+            )
+        return self.members[min(holders)].save_weights(address, names, handles, metadata)
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
         """As `Runtime.read_weights`, on the executor that uses it first."""

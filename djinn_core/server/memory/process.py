@@ -20,13 +20,14 @@ _log = get_logger("djinn.server")
 
 
 class ProcessMemory:
-    """Resident bytes beyond those after the process's first program, with which libraries load."""
+    """Resident bytes beyond those after the process's first program, with which libraries load; before it, beyond those at the start."""
 
     def __init__(self) -> None:
         """Raises `OSError` where the kernel does not tell."""
         self._file = os.open(_STATM, os.O_RDONLY)
         self._page = os.sysconf("SC_PAGE_SIZE")
-        self._base: int | None = None
+        self._base = self.resident()
+        self._begun = False
         self._trim = trimmer()
         self._resettable = _STATUS.exists() and _CLEAR.exists()
         self.peak = 0
@@ -37,12 +38,14 @@ class ProcessMemory:
 
     def begin(self, held: int) -> None:
         """Tensors take `held` bytes, and what else there is now is not theirs. Once."""
-        if self._base is None:
+        if not self._begun:
+            self._begun = True
+            self.trim()  # what uploads have freed is not the process's own
             self._base = self.resident() - held
 
     def beyond(self) -> int:
         """Bytes that tensors and ops take: resident ones without those of the process itself."""
-        return max(0, self.resident() - self._base) if self._base is not None else 0
+        return max(0, self.resident() - self._base)
 
     def restart_peak(self) -> None:
         """Count the peak again."""
@@ -55,7 +58,7 @@ class ProcessMemory:
 
     def peak_beyond(self) -> int | None:
         """As `beyond`, the most since the peak was last counted again; None if that cannot be known."""
-        if not self._resettable or self._base is None:
+        if not self._resettable or not self._begun:
             return None
         lines = _STATUS.read_text().splitlines()
         peak = max(0, next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 - self._base)

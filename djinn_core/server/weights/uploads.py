@@ -156,9 +156,11 @@ class UploadAssembly:
         if known is not None:
             self._share(header, known, Origin(request.address, key))
             return
-        while self._reads and self._read_bytes + request.size > READ_AHEAD:
-            self._finish_read()
         try:
+            if self._map(header, Origin(request.address, key)):
+                return
+            while self._reads and self._read_bytes + request.size > READ_AHEAD:
+                self._finish_read()
             self._check_room(request.size)
             data = self._reader.read(request.address, key)
         except WeightsUnavailable as error:
@@ -169,6 +171,15 @@ class UploadAssembly:
             self._reads.append(_Read(header, Origin(request.address, key), data))
             self._reading.add(request.handle)
             self._read_bytes += request.size
+
+    def _map(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
+        """Make a value of a file's mapping; False where its bytes must be read."""
+        if not self._sharing or self._runtime.device.type != "cpu":
+            return False
+        mapped = self._reader.map(origin.address, origin.key)
+        if mapped is not None:
+            self._share(header, self._reader.shared.share(origin.key, mapped.untyped_storage()), origin, offset)
+        return mapped is not None
 
     def finish_reads(self) -> None:
         """Wait for what is being read, and make values of it."""
@@ -218,6 +229,8 @@ class UploadAssembly:
             header = UploadPart(one.handle, one.dtype, one.shape, one.stride, one.size)
             try:
                 storage = self._reader.shared.find(key)
+                if storage is None and self._map(header, Origin(one.address, key), one.offset):
+                    continue
                 if storage is None:
                     with torch.inference_mode():
                         data = self._reader.read(one.address, key).result()

@@ -8,16 +8,26 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 import attrs
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSource
+from djinn_core.hookspecs.weights import (
+    MappableFile,
+    WeightFile,
+    WeightPermissions,
+    WeightSink,
+    WeightSource,
+    WritableSource,
+)
 from djinn_core.logs import get_logger
+from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.formats.file_formats import read_headers
 from djinn_core.server.weights.formats.file_header import HeaderEntry
+from djinn_core.server.weights.saving import SavedBytes
 from djinn_core.server.weights.shared_weights import SharedWeights, WeightKey
 from djinn_core.wire import limits
 from djinn_core.wire.digests import ContentHash
@@ -57,7 +67,7 @@ class OpenedWeights:
 
 
 class WeightReader:
-    """Opens addresses and reads tensors. Thread-safe.
+    """Opens addresses, reads tensors, and makes files at addresses. Thread-safe.
 
     Attributes:
         shared: what sessions have read and hold in the device's memory.
@@ -68,6 +78,7 @@ class WeightReader:
         self._sources = {source.name: source for source in sources}
         self._permissions = permissions or WeightPermissions()
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
+        self._saved: SavedBytes | None = None
         self._lock = threading.Lock()
         self._readers: ThreadPoolExecutor | None = None
         self._under_way: weakref.WeakValueDictionary[WeightKey, Future[torch.Tensor]] = weakref.WeakValueDictionary()
@@ -95,6 +106,30 @@ class WeightReader:
                 self._opened.popitem(last=False)
         return known
 
+    def save_in(self, folders: Path, disk: Disk, tenant: str) -> None:
+        """Let the tenant save weights in a folder of its own, one of `folders`, and read them.
+
+        Raises:
+            OSError: the folder cannot be made.
+        """
+        folder = folders / (tenant or "default")
+        folder.mkdir(exist_ok=True)
+        self._saved = SavedBytes(disk, folder)
+        self._permissions = attrs.evolve(self._permissions, saving=(folder,))
+
+    def create(self, address: str, size: int) -> WeightSink:
+        """Begin to write a file of `size` bytes at an address.
+
+        Raises:
+            WeightsUnavailable: it may not be written, or cannot be.
+        """
+        source = self._source(address)
+        if not isinstance(source, WritableSource):
+            raise WeightsUnavailable(f"nothing can be saved at {address!r}: the source {source.name}: is for reading")
+        if self._saved is not None:
+            self._saved.check(size)
+        return source.create(address, size, self._permissions)
+
     def _files(self) -> int:
         return sum(opened.files for opened in self._opened.values())
 
@@ -107,9 +142,47 @@ class WeightReader:
             WeightsUnavailable: likewise, where that is known at once.
         """
         with self._lock:
-            opened, coming = self._opened.get(address), self._under_way.get(key)
+            coming = self._under_way.get(key)
         if coming is not None:
             return coming
+        place = self._place(address, key)
+        with self._lock:
+            if self._readers is None:
+                self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
+            self.reads += 1
+            self.read_bytes += key.size
+            begun = self._under_way[key] = self._readers.submit(_read, address, place, key.start, key.size)
+        return begun
+
+    def map(self, address: str, key: WeightKey) -> torch.Tensor | None:
+        """A part of a tensor as bytes in memory that the file is mapped into; None where it must be read.
+
+        Raises:
+            WeightsUnavailable: the files are not those of that version any more, or have no such part.
+        """
+        place = self._place(address, key)
+        entry, start = place.entry, place.entry.start + key.start
+        if entry.dtype is None or entry.decoding is not None or start % entry.dtype.itemsize:
+            return None
+        if not (key.size and isinstance(place.file, MappableFile)):
+            return None
+        try:
+            data = torch.frombuffer(place.file.map(), dtype=torch.uint8, count=key.size, offset=start)
+            unchanged = place.file.version() == place.version
+        except (OSError, ValueError) as error:  # there is no room for it, or it is not as long as it was
+            _log.info("weights are read and not mapped", address=address, file=place.file.name, reason=str(error))
+            return None
+        if not unchanged:
+            raise WeightsUnavailable(_changed(address))
+        with self._lock:
+            self.reads += 1
+            self.read_bytes += key.size
+        return data
+
+    def _place(self, address: str, key: WeightKey) -> StoredPlace:
+        """The place of what a key names, in the files that are open or that are there now."""
+        with self._lock:
+            opened = self._opened.get(address)
         if opened is None or opened.version != key.version:  # this session was recovered, or many addresses are open
             opened = self.open(address)
         if opened.version != key.version:
@@ -119,15 +192,9 @@ class WeightReader:
             raise WeightsUnavailable(f"the tensor {key.name!r} at {address!r} is stored as {place.entry.stored_as}")
         if place is None or key.start + key.size > place.entry.size:
             raise WeightsUnavailable(f"{address!r} has no such part of a tensor {key.name!r}")
-        with self._lock:
-            if self._readers is None:
-                self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
-            self.reads += 1
-            self.read_bytes += key.size
-            begun = self._under_way[key] = self._readers.submit(_read, address, place, key.start, key.size)
-        return begun
+        return place
 
-    def _open(self, address: str) -> OpenedWeights:
+    def _source(self, address: str) -> WeightSource:
         scheme = _SCHEME.match(address)
         source = self._sources.get(scheme[1]) if scheme else None
         if source is None:
@@ -135,6 +202,10 @@ class WeightReader:
             raise WeightsUnavailable(f"the server reads no weights from {address!r} (it knows {known})")
         if _HOSTILE.search(address):
             raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
+        return source
+
+    def _open(self, address: str) -> OpenedWeights:
+        source = self._source(address)
         try:
             files = source.open(address, self._permissions)
         except WeightsUnavailable:

@@ -7,11 +7,12 @@ tensors' bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Final
 
 import msgspec
+import torch
 
 from djinn_core.hookspecs.weights import WeightFile
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
@@ -20,6 +21,7 @@ from djinn_core.wire import limits
 
 HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
 LENGTH_BYTES: Final = 8  # of the number that a file begins with
+DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 
 
@@ -66,6 +68,29 @@ def read_header(size: int, read: Callable[[int, int], bytes]) -> FileHeader:
     tensors = {name: _checked(name, _entry.decode(entry), begin, size) for name, entry in raw.items()}
     refuse_overlaps(tensors)
     return FileHeader(tensors, metadata)
+
+
+def make_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """The beginning of a file whose tensors follow each other in this order.
+
+    Raises:
+        ValueError: a tensor has a dtype that the format lacks, or the header is too long.
+    """
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        known = DTYPE_NAMES.get(dtype)
+        if known is None or name == "__metadata__":
+            raise ValueError(
+                f"safetensors files have no tensors of {dtype}" if known is None else f"no tensor is called {name!r}"
+            )
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": known, "shape": shape, "data_offsets": (begin, end)}
+    text = msgspec.json.encode(entries)
+    text += b" " * (-len(text) % LENGTH_BYTES)  # which aligns the tensors
+    if len(text) > HEADER_LIMIT:
+        raise ValueError(f"the names take {len(text):,} bytes; {HEADER_LIMIT:,} are the limit")
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 def _checked(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:

@@ -57,7 +57,8 @@ class HubSource:
         repository = cache / repo_folder_name(repo_id=name, repo_type="model")
         try:
             commit = _commit(repository, revision, permissions)
-            return open_folder(repository / "snapshots" / commit / path, permissions)
+            # huggingface_hub writes a file under another name and moves it to its place when it is whole.
+            return open_folder(repository / "snapshots" / commit / path, permissions, immutable=True)
         except WeightsUnavailable:
             return ()
 

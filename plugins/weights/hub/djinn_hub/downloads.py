@@ -70,7 +70,7 @@ class Downloads:
         except Exception as error:
             # What the hub says may name the server's account.
             raise WeightsUnavailable(f"the server cannot download {name!r} ({type(error).__name__})") from error
-        return open_folder(repository / "snapshots" / commit / path, WeightPermissions((repository,)))
+        return open_folder(repository / "snapshots" / commit / path, WeightPermissions((repository,)), immutable=True)
 
     def _fetch(self, name: str, commit: str, sizes: dict[str, int], path: str) -> None:
         self.cache.mkdir(parents=True, exist_ok=True)

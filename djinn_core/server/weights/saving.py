@@ -1,0 +1,81 @@
+"""Weights that an executor saves itself: values of a session become a safetensors file at an address that the client names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weights import WeightSink
+from djinn_core.server.weights.disk import Disk, free_bytes
+from djinn_core.server.weights.formats.safetensors import make_header
+
+MOST_FILES: Final = 10_000  # that a tenant has saved
+
+
+def save(
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str],
+    create: Callable[[int], WeightSink],
+    deliver: Callable[[torch.Tensor], torch.Tensor],
+) -> int:
+    """Write values to a safetensors file, one after the other; the bytes of the file.
+
+    Args:
+        tensors: values on the device.
+        metadata: what the file says of itself.
+        create: begins a file of so many bytes.
+        deliver: a value in the host's memory.
+
+    Raises:
+        WeightsUnavailable: it may not be written. What was there before still is, here and below.
+        OSError: it cannot be written.
+        ValueError: a safetensors file cannot have such a tensor.
+        RuntimeError: there is no memory to bring a value to the host.
+    """
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # which aligns them
+    header = make_header({name: (one.dtype, tuple(one.shape)) for name, one in ordered.items()}, metadata)
+    size = len(header) + sum(one.numel() * one.dtype.itemsize for one in ordered.values())
+    sink = create(size)
+    try:
+        sink.write(memoryview(header))
+        for tensor in ordered.values():
+            if tensor.numel():
+                sink.write(_bytes(deliver(tensor)))
+        sink.commit()
+    finally:
+        sink.discard()
+    return size
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    with torch.inference_mode():
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        return dense.view(-1).view(torch.uint8).numpy().data
+
+
+class SavedBytes:
+    """Room that a tenant has for saved files, within what it may have on disk. Files of its other executors count as well."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk = disk
+        self._folder = folder
+
+    def check(self, size: int) -> None:
+        """Note that a file of `size` bytes is to be written.
+
+        Raises:
+            WeightsUnavailable: that is more than the tenant may have, or than the disk has left.
+        """
+        there = [path.lstat().st_size for path in self._folder.rglob("*") if path.is_file()]
+        if len(there) >= MOST_FILES:
+            raise WeightsUnavailable(f"{len(there):,} files were saved on the server; {MOST_FILES:,} are the limit")
+        too_much = self._disk.takes("saved weights", sum(there) + size, self._folder)
+        if not too_much and size > free_bytes(self._folder) - self._disk.reserve:
+            too_much = f"the disk has only {free_bytes(self._folder):,} bytes left"
+        if too_much:
+            self._disk.has("saved weights", sum(there))
+            raise WeightsUnavailable(f"{size:,} bytes are not saved: {too_much}")

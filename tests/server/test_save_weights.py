@@ -1,0 +1,195 @@
+"""Tensors that the server saves where it is: whole or not at all, readable by others, within what the tenant may have."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from configured import configured
+from safetensors import safe_open
+from safetensors.torch import load_file
+from servers import start_server
+
+import djinn
+from djinn.testing import kill_executor
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def remote(folder, tmp_path_factory, python, plain_environment):
+    where = tmp_path_factory.mktemp("served")
+    server = start_server(python.start, where, "--save-weights", str(folder), "--threads", "1", env=plain_environment)
+    with configured(connection_file=server.file):
+        djinn.init()
+        yield REMOTE
+    server.stop()
+
+
+def test_what_is_saved_is_what_others_read(remote, folder):
+    torch.manual_seed(0)
+    local = {
+        "weight": torch.randn(33, 17),
+        "flags": torch.rand(7) > 0.5,
+        "half": torch.randn(3, 5).to(torch.bfloat16),
+        "double": torch.randn(2, dtype=torch.float64),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 4),
+        "complex": torch.randn(3, dtype=torch.complex64),
+    }
+    there = {name: tensor.to(remote) for name, tensor in local.items()}
+    given = there | {"turned": there["weight"].t(), "part": there["weight"][3:5, ::2], "here": torch.arange(5)}
+    given |= {"wide": there["scalar"].expand(3, 2), "conj": there["complex"].conj(), "again": there["weight"]}
+    expected = local | {"turned": local["weight"].t(), "part": local["weight"][3:5, ::2], "here": torch.arange(5)}
+    expected |= {"wide": local["scalar"].expand(3, 2), "conj": local["complex"].conj(), "again": local["weight"]}
+    djinn.synchronize()
+    djinn.reset_stats()
+    size = djinn.save_weights(given, "file:run/step-1.safetensors", {"step": "1"})
+    assert djinn.stats()["bytes_received"] < 1000
+    file = folder / "default" / "run" / "step-1.safetensors"
+    assert file.stat().st_size == size
+    found = load_file(file)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+        assert found[name].dtype is tensor.dtype
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata() == {"step": "1"}
+    again = djinn.open_weights("file:run/step-1.safetensors")
+    assert torch.equal(again["turned"].cpu(), expected["turned"])
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_it_is_saved_as_it_was_then(remote, folder):
+    weight = torch.zeros(4, device=remote)
+    for step in range(3):
+        weight += 1
+        djinn.save_weights({"weight": weight}, "file:steps.safetensors")
+        weight += 10
+        assert load_file(folder / "default" / "steps.safetensors")["weight"].tolist() == [1 + 11 * step] * 4
+
+
+def test_a_reader_of_what_was_replaced_reads_on(remote, folder):
+    weight = torch.ones(4, device=remote)
+    djinn.save_weights({"weight": weight}, "file:kept.safetensors")
+    before = djinn.open_weights("file:kept.safetensors")
+    djinn.save_weights({"weight": weight * 2}, "file:kept.safetensors")
+    assert before["weight"].tolist() == [1] * 4
+    assert djinn.open_weights("file:kept.safetensors")["weight"].tolist() == [2] * 4
+
+
+def test_a_value_that_could_not_be_computed(remote, folder):
+    index = torch.tensor([5], device=remote)
+    bad = torch.ones(2, device=remote).index_select(0, index)
+    with pytest.raises((djinn.RemoteError, IndexError, RuntimeError), match="index"):
+        djinn.save_weights({"good": torch.ones(2, device=remote), "bad": bad}, "file:bad.safetensors")
+    assert not (folder / "default" / "bad.safetensors").exists()
+    assert torch.ones(2, device=remote).sum().item() == 2
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "file:/elsewhere/x.safetensors",
+        "file:../x.safetensors",
+        "file:a/../../x.safetensors",
+        "file:x.bin",
+        "file:.safetensors",
+        "file:out/x.safetensors",
+        "file:folder.safetensors",
+        "nope:x.safetensors",
+        "file:" + "a" * 300 + ".safetensors",
+        "file:" + "a/" * 3000 + "x.safetensors",
+        "file:a\nb.safetensors",
+        "hf://org/model/x.safetensors",
+    ],
+)
+def test_addresses_that_are_refused(address, remote, folder, tmp_path):
+    own = folder / "default"
+    (own / "folder.safetensors").mkdir(exist_ok=True)
+    if not (own / "out").is_symlink():
+        (own / "out").symlink_to(tmp_path)
+    with pytest.raises(djinn.WeightsUnavailable):
+        djinn.save_weights({"x": torch.ones(1, device=remote)}, address)
+    assert not list(tmp_path.iterdir())
+    assert not list(folder.glob("*.safetensors"))
+
+
+def test_tensors_that_are_refused(remote):
+    with pytest.raises(djinn.ConfigurationError, match="these are on none"):
+        djinn.save_weights({"x": torch.ones(1)}, "file:x.safetensors")
+    with pytest.raises(djinn.WeightsUnavailable, match="complex128"):
+        djinn.save_weights({"x": torch.ones(1, dtype=torch.complex128, device=remote)}, "file:x.safetensors")
+    with pytest.raises(djinn.WeightsUnavailable, match="characters"):
+        djinn.save_weights({"x" * 5000: torch.ones(1, device=remote)}, "file:x.safetensors")
+    with pytest.raises(djinn.WeightsUnavailable, match="__metadata__"):
+        djinn.save_weights({"__metadata__": torch.ones(1, device=remote)}, "file:x.safetensors")
+
+
+def test_without_permission(own_server):
+    server = own_server("--threads", "1")
+    with configured(connection_file=server.file):
+        with pytest.raises(djinn.WeightsUnavailable, match="--save-weights"):
+            djinn.save_weights({"x": torch.ones(1, device=REMOTE)}, "file:x.safetensors")
+        assert torch.ones(1, device=REMOTE).item() == 1
+
+
+def test_the_programs_own_executor_writes_where_its_user_may(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with configured(threads=1):
+        weight = torch.arange(4.0).to(REMOTE)
+        djinn.save_weights({"x": weight}, f"file:{tmp_path}/new/x.safetensors")
+        assert load_file(tmp_path / "new" / "x.safetensors")["x"].tolist() == [0, 1, 2, 3]
+        assert djinn.open_weights(f"file:{tmp_path}/new/x.safetensors")["x"].sum().item() == 6
+
+
+def test_a_pool_saves_what_one_executor_has(tmp_path):
+    with configured(executors=2, threads=1, placement_policy="round_robin"):
+        first, second = (torch.full((4,), float(n)).to(f"remote_accelerator:{n}") for n in (1, 2))
+        for tensor in (first, second):
+            name = f"file:{tmp_path}/{tensor.device.index}.safetensors"
+            djinn.save_weights({"x": tensor}, name)
+            assert load_file(name.removeprefix("file:"))["x"].tolist() == tensor.tolist()
+
+
+def test_an_executor_that_dies_while_it_saves_leaves_what_was_there(own_server, tmp_path):
+    """The session is recovered from its journal, and saves again; the file is one of the two, whole, at any time."""
+    journals, saved = tmp_path / "journals", tmp_path / "saved"
+    saved.mkdir()
+    server = own_server("--save-weights", str(saved), "--threads", "1", "--journal", str(journals))
+    file = saved / "default" / "x.safetensors"
+    for number in range(1, 7):
+        with configured(connection_file=server.file):
+            weight = torch.full((4 << 20,), float(number), device=REMOTE)
+            djinn.synchronize()
+            stopped = threading.Timer(0.002 * number, kill_executor)
+            stopped.start()
+            djinn.save_weights({"x": weight}, "file:x.safetensors")
+            stopped.join()
+            assert load_file(file)["x"].unique().tolist() == [number]
+            assert weight[-1].item() == number
+    with configured(connection_file=server.file):
+        djinn.save_weights({"x": torch.ones(4, device=REMOTE)}, "file:x.safetensors")
+        assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_what_was_saved_is_not_saved_again(own_server, tmp_path):
+    journals, saved = tmp_path / "journals", tmp_path / "saved"
+    saved.mkdir()
+    server = own_server("--save-weights", str(saved), "--threads", "1", "--journal", str(journals))
+    file = saved / "default" / "x.safetensors"
+    with configured(connection_file=server.file):
+        weight = torch.ones(4, device=REMOTE)
+        djinn.save_weights({"x": weight}, "file:x.safetensors")
+        weight += 1
+        inode = file.stat().st_ino
+        kill_executor()
+        assert weight[0].item() == 2
+        assert file.stat().st_ino == inode
+        assert load_file(file)["x"].tolist() == [1] * 4
