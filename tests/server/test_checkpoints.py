@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djinn_core.builtins.weights import FileSource
+from djinn_core.builtins.weights import FileSource, open_folder
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightPermissions
 from djinn_core.server.weights.formats import pickled, pytorch, strided
@@ -470,6 +470,27 @@ def test_safetensors_files_come_first(models):
     save_file({"a": torch.ones(1)}, models / "model.safetensors")
     torch.save({"a": torch.zeros(1)}, models / "pytorch_model.bin")
     assert tensors_of(models)["a"].item() == 1
+
+
+def test_what_lies_in_the_file_as_it_is_can_be_mapped_and_nothing_else(models):
+    class Source:
+        name = "file"
+
+        def open(self, address, permissions):
+            return open_folder(Path(address.removeprefix("file:")), permissions, immutable=True)
+
+    given = {"plain": torch.randn(5, 6), "strided": torch.randn(5, 6).t(), "empty": torch.empty(0)}
+    torch.save(given, models / "model.pt")
+    reader = WeightReader([Source()], WeightPermissions((models,)))
+    address = f"file:{models}"
+    opened = reader.open(address)
+    found = {
+        name: reader.map(address, WeightKey(opened.version, name, 0, place.entry.size))
+        for name, place in opened.tensors.items()
+    }
+    assert found["plain"].view(torch.float32).view(5, 6).equal(given["plain"])
+    assert found["strided"] is None
+    assert found["empty"] is None
 
 
 def test_sources_offer_the_files_of_every_format():
