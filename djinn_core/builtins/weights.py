@@ -16,11 +16,11 @@ from typing import Final
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.files import lock
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.weights import WeightFile, WeightPermissions, WeightSink, WeightSource
+from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightFile, WeightPermissions, WeightSink, WeightSource
 
 djinn_api_version = 1
 
-_CANDIDATES: Final = (".safetensors", ".index.json")
+_INDEX: Final = ".index.json"
 _MOST_FILES: Final = 4096
 _UNFINISHED: Final = ".unfinished-"  # in the names of files that are being written
 
@@ -95,9 +95,10 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
     try:
         names = [path]
         if found.is_dir():
-            names = sorted(file for file in path.iterdir() if file.name.endswith(_CANDIDATES))
-        elif path.name.endswith(".index.json"):
-            names = [path, *sorted(path.parent.glob("*.safetensors"))]
+            names = sorted(file for file in path.iterdir() if file.name.endswith(WEIGHT_SUFFIXES))
+        elif path.name.endswith(_INDEX):  # the shards are files of its kind
+            kind = Path(path.name.removesuffix(_INDEX)).suffix
+            names = [path, *sorted(file for file in path.parent.iterdir() if kind and file.suffix == kind)]
         if not names or len(names) > _MOST_FILES:
             raise WeightsUnavailable(f"{str(path)!r} has {len(names) or 'no'} files with weights")
         return [LocalFile(permissions.resolve(file), file.name, immutable) for file in names]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookspec
 from djinn_core.hookspecs.transports import Buffer
+
+WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
+"""Ends of the names of files with weights, and of their indexes: a source offers these of a folder."""
 
 
 @attrs.frozen
@@ -20,7 +23,8 @@ class WeightPermissions:
 
     Attributes:
         folders: folders on the server's disk (`--models`); what they contain may be read.
-        addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters.
+        addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters, and
+            before the first `/` of what follows `://` (a host, a bucket, an organization) for any but `/`.
         saving: folders that the tenant may save weights in, and read (`--save-weights`).
     """
 
@@ -30,7 +34,7 @@ class WeightPermissions:
 
     def allows(self, address: str) -> bool:
         """True if a pattern matches the address."""
-        return any(fnmatch.fnmatchcase(address, pattern) for pattern in self.addresses)
+        return any(_matches(address, pattern) for pattern in self.addresses)
 
     def resolve(self, path: Path) -> Path:
         """The file or folder, with symbolic links followed.
@@ -62,6 +66,25 @@ class WeightPermissions:
         except (OSError, RuntimeError, ValueError):
             pass
         raise WeightsUnavailable(f"{str(path)!r} is in no folder that clients may save weights in (--save-weights)")
+
+
+def _matches(address: str, pattern: str) -> bool:
+    """True if the pattern matches, its host the host: `https://*.example.org/*` must not match `https://other/x.example.org/y`."""
+    scheme, separator, rest = pattern.partition("://")
+    if not separator:
+        return fnmatch.fnmatchcase(address, pattern)
+    host, slash, path = rest.partition("/")
+    given_scheme, given_separator, given = address.partition("://")
+    given_host, given_slash, given_path = given.partition("/")
+    if (
+        not given_separator
+        or not fnmatch.fnmatchcase(given_scheme, scheme)
+        or not fnmatch.fnmatchcase(given_host, host)
+    ):
+        return False
+    if not slash:  # `hf://*` is everything
+        return host.endswith("*") or not given_slash
+    return bool(given_slash) and fnmatch.fnmatchcase(given_path, path)
 
 
 class WeightFile(Protocol):

@@ -70,7 +70,9 @@ class WeightListing:
     Attributes:
         tensors: by name, in the order of the files.
         metadata: what the files say of themselves.
+        unreadable: names of the formats that no tensor can be made of, such as `Q4_K`, by the names of the tensors that have them.
     """
 
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
+    unreadable: dict[str, str] = attrs.Factory(dict)

@@ -35,8 +35,9 @@ class WeightSlice:
         return list(self._stored.shape)
 
     def get_dtype(self) -> str:
-        """Name of its dtype in safetensors files, such as `BF16`."""
-        return _DTYPE_NAMES[self._stored.dtype]
+        """Name of its dtype in safetensors files, such as `BF16`; PyTorch's name where they have none."""
+        dtype = self._stored.dtype
+        return _DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
     @property
     def shape(self) -> torch.Size:
@@ -81,24 +82,33 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
 
         Raises:
             KeyError: there is no such tensor.
+            WeightsUnavailable: it is stored in a form that no tensor can be made of.
         """
-        return read_stored(self._listing.tensors[name], self._device)
+        return read_stored(self._stored(name), self._device)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._listing.tensors)
+        # Those that cannot be read are among them: a state dict that silently lacks tensors would be worse than an error.
+        yield from self._listing.tensors
+        yield from self._listing.unreadable
 
     def __len__(self) -> int:
-        return len(self._listing.tensors)
+        return len(self._listing.tensors) + len(self._listing.unreadable)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._listing.tensors
+        return name in self._listing.tensors or name in self._listing.unreadable
+
+    def _stored(self, name: str) -> StoredTensor:
+        if name in self._listing.unreadable:
+            kind = self._listing.unreadable[name]
+            raise WeightsUnavailable(f"{name!r} at {self.address!r} is stored as {kind}, which is not read")
+        return self._listing.tensors[name]
 
     def __repr__(self) -> str:
         return f"RemoteWeights({self.address!r}, {len(self)} tensors, {self.nbytes:,} bytes)"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Bytes of all tensors that can be read."""
         return sum(stored.nbytes for stored in self._listing.tensors.values())
 
     def get_tensor(self, name: str) -> torch.Tensor:
@@ -106,12 +116,12 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
         return self[name]
 
     def get_slice(self, name: str) -> WeightSlice:
-        """The tensor `name`, to be read in part; `KeyError` if there is none."""
-        return WeightSlice(self._listing.tensors[name], self._device)
+        """The tensor `name`, to be read in part; it raises as `weights[name]`."""
+        return WeightSlice(self._stored(name), self._device)
 
     def offset_keys(self) -> list[str]:
         """Names in the order of the files."""
-        return list(self._listing.tensors)
+        return list(self)
 
     def metadata(self) -> dict[str, str] | None:
         """Metadata of the files; None if they have none."""

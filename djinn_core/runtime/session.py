@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from djinn_core.errors import WeightsUnavailable
+from djinn_core.errors import ProtocolError, WeightsUnavailable
 from djinn_core.interception.runtime_interface import CacheMemory, SavedWeights, Submission, SubmissionReply
 from djinn_core.interrupts import held
 from djinn_core.ir.profile import WorkloadProfile
@@ -176,11 +176,15 @@ class Session:
         reply = self.replies.ask(OpenWeights(address), OpenWeightsReply)
         if reply.refused:
             raise WeightsUnavailable(f"{self.server}: {reply.refused}")
-        found = [
-            StoredTensor(address, reply.version, one.name, dtype_from_name(one.dtype), one.shape)
-            for one in reply.tensors
-        ]
-        return WeightListing({stored.name: stored for stored in found}, dict(reply.metadata))
+        found = WeightListing({}, dict(reply.metadata))
+        for one in reply.tensors:
+            try:
+                dtype = dtype_from_name(one.dtype)
+            except ProtocolError:  # a quantized format, or a dtype of a later PyTorch
+                found.unreadable[one.name] = one.dtype
+            else:
+                found.tensors[one.name] = StoredTensor(address, reply.version, one.name, dtype, one.shape)
+        return found
 
     def save_weights(
         self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]

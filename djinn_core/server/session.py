@@ -576,7 +576,7 @@ class ExecutorSession:
         except WeightsUnavailable as error:
             return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
         tensors = opened.tensors.items()
-        listed = [StoredTensorEntry(name, dtype_name(place.dtype), place.entry.shape) for name, place in tensors]
+        listed = [StoredTensorEntry(name, place.entry.dtype_name, place.entry.shape) for name, place in tensors]
         reply = encode(OpenWeightsReply(opened.version, tuple(listed), tuple(opened.metadata.items())))
         if len(reply) > most:
             text = f"what is at {request.address!r} takes {len(reply):,} bytes to list; {most:,} are the limit"

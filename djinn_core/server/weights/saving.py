@@ -11,7 +11,7 @@ import torch
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightSink
 from djinn_core.server.weights.disk import Disk, free_bytes
-from djinn_core.server.weights.safetensors_header import make_header
+from djinn_core.server.weights.formats.safetensors import make_header
 
 MOST_FILES: Final = 10_000  # that a tenant has saved
 

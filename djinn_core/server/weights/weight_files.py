@@ -17,7 +17,7 @@ import torch
 
 from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
-from djinn_core.server.weights.safetensors_header import read_header
+from djinn_core.server.weights.formats.safetensors import read_header
 from djinn_core.wire.digests import digest_of_content
 
 SMALLEST: Final = 64 << 10  # bytes; clients offer nothing smaller

@@ -8,12 +8,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import attrs
-import msgspec
 import torch
 
 from djinn_core.errors import WeightsUnavailable
@@ -27,7 +25,8 @@ from djinn_core.hookspecs.weights import (
 )
 from djinn_core.logs import get_logger
 from djinn_core.server.weights.disk import Disk
-from djinn_core.server.weights.safetensors_header import HeaderEntry, SafetensorsHeader, read_header
+from djinn_core.server.weights.formats.file_formats import read_headers
+from djinn_core.server.weights.formats.file_header import HeaderEntry
 from djinn_core.server.weights.saving import SavedBytes
 from djinn_core.server.weights.shared_weights import SharedWeights, WeightKey
 from djinn_core.wire import limits
@@ -36,17 +35,9 @@ from djinn_core.wire.digests import ContentHash
 READERS: Final = 4  # threads that read at a time
 OPENED: Final = 32  # addresses that stay open
 FILES: Final = 256  # that they have together
-INDEX_LIMIT: Final = 64 << 20  # bytes of an index
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9_+.-]*):")
 _HOSTILE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\%]|(^|[/:])\.\.(/|$)")
 _log = get_logger("djinn.server")
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
-
-
-_index: msgspec.json.Decoder[_Index] = msgspec.json.Decoder(_Index)
 
 
 @attrs.frozen
@@ -56,7 +47,6 @@ class StoredPlace:
     file: WeightFile
     version: str
     entry: HeaderEntry
-    dtype: torch.dtype
 
 
 @attrs.frozen
@@ -171,8 +161,10 @@ class WeightReader:
             WeightsUnavailable: the files are not those of that version any more, or have no such part.
         """
         place = self._place(address, key)
-        start = place.entry.start + key.start
-        if not (key.size and isinstance(place.file, MappableFile)) or start % place.dtype.itemsize:
+        entry, start = place.entry, place.entry.start + key.start
+        if entry.dtype is None or entry.decoding is not None or start % entry.dtype.itemsize:
+            return None
+        if not (key.size and isinstance(place.file, MappableFile)):
             return None
         try:
             data = torch.frombuffer(place.file.map(), dtype=torch.uint8, count=key.size, offset=start)
@@ -196,6 +188,8 @@ class WeightReader:
         if opened.version != key.version:
             raise WeightsUnavailable(_changed(address))
         place = opened.tensors.get(key.name)
+        if place is not None and place.entry.dtype is None:
+            raise WeightsUnavailable(f"the tensor {key.name!r} at {address!r} is stored as {place.entry.stored_as}")
         if place is None or key.start + key.size > place.entry.size:
             raise WeightsUnavailable(f"{address!r} has no such part of a tensor {key.name!r}")
         return place
@@ -224,62 +218,29 @@ class WeightReader:
 
 def _opened(address: str, files: Sequence[WeightFile]) -> OpenedWeights:
     state, tensors, metadata = ContentHash(), dict[str, StoredPlace](), dict[str, str]()
-    counted = _headers(address, files)
+    try:
+        counted = read_headers(files)
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise WeightsUnavailable(f"{address!r} cannot be read: {error}") from error
     for file, version, header in counted:
         state.update(f"{file.name}\0{file.size}\0{version}\0".encode(errors="surrogateescape"))
         metadata |= header.metadata
         for name, entry in header.tensors.items():
-            if entry.dtype is None:
-                raise WeightsUnavailable(f"the tensor {name!r} at {address!r} has a dtype that PyTorch lacks")
             if len(name) > limits.STORED_NAME:
                 raise WeightsUnavailable(f"the name of a tensor at {address!r} has {len(name):,} characters")
             if name in tensors:
                 raise WeightsUnavailable(f"{address!r} has the tensor {name!r} twice: name one of its files")
-            tensors[name] = StoredPlace(file, version, entry, entry.dtype)
+            tensors[name] = StoredPlace(file, version, entry)
     if len(tensors) > limits.STORED_TENSORS:
         raise WeightsUnavailable(f"{address!r} has {len(tensors)} tensors; {limits.STORED_TENSORS} are the limit")
     return OpenedWeights(state.digest(), tensors, metadata, len(counted))
-
-
-def _headers(address: str, files: Sequence[WeightFile]) -> list[tuple[WeightFile, str, SafetensorsHeader]]:
-    """The versions and headers of those files that count: where there is one index, those that it names."""
-    try:
-        named = [file for file in files if file.name.endswith(".index.json")]
-        counted = [file for file in files if file.name.endswith(".safetensors")]
-        if len(named) == 1 and not any(file.name == _whole(named[0].name) for file in counted):
-            shards = _shards(named[0])
-            counted = [file for file in counted if file.name in shards]
-            if missing := shards.difference(file.name for file in counted):
-                raise ValueError(f"its index names {min(missing)!r}, which is not there")
-        if not counted:
-            raise ValueError("there is no safetensors file")
-        return [(file, file.version(), read_header(file.size, partial(_bytes, file))) for file in counted]
-    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise WeightsUnavailable(f"{address!r} cannot be read: {error}") from error
-
-
-def _whole(index: str) -> str:
-    """The file that has all tensors, where a folder has both it and the index of its shards."""
-    return index.removesuffix(".index.json")
-
-
-def _shards(index: WeightFile) -> frozenset[str]:
-    if index.size > INDEX_LIMIT:
-        raise ValueError("its index is too long")
-    return frozenset(_index.decode(_bytes(index, 0, index.size)).weight_map.values())
-
-
-def _bytes(file: WeightFile, start: int, size: int) -> bytes:
-    data = bytearray(size)
-    file.read_into(start, memoryview(data))
-    return bytes(data)
 
 
 def _read(address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:
     data = torch.empty(size, dtype=torch.uint8)
     try:
         if size:
-            place.file.read_into(place.entry.start + start, data.numpy().data)
+            place.entry.read_into(place.file, start, data.numpy().data)
         unchanged = place.file.version() == place.version
     except OSError as error:
         raise WeightsUnavailable(f"{address!r} cannot be read: {error.strerror or error}") from error

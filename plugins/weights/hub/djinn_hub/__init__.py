@@ -1,4 +1,4 @@
-"""The weight source `hf:`, which reads caches of the Hugging Face hub on the server's disk."""
+"""The weight source `hf:`, which reads caches of the Hugging Face hub on the server's disk, and downloads what is permitted."""
 
 from __future__ import annotations
 
@@ -11,31 +11,56 @@ from huggingface_hub.file_download import repo_folder_name
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions, WeightSource, hookimpl
 from djinn.weights import open_folder
+from djinn_hub.downloads import Downloads, is_whole
 
 djinn_api_version = 1
 
 
 class HubSource:
-    """Reads `hf://organisation/model@revision/file` from the permitted folders that are caches, and from the server's own cache."""
+    """Reads `hf://organisation/model@revision/file` from the permitted folders that are caches, and from the server's own cache.
+
+    A model whose address is permitted is downloaded into the server's own cache where no cache has it.
+    """
 
     name = "hf"
 
-    def __init__(self, own_cache: Path | None = None) -> None:
-        """`own_cache`: the cache of the server's user; None: where huggingface_hub has it. It must be permitted as well."""
+    def __init__(self, own_cache: Path | None = None, endpoint: str | None = None) -> None:
+        """`own_cache`: the cache of the server's user; None: where huggingface_hub has it. `endpoint`: address of the hub, likewise."""
         self._own = own_cache or Path(HF_HUB_CACHE)
+        self._downloads = Downloads(self._own, endpoint)
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
         """As `WeightSource.open`."""
         name, revision, path = parse(address)
-        folder = repo_folder_name(repo_id=name, repo_type="model")
+        allowed = permissions.allows(address)
         for cache in dict.fromkeys((*permissions.folders, self._own)):
-            try:
-                commit = _commit(cache / folder, revision, permissions)
-                # huggingface_hub writes a file under another name and moves it to its place when it is whole.
-                return open_folder(cache / folder / "snapshots" / commit / path, permissions, immutable=True)
-            except WeightsUnavailable:  # the next cache may have it
-                continue
-        raise WeightsUnavailable(f"{address!r} is in no hub cache that the server reads models from (--models)")
+            found = self._cached(cache, name, revision, path, permissions)
+            if found and (not allowed or is_whole(found)):
+                return found
+        if not allowed:
+            raise WeightsUnavailable(f"{address!r} is in no hub cache that the server reads models from (--models)")
+        try:
+            return self._downloads.open(name, revision, path)
+        except WeightsUnavailable:
+            # Downloaded before, and the hub does not answer.
+            repository = self._own / repo_folder_name(repo_id=name, repo_type="model")
+            found = self._cached(self._own, name, revision, path, WeightPermissions((repository,)))
+            if found and is_whole(found):
+                return found
+            raise
+
+    @staticmethod
+    def _cached(
+        cache: Path, name: str, revision: str, path: str, permissions: WeightPermissions
+    ) -> Sequence[WeightFile]:
+        """Files that a cache has; none if it has not the model, or it may not be read."""
+        repository = cache / repo_folder_name(repo_id=name, repo_type="model")
+        try:
+            commit = _commit(repository, revision, permissions)
+            # huggingface_hub writes a file under another name and moves it to its place when it is whole.
+            return open_folder(repository / "snapshots" / commit / path, permissions, immutable=True)
+        except WeightsUnavailable:
+            return ()
 
 
 def parse(address: str) -> tuple[str, str, str]:

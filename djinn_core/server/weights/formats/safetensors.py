@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Final
 
-import attrs
 import msgspec
 import torch
 
+from djinn_core.hookspecs.weights import WeightFile
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
+from djinn_core.server.weights.formats.file_header import FileHeader, HeaderEntry, read_bytes, refuse_overlaps
 from djinn_core.wire import limits
 
 HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
@@ -34,25 +36,17 @@ _entry: msgspec.json.Decoder[_Entry] = msgspec.json.Decoder(_Entry)
 _metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
 
-@attrs.frozen
-class HeaderEntry:
-    """A tensor in a file: its bytes are `size` ones from byte `start` of the file on. `dtype` is None if PyTorch has none such."""
+def read_safetensors(file: WeightFile) -> FileHeader:
+    """Read and check the header of a file.
 
-    dtype: torch.dtype | None
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-@attrs.frozen
-class SafetensorsHeader:
-    """Contents of a header: tensors by name, and what the file says of itself."""
-
-    tensors: dict[str, HeaderEntry]
-    metadata: dict[str, str]
+    Raises:
+        OSError: it cannot be read.
+        ValueError: as `read_header`.
+    """
+    return read_header(file.size, partial(read_bytes, file))
 
 
-def read_header(size: int, read: Callable[[int, int], bytes]) -> SafetensorsHeader:
+def read_header(size: int, read: Callable[[int, int], bytes]) -> FileHeader:
     """Read and check the header of a file.
 
     Args:
@@ -72,12 +66,8 @@ def read_header(size: int, read: Callable[[int, int], bytes]) -> SafetensorsHead
     metadata = _metadata.decode(raw.pop("__metadata__")) if "__metadata__" in raw else {}
     begin = LENGTH_BYTES + length
     tensors = {name: _checked(name, _entry.decode(entry), begin, size) for name, entry in raw.items()}
-    end = 0
-    for name, one in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
-        if one.start < end:
-            raise ValueError(f"its tensor {name!r} overlaps another")
-        end = one.start + one.size
-    return SafetensorsHeader(tensors, metadata)
+    refuse_overlaps(tensors)
+    return FileHeader(tensors, metadata)
 
 
 def make_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
@@ -111,4 +101,5 @@ def _checked(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:
     expected = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
     if len(entry.shape) > limits.DIMENSIONS or expected != end - first:
         raise ValueError(f"the shape of its tensor {name!r} does not fit its {end - first} bytes")
-    return HeaderEntry(dtype, entry.shape, begin + first, end - first)
+    stored_as = "" if dtype is not None else entry.dtype
+    return HeaderEntry(dtype, entry.shape, begin + first, end - first, stored_as)

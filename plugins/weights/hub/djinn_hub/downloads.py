@@ -1,0 +1,165 @@
+"""Downloads of models from the hub into a cache, with huggingface_hub: their weights alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils.tqdm import tqdm
+
+from djinn import WeightsUnavailable
+from djinn.hooks import WeightFile, WeightPermissions
+from djinn.weights import WEIGHT_SUFFIXES, open_folder
+
+_INDEX: Final = ".index.json"
+_KINDS: Final = (
+    ".safetensors",
+    ".bin",
+)  # of these a folder is downloaded, the first of which it has any; others are named
+_WHOLE: Final = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
+_INDEX_LIMIT: Final = 64 << 20
+_AT_A_TIME: Final = 4
+_PATIENCE: Final = 20.0  # seconds for an answer about a model
+RESERVE: Final = 1 << 30  # bytes of the disk that stay free
+
+
+class _Silent(tqdm):
+    """A progress bar that is not drawn: it would be in the server's log."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+
+@attrs.frozen
+class Downloads:
+    """Downloads models into a cache.
+
+    Attributes:
+        cache: the cache's folder.
+        endpoint: address of the hub; None: what huggingface_hub is configured for.
+    """
+
+    cache: Path
+    endpoint: str | None = None
+
+    def open(self, name: str, revision: str, path: str) -> Sequence[WeightFile]:
+        """Open what a model has at `path`, a file, a folder or nothing, after what is not in the cache was downloaded.
+
+        Raises:
+            WeightsUnavailable: it has no weights there, there is no room, or the hub does not give it.
+        """
+        repository = self.cache / repo_folder_name(repo_id=name, repo_type="model")
+        try:
+            info = HfApi(endpoint=self.endpoint).model_info(
+                name, revision=revision, files_metadata=True, timeout=_PATIENCE
+            )
+            sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+            commit = str(info.sha)
+            self._fetch(name, commit, sizes, path)
+            _note(repository / "refs" / revision, commit)
+        except WeightsUnavailable:
+            raise
+        except Exception as error:
+            # What the hub says may name the server's account.
+            raise WeightsUnavailable(f"the server cannot download {name!r} ({type(error).__name__})") from error
+        return open_folder(repository / "snapshots" / commit / path, WeightPermissions((repository,)), immutable=True)
+
+    def _fetch(self, name: str, commit: str, sizes: dict[str, int], path: str) -> None:
+        self.cache.mkdir(parents=True, exist_ok=True)
+        folder, index, files = chosen(sizes, path)
+        if index and sizes[index] > _INDEX_LIMIT:
+            raise WeightsUnavailable(f"the index of {name!r} is too long")
+        if index:
+            beside = {shard for one in _shards(self._get(name, commit, index)) if (shard := folder + one) in sizes}
+            files = [index, *sorted(beside)]
+        missing = [file for file in files if not isinstance(self._cached(name, commit, file), str)]
+        needed = sum(sizes[file] for file in missing)
+        if missing and needed + RESERVE > shutil.disk_usage(self.cache).free:
+            raise WeightsUnavailable(f"the server's disk has no room for {needed:,} bytes of {name!r}")
+        with ThreadPoolExecutor(_AT_A_TIME, "djinn-hub") as threads:
+            for _ in threads.map(lambda file: self._get(name, commit, file), missing):
+                pass
+
+    def _cached(self, name: str, commit: str, file: str) -> Any:
+        return try_to_load_from_cache(name, file, cache_dir=self.cache, revision=commit)
+
+    def _get(self, name: str, commit: str, file: str) -> Path:
+        got = hf_hub_download(
+            name, file, revision=commit, cache_dir=self.cache, endpoint=self.endpoint, tqdm_class=_Silent
+        )
+        return Path(str(got))
+
+
+def chosen(files: Collection[str], path: str) -> tuple[str, str, list[str]]:
+    """Folder that a path leads to, the index there whose shards count or nothing, and otherwise the files that count.
+
+    Raises:
+        WeightsUnavailable: there are none, or it is not clear which.
+    """
+    if path in files:
+        if not path.endswith(WEIGHT_SUFFIXES):
+            raise WeightsUnavailable(f"{path!r} is no file with weights")
+        return path[: path.rfind("/") + 1], path if path.endswith(_INDEX) else "", [path]
+    folder = f"{path.rstrip('/')}/" if path else ""
+    here = [file.removeprefix(folder) for file in files if file.startswith(folder)]
+    for kind in _KINDS:
+        found = sorted(file for file in here if file.endswith(kind) and "/" not in file)
+        named = [file for file in here if file.endswith(kind + _INDEX) and "/" not in file]
+        if len(named) == 1 and named[0].removesuffix(_INDEX) not in found:
+            return folder, folder + named[0], []
+        if kind == ".bin" and len(found) > 1:
+            found = [file for file in found if file in _WHOLE]
+        if found:
+            return folder, "", [folder + file for file in found]
+    raise WeightsUnavailable("it has no weights there, or several files of which one must be named")
+
+
+def is_whole(files: Sequence[WeightFile]) -> bool:
+    """True if files of a cache are all that their index names: an older download may have been interrupted."""
+    names = {file.name for file in files}
+    for kind in _KINDS:
+        indexes = [file for file in files if file.name.endswith(kind + _INDEX)]
+        if any(name.endswith(kind) for name in names):
+            if len(indexes) == 1 and indexes[0].name.removesuffix(_INDEX) not in names:
+                return indexes[0].size <= _INDEX_LIMIT and _named(_contents(indexes[0])) <= names
+            return True
+    return any(not name.endswith(_INDEX) for name in names)
+
+
+def _contents(file: WeightFile) -> bytes:
+    data = bytearray(file.size)
+    file.read_into(0, memoryview(data))
+    return bytes(data)
+
+
+def _shards(index: Path) -> set[str]:
+    names = _named(index.read_bytes())
+    if not names:
+        raise WeightsUnavailable(f"{index.name!r} is no index")
+    return names
+
+
+def _named(index: bytes) -> set[str]:
+    """Names of the shards; none where it is no index."""
+    try:
+        return {name for name in json.loads(index)["weight_map"].values() if isinstance(name, str)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set()
+
+
+def _note(reference: Path, commit: str) -> None:
+    """Note which commit a branch or tag is, as huggingface_hub does: last, so that what is noted is complete."""
+    if reference.name == commit:
+        return
+    reference.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=reference.parent, delete=False) as written:
+        written.write(commit)
+    Path(written.name).replace(reference)

@@ -1,0 +1,245 @@
+"""Models that a hub has and no cache: a web server of ours answers as the hub does, and huggingface_hub asks it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from configured import configured
+from huggingface_hub import constants
+from safetensors.torch import save
+from servers import fresh_python, start_server
+
+import djinn
+from djinn import WeightsUnavailable
+from djinn.hooks import WeightPermissions
+from djinn_hub import HubSource, downloads
+from djinn_hub.downloads import chosen
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LATER = "1123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """Models by name, with their files; it answers what huggingface_hub asks to download one."""
+
+    def __init__(self):
+        self.models, self.commits, self.asked, self.broken = {}, {}, [], set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                outer.answer(self)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+
+    def stop(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def put(self, name, files, commit=COMMIT):
+        self.models[name], self.commits[name] = files, commit
+
+    def answer(self, request):
+        path = request.path.partition("?")[0]
+        self.asked.append((request.command, path))
+        if path.startswith("/api/models/"):
+            name = "/".join(path.split("/")[3:5])
+            revision = path.partition("/revision/")[2] or "main"
+            if name not in self.models or revision not in {"main", "v1", self.commits[name]}:
+                kind = "RepoNotFound" if name not in self.models else "RevisionNotFound"
+                return self._send(request, 404, b"{}", {"X-Error-Code": kind})
+            siblings = [
+                {"rfilename": file, "size": len(data), "blobId": "0" * 40} for file, data in self.models[name].items()
+            ]
+            info = {"id": name, "modelId": name, "sha": self.commits[name], "siblings": siblings, "private": False}
+            return self._send(request, 200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+        name, _, rest = path.strip("/").partition("/resolve/")
+        revision, _, file = rest.partition("/")
+        data = self.models.get(name, {}).get(file)
+        if data is None or file in self.broken:
+            return self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
+        etag = hashlib.sha256(data).hexdigest()
+        return self._send(request, 200, data, {"ETag": f'"{etag}"', "X-Repo-Commit": self.commits[name]})
+
+    @staticmethod
+    def _send(request, status, data, headers):
+        request.send_response(status)
+        for key, value in headers.items():
+            request.send_header(key, value)
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        if request.command == "GET":
+            request.wfile.write(data)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(downloads, "_PATIENCE", 5)
+    made = Hub()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def source(hub, tmp_path):
+    return HubSource(tmp_path / "own", hub.endpoint)
+
+
+ALLOWED = WeightPermissions((), ("hf://org/*",))
+SHARDS = {
+    "model.safetensors.index.json": json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}).encode(),
+    "1.safetensors": b"11",
+    "2.safetensors": b"222",
+    "consolidated.safetensors": b"11222",
+    "pytorch_model.bin": b"1",
+    "config.json": b"{}",
+    "unet/x.safetensors": b"1",
+}
+
+
+def names(files):
+    return [file.name for file in files]
+
+
+def read(file):
+    data = bytearray(file.size)
+    file.read_into(0, memoryview(data))
+    return bytes(data)
+
+
+def got(hub):
+    return sorted({path.rpartition("/")[2] for command, path in hub.asked if command == "GET" and "/api/" not in path})
+
+
+def test_a_model_is_downloaded_once_and_its_weights_alone(hub, source, tmp_path):
+    hub.put("org/model", SHARDS)
+    found = source.open("hf://org/model@main", ALLOWED)
+    assert names(found) == ["1.safetensors", "2.safetensors", "model.safetensors.index.json"]
+    assert [read(file) for file in found[:2]] == [b"11", b"222"]
+    assert got(hub) == ["1.safetensors", "2.safetensors", "model.safetensors.index.json"]
+    hub.asked.clear()
+    assert names(source.open("hf://org/model", ALLOWED)) == names(found)
+    assert got(hub) == []
+    # It is a cache as any other.
+    cached = WeightPermissions((tmp_path / "own",))
+    assert names(HubSource(tmp_path / "nowhere").open("hf://org/model@main", cached)) == names(found)
+    assert names(HubSource(tmp_path / "nowhere").open(f"hf://org/model@{COMMIT}", cached)) == names(found)
+
+
+def test_a_file_a_folder_and_a_tag(hub, source):
+    hub.put("org/model", SHARDS | {"unet/config.json": b"{}", "a.gguf": b"1", "b.gguf": b"2"})
+    assert names(source.open("hf://org/model@v1/unet", ALLOWED)) == ["x.safetensors"]
+    assert names(source.open("hf://org/model/b.gguf", ALLOWED)) == ["b.gguf"]
+    assert "a.gguf" not in got(hub)
+    for path in ("none", "config.json", "none.safetensors"):
+        with pytest.raises(WeightsUnavailable):
+            source.open(f"hf://org/model@main/{path}", ALLOWED)
+
+
+def test_nothing_is_asked_without_permission(hub, source):
+    hub.put("org/model", SHARDS)
+    hub.put("other/model", SHARDS)
+    for address, permissions in (
+        ("hf://org/model", WeightPermissions()),
+        ("hf://other/model", ALLOWED),
+        ("hf://org", ALLOWED),
+        ("hf://other/org/model", ALLOWED),
+    ):
+        with pytest.raises(WeightsUnavailable):
+            source.open(address, permissions)
+    assert not hub.asked
+
+
+def test_a_branch_that_moves_and_a_hub_that_is_away(hub, source):
+    hub.put("org/model", {"model.safetensors": b"1"})
+    assert read(source.open("hf://org/model", ALLOWED)[0]) == b"1"
+    hub.put("org/model", {"model.safetensors": b"2"}, LATER)
+    assert read(source.open("hf://org/model", ALLOWED)[0]) == b"2"
+    hub.models.clear()
+    assert read(source.open("hf://org/model", ALLOWED)[0]) == b"2"
+    assert read(source.open(f"hf://org/model@{COMMIT}", ALLOWED)[0]) == b"1"
+    with pytest.raises(WeightsUnavailable, match=r"cannot download 'org/other' \(RepositoryNotFoundError\)"):
+        source.open("hf://org/other", ALLOWED)
+
+
+def test_a_download_that_was_interrupted_is_completed(hub, source, tmp_path):
+    hub.put("org/model", SHARDS)
+    hub.broken.add("2.safetensors")
+    for address in ("hf://org/model", f"hf://org/model@{COMMIT}"):
+        with pytest.raises(WeightsUnavailable, match="cannot download"):
+            source.open(address, ALLOWED)
+    both = WeightPermissions((tmp_path / "own",), ALLOWED.addresses)
+    hub.broken.clear()
+    for address in (f"hf://org/model@{COMMIT}", "hf://org/model"):
+        assert len(source.open(address, both)) == 3
+
+
+def test_a_disk_that_is_full(hub, source, monkeypatch, tmp_path):
+    hub.put("org/model", SHARDS)
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(downloads, "RESERVE", shutil.disk_usage(tmp_path).total)
+    with pytest.raises(WeightsUnavailable, match="no room for 5 bytes"):
+        source.open("hf://org/model", ALLOWED)
+    assert got(hub) == ["model.safetensors.index.json"]
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "expected"),
+    [
+        (SHARDS, "", ("", "model.safetensors.index.json", [])),
+        (["model.safetensors", "model.safetensors.index.json"], "", ("", "", ["model.safetensors"])),
+        (["pytorch_model.bin", "training_args.bin"], "", ("", "", ["pytorch_model.bin"])),
+        (["a/model.bin"], "a/", ("a/", "", ["a/model.bin"])),
+        (["a/x.bin.index.json"], "a/x.bin.index.json", ("a/", "a/x.bin.index.json", ["a/x.bin.index.json"])),
+        (["a.bin", "b.bin"], "", None),
+        (["a.gguf"], "", None),
+        ([], "", None),
+    ],
+)
+def test_the_files_that_count(files, path, expected):
+    if expected is None:
+        with pytest.raises(WeightsUnavailable):
+            chosen(files, path)
+    else:
+        assert chosen(files, path) == expected
+
+
+def test_an_executor_downloads_a_model(hub, plain_environment, tmp_path):
+    tensors = {"a": torch.randn(50, 60), "b": torch.arange(7)}
+    hub.put("org/model", {"model.safetensors": save(tensors), "config.json": b"{}"})
+    environment = plain_environment | {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_CACHE": str(tmp_path / "cache"),
+    }
+    server = start_server(fresh_python, tmp_path, "--threads", "1", "--allow-weights", "hf://org/*", env=environment)
+    try:
+        with configured(connection_file=server.file):
+            weights = djinn.open_weights("hf://org/model")
+            for name, tensor in tensors.items():
+                assert torch.equal(weights[name].cpu(), tensor)
+            with pytest.raises(djinn.WeightsUnavailable, match="no hub cache"):
+                djinn.open_weights("hf://other/model")
+    finally:
+        server.stop()
+    assert got(hub) == ["model.safetensors"]
+    assert (tmp_path / "cache" / "models--org--model" / "refs" / "main").read_text() == COMMIT

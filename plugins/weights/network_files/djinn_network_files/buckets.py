@@ -1,0 +1,133 @@
+"""Weight sources that read buckets of object stores through fsspec."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import fsspec
+
+from djinn import WeightsUnavailable
+from djinn.hooks import WeightFile, WeightPermissions
+from djinn.weights import WEIGHT_SUFFIXES
+from djinn_network_files.pieces import Pieces
+
+_INDEX: Final = ".index.json"
+_MOST_FILES: Final = 4096
+_PATH: Final = re.compile(r"[^/@:?#\s]+(/[^/]+)*/?")  # a bucket and a key; no user, no chain of file systems
+# What object stores say of an object that changes with its contents.
+_VERSIONED: Final = ("ETag", "etag", "generation", "VersionId", "mtime", "LastModified", "updated", "created", "size")
+_log = logging.getLogger("djinn_network_files")
+
+
+class BucketFile:
+    """An object, as `WeightFile`."""
+
+    def __init__(self, system: Any, found: Mapping[str, Any], pieces: Pieces) -> None:
+        self._system = system
+        self._path = str(found["name"])
+        self._pieces = pieces
+        self.name = self._path.rpartition("/")[2]
+        self.size = int(found["size"])
+        self._opened = _version(found)
+        self._asked = False
+
+    def version(self) -> str:
+        """As `WeightFile.version`: what the store says of the object now."""
+        if not self._asked:  # it has just been opened
+            self._asked = True
+            return self._opened
+        try:
+            return _version(self._system.info(self._path))
+        except FileNotFoundError:
+            return "gone"
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """As `WeightFile.read_into`."""
+        if start + len(buffer) > self.size:
+            raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
+        self._pieces.read(start, buffer, self._read)
+
+    def _read(self, start: int, buffer: memoryview) -> None:
+        if not buffer:
+            return
+        try:
+            data = self._system.cat_file(self._path, start=start, end=start + len(buffer))
+        except Exception as error:
+            raise self._failure(error) from error
+        if len(data) != len(buffer):
+            raise OSError(f"{self.name!r} has become shorter")
+        buffer[:] = data
+
+    def _failure(self, error: Exception) -> OSError:
+        """An error for clients, which must not learn what the server's credentials are called."""
+        _log.warning("an object of a bucket cannot be read: %s", error)
+        return OSError(f"the store does not give {self.name!r} ({type(error).__name__})")
+
+
+class BucketSource:
+    """Reads `SCHEME://bucket/key`, with the credentials that the server's user has for fsspec's file system of that name."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        """`options`: of the file system."""
+        self.name = name
+        self._options = options
+        self._made: Any = None
+        self._lock = threading.Lock()
+        self._pieces = Pieces()
+
+    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
+        """As `WeightSource.open`."""
+        path = address.removeprefix(f"{self.name}://")
+        if path == address or not _PATH.fullmatch(path) or ".." in path.split("/"):
+            raise WeightsUnavailable(f"{address!r} is no address of a bucket: {self.name}://bucket/folder/file")
+        if not permissions.allows(address):
+            raise WeightsUnavailable(
+                f"{address!r} is not among what clients may have the server read (--allow-weights)"
+            )
+        path = path.rstrip("/")
+        try:
+            found = self._found(path, permissions)
+        except FileNotFoundError:
+            raise WeightsUnavailable(f"there is no {address!r}") from None
+        if not found or len(found) > _MOST_FILES:
+            raise WeightsUnavailable(f"{address!r} has {len(found) or 'no'} files with weights")
+        return [BucketFile(self._system(), one, self._pieces) for one in found]
+
+    def _system(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                # Listings that are kept would grow, and hide new versions.
+                self._made = fsspec.filesystem(
+                    self.name, skip_instance_cache=True, use_listings_cache=False, **self._options
+                )
+            return self._made
+
+    def _found(self, path: str, permissions: WeightPermissions) -> list[Mapping[str, Any]]:
+        info = self._system().info(path)
+        if info["type"] == "directory":
+            return self._weights(path, WEIGHT_SUFFIXES)
+        if not path.endswith(_INDEX):
+            return [info]
+        # The shards are files of its kind, beside it.
+        folder, kind = path.rpartition("/")[0], path.removesuffix(_INDEX).rpartition(".")[2]
+        shards = self._weights(folder, (f".{kind}",))
+        return [info, *(one for one in shards if permissions.allows(f"{self.name}://{self._key(one)}"))]
+
+    def _weights(self, folder: str, suffixes: tuple[str, ...]) -> list[Mapping[str, Any]]:
+        listed = self._system().ls(folder, detail=True)
+        found = (one for one in listed if one["type"] == "file" and self._key(one).endswith(suffixes))
+        return sorted(found, key=self._key)
+
+    @staticmethod
+    def _key(found: Mapping[str, Any]) -> str:
+        return str(found["name"]).lstrip("/")
+
+
+def _version(found: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={found[key]}" for key in _VERSIONED if found.get(key) is not None)

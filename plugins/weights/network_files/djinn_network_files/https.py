@@ -1,0 +1,260 @@
+"""The weight source `https:`, which reads ranges of files of web servers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import unquote, urljoin, urlsplit
+
+from djinn import WeightsUnavailable
+from djinn.hooks import WeightFile, WeightPermissions
+from djinn.weights import WEIGHT_SUFFIXES
+from djinn_network_files.pieces import Pieces
+
+PATIENCE: Final = 30.0  # seconds without a byte after which a server is given up
+SLOWEST: Final = 50_000  # bytes a second; a server that sends less is given up
+ATTEMPTS: Final = 4  # at a request that fails by the network's or the server's fault
+_FIRST_WAIT: Final = 0.25  # seconds before the second attempt
+_IDLE: Final = 16  # connections that are kept
+_REDIRECTS: Final = 5
+_MOST_FILES: Final = 4096
+_INDEX: Final = ".index.json"
+_INDEX_LIMIT: Final = 64 << 20
+_READ: Final = 1 << 20  # bytes that are read at a time
+_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
+_MOVED: Final = frozenset({301, 302, 303, 307, 308})
+
+
+class _TransientError(OSError):
+    """An answer that another attempt may make good."""
+
+
+_TRANSIENT: Final = (_TransientError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLEOFError)
+
+
+class Connections:
+    """Connections to web servers, of which idle ones are kept. Thread-safe."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self._context = context
+        self._idle: list[tuple[str, http.client.HTTPSConnection]] = []
+        self._lock = threading.Lock()
+
+    def take(self, host: str) -> http.client.HTTPSConnection:
+        """A connection to `host`, which may have a port, and may be new."""
+        with self._lock:
+            for place, (name, connection) in enumerate(self._idle):
+                if name == host:
+                    del self._idle[place]
+                    return connection
+            if self._context is None:
+                self._context = ssl.create_default_context()
+        parts = urlsplit(f"https://{host}")
+        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=PATIENCE, context=self._context)
+
+    def give(self, host: str, connection: http.client.HTTPSConnection) -> None:
+        """Keep a connection whose answer was read to its end."""
+        with self._lock:
+            self._idle.append((host, connection))
+            dropped = self._idle[:-_IDLE]
+            del self._idle[:-_IDLE]
+        for _, one in dropped:
+            one.close()
+
+    def __del__(self) -> None:
+        for _, one in self._idle:
+            one.close()
+
+
+class HttpsFile:
+    """A file of a web server, as `WeightFile`. What the server says of it with each range must be what it said at first."""
+
+    def __init__(self, address: str, permissions: WeightPermissions, connections: Connections, pieces: Pieces) -> None:
+        """Raises `OSError` where it cannot be read, or not by ranges."""
+        self._address = self._place = address  # where redirects led
+        self._permissions = permissions
+        self._connections = connections
+        self._pieces = pieces
+        self._changed = False
+        self._said = ""
+        self.name = urlsplit(address).path.rpartition("/")[2]
+        self.size = -1
+        first = bytearray(1)
+        self._range(0, memoryview(first))
+
+    def version(self) -> str:
+        """As `WeightFile.version`: its entity tag, its date and its size, as they came with the ranges that were read."""
+        return f"{self._said} {'changed' if self._changed else self.size}"
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """As `WeightFile.read_into`."""
+        if start + len(buffer) > self.size:
+            raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
+        self._pieces.read(start, buffer, self._range)
+
+    def _range(self, start: int, buffer: memoryview) -> None:
+        if not buffer:
+            return
+        for attempt in range(ATTEMPTS - 1):
+            try:
+                self._follow(start, buffer)
+            except _TRANSIENT:
+                self._place = self._address  # the place that a redirect named may have expired
+                time.sleep(_FIRST_WAIT * 2**attempt)
+            else:
+                return
+        try:
+            self._follow(start, buffer)
+        except _TRANSIENT as error:
+            raise OSError(f"its server does not answer ({str(error) or type(error).__name__})") from error
+
+    def _follow(self, start: int, buffer: memoryview) -> None:
+        for _ in range(_REDIRECTS):
+            moved = self._ask(start, buffer)
+            if not moved:
+                return
+            self._place = self._permitted(urljoin(self._place, moved))
+        raise OSError("its server redirects too often")
+
+    def _permitted(self, address: str) -> str:
+        """The address that a server redirects to, if clients may have it read."""
+        if not _is_safe(address) or not self._permissions.allows(address):
+            raise OSError("its server redirects to an address that clients may not have read (--allow-weights)")
+        return address
+
+    def _ask(self, start: int, buffer: memoryview) -> str:
+        """Ask for a range; the address to ask instead, or nothing."""
+        parts = urlsplit(self._place)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection = self._connections.take(parts.netloc)
+        try:
+            last = start + len(buffer) - 1
+            connection.request("GET", target, headers={"Range": f"bytes={start}-{last}", "Accept-Encoding": "identity"})
+            with connection.getresponse() as answer:
+                moved = self._take(answer, start, buffer)
+                whole = not moved and answer.length == 0
+        except BaseException:
+            connection.close()
+            raise
+        if whole and not answer.will_close:
+            self._connections.give(parts.netloc, connection)
+        else:
+            connection.close()
+        return moved
+
+    def _take(self, answer: http.client.HTTPResponse, start: int, buffer: memoryview) -> str:
+        if answer.status in _MOVED:
+            return answer.headers.get("Location") or "nowhere:"
+        if answer.status in _BUSY or (answer.status >= 400 and self._place != self._address):
+            raise _TransientError(f"its server answers {answer.status}")
+        if answer.status != http.client.PARTIAL_CONTENT:
+            told = "does not read ranges of it" if answer.status == http.client.OK else f"answers {answer.status}"
+            raise OSError(f"its server {told}")
+        given = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        if given is None or (int(given[1]), int(given[2])) != (start, start + len(buffer) - 1):
+            raise OSError("its server answers with another range")
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise OSError("its server compresses it")
+        self._compare(f"{answer.headers.get('ETag', '')} {answer.headers.get('Last-Modified', '')}", int(given[3]))
+        _fill(answer, buffer)
+        return ""
+
+    def _compare(self, said: str, size: int) -> None:
+        if self.size < 0:
+            self._said, self.size = said, size
+        elif (said, size) != (self._said, self.size):
+            self._changed = True
+            raise OSError(f"{self.name!r} has changed")
+
+
+class HttpsSource:
+    """Reads `https://host/path`: a file, or an index and the shards beside it."""
+
+    name = "https"
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        """`context`: whom to trust; None: the authorities that the machine trusts."""
+        self._connections = Connections(context)
+        self._pieces = Pieces()
+
+    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
+        """As `WeightSource.open`."""
+        if not _is_safe(address) or not urlsplit(address).path.endswith(WEIGHT_SUFFIXES):
+            raise WeightsUnavailable(
+                f"{address!r} is no address of a file with weights ({', '.join(WEIGHT_SUFFIXES)}), without names and passwords"
+            )
+        if not permissions.allows(address):
+            raise WeightsUnavailable(
+                f"{address!r} is not among what clients may have the server read (--allow-weights)"
+            )
+        try:
+            file = self._opened(address, permissions)
+            if not urlsplit(address).path.endswith(_INDEX):
+                return [file]
+            places = [urljoin(address, name) for name in _shards(file)]
+            if not all(permissions.allows(place) and _is_safe(place) for place in places):
+                raise WeightsUnavailable(f"shards of {address!r} are not among what clients may have read")
+            return [file, *(self._opened(place, permissions) for place in places)]
+        except OSError as error:
+            raise WeightsUnavailable(f"{address!r} cannot be read: {error.strerror or error}") from error
+
+    def _opened(self, address: str, permissions: WeightPermissions) -> HttpsFile:
+        return HttpsFile(address, permissions, self._connections, self._pieces)
+
+
+def _is_safe(address: str) -> bool:
+    """True if it is one of https, in one spelling, without a user, a fragment, or a way out of a folder."""
+    try:
+        parts = urlsplit(address)
+        plain = address.isascii() and address.isprintable() and " " not in address and "\\" not in address
+        named = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    path = unquote(parts.path).split("/")
+    return plain and named and "@" not in parts.netloc and "#" not in address and not {"..", "."} & set(path)
+
+
+def _shards(index: HttpsFile) -> list[str]:
+    """Names of the files that an index names.
+
+    Raises:
+        WeightsUnavailable: it is no index, or names something that is no file beside it.
+    """
+    if index.size > _INDEX_LIMIT:
+        raise WeightsUnavailable(f"the index {index.name!r} is too long")
+    data = bytearray(index.size)
+    index.read_into(0, memoryview(data))
+    try:
+        names = sorted({str(name) for name in json.loads(data)["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise WeightsUnavailable(f"{index.name!r} is no index") from None
+    if len(names) > _MOST_FILES or not all(re.fullmatch(r"[\w.-]+", name, re.ASCII) for name in names):
+        raise WeightsUnavailable(f"the index {index.name!r} names what is no file beside it")
+    return names
+
+
+def _fill(answer: http.client.HTTPResponse, buffer: memoryview) -> None:
+    """Read as many bytes as there is room for.
+
+    Raises:
+        OSError: there are fewer, or they come too slowly.
+    """
+    until = time.monotonic() + PATIENCE + len(buffer) / SLOWEST
+    at = 0
+    while at < len(buffer):
+        data = answer.read1(min(_READ, len(buffer) - at))
+        if not data:
+            raise _TransientError("it ends early")
+        buffer[at : at + len(data)] = data
+        at += len(data)
+        if time.monotonic() > until:
+            raise OSError("its server sends too slowly")
+    if answer.length or (answer.length is None and answer.read1(1)):
+        raise OSError("its server sends more than it was asked for")

@@ -1,0 +1,211 @@
+"""Objects of buckets: fsspec's file system in memory, and S3 as moto's server speaks it, where moto and s3fs are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+
+import fsspec
+import pytest
+import torch
+from configured import configured
+from safetensors.torch import save
+from servers import start_server
+
+import djinn
+from djinn import WeightsUnavailable
+from djinn.hooks import WeightPermissions
+from djinn.testing import WeightSourceConformance
+from djinn_network_files import BucketSource, pieces
+
+
+class Memory:
+    """Buckets in this process."""
+
+    scheme = "memory"
+    options: dict[str, object] = {}  # noqa: RUF012 - a constant
+
+    def __init__(self):
+        self.system = fsspec.filesystem("memory")
+        self.system.store.clear()
+        self.system.pseudo_dirs[:] = [""]
+
+    def put(self, key, data):
+        self.system.pipe_file(f"/models/{key}", data)
+
+    def stop(self):
+        self.system.store.clear()
+
+
+class Moto:
+    """Buckets of a server that speaks S3."""
+
+    scheme = "s3"
+
+    def __init__(self):
+        import s3fs
+
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        for line in self._process.stderr:
+            if "Running on" in line:
+                self.endpoint = line.split()[-1]
+                break
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(self.endpoint, timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        self.options = {"endpoint_url": self.endpoint, "key": "testing", "secret": "testing"}
+        self.system = s3fs.S3FileSystem(**self.options, use_listings_cache=False, skip_instance_cache=True)
+        self.system.mkdir("models")
+
+    def put(self, key, data):
+        self.system.pipe_file(f"models/{key}", data)
+
+    def stop(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stderr.close()
+
+
+with_s3 = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("moto", "s3fs", "flask"))), reason="needs the packages moto[server] and s3fs"
+)
+
+
+@pytest.fixture(scope="module", params=[Memory, pytest.param(Moto, marks=with_s3)])
+def running(request):
+    buckets = request.param()
+    yield buckets
+    buckets.stop()
+
+
+@pytest.fixture
+def buckets(running):
+    for found in running.system.find("models"):
+        running.system.rm_file(found)
+    return running
+
+
+@pytest.fixture
+def source(buckets):
+    return BucketSource(buckets.scheme, **buckets.options)
+
+
+@pytest.fixture
+def permissions(buckets):
+    return WeightPermissions((), (f"{buckets.scheme}://models/*",))
+
+
+class TestBuckets(WeightSourceConformance):
+    @pytest.fixture
+    def source(self, source):
+        return source
+
+    @pytest.fixture
+    def place(self, buckets, permissions):
+        def place(data):
+            buckets.put("llama/model.safetensors", data)
+            return f"{buckets.scheme}://models/llama/model.safetensors", permissions
+
+        return place
+
+
+def read(file, start=0, size=None):
+    data = bytearray(file.size - start if size is None else size)
+    file.read_into(start, memoryview(data))
+    return bytes(data)
+
+
+def test_a_folder_its_files_and_nothing_else(buckets, source, permissions):
+    for key in ("llama/b.safetensors", "llama/a.safetensors", "llama/readme.md", "llama/deep/c.safetensors", "x.bin"):
+        buckets.put(key, key.encode())
+    for address in ("models/llama", "models/llama/"):
+        found = source.open(f"{buckets.scheme}://{address}", permissions)
+        assert [file.name for file in found] == ["a.safetensors", "b.safetensors"]
+        assert read(found[1]) == b"llama/b.safetensors"
+    buckets.put("llama/m.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors"}}).encode())
+    found = source.open(f"{buckets.scheme}://models/llama/m.safetensors.index.json", permissions)
+    assert [file.name for file in found] == ["m.safetensors.index.json", "a.safetensors", "b.safetensors"]
+    (buckets.put("docs/readme.md", b"1"),)
+    with pytest.raises(WeightsUnavailable, match="no files"):
+        source.open(f"{buckets.scheme}://models/docs", permissions)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "",
+        "/",
+        "models",
+        "other/a.bin",
+        "models/../other/a.bin",
+        "user:secret@models/a.bin",
+        "models::file:///etc/passwd",
+        "/models/a.bin",
+        "models//a.bin",
+        "models/a.bin-not-there",
+    ],
+)
+def test_addresses_that_are_refused(buckets, source, permissions, rest):
+    buckets.put("a.bin", b"1")
+    with pytest.raises(WeightsUnavailable):
+        source.open(f"{buckets.scheme}://{rest}", permissions)
+
+
+def test_long_reads_come_in_pieces(buckets, source, permissions, monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE", 1000)
+    data = bytes(torch.randint(0, 255, (20_500,), dtype=torch.uint8).tolist())
+    buckets.put("a.bin", data)
+    (file,) = source.open(f"{buckets.scheme}://models/a.bin", permissions)
+    assert read(file) == data
+    assert read(file, 1999, 2) == data[1999:2001]
+
+
+def test_an_object_that_changes_or_is_gone(buckets, source, permissions):
+    buckets.put("a.bin", bytes(10))
+    (file,) = source.open(f"{buckets.scheme}://models/a.bin", permissions)
+    first = file.version()
+    assert file.version() == first
+    buckets.put("a.bin", b"1" * 10)
+    second = file.version()
+    assert second != first
+    buckets.put("a.bin", b"1")
+    assert file.version() not in {first, second}
+    with pytest.raises(OSError, match=r"shorter|does not give"):
+        read(file, 5, 5)
+    buckets.system.rm_file("models/a.bin")
+    assert file.version() not in {first, second}
+    with pytest.raises(OSError, match=r"does not give 'a\.bin' \(\w+\)$"):
+        read(file)
+
+
+@with_s3
+def test_an_executor_reads_a_bucket_with_its_own_credentials(python, plain_environment, tmp_path):
+    buckets = Moto()
+    tensors = {"a": torch.randn(100, 100), "b": torch.arange(5)}
+    buckets.put("llama/model.safetensors", save(tensors))
+    environment = plain_environment | {
+        "AWS_ENDPOINT_URL": buckets.endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+    }
+    server = start_server(python.start, tmp_path, "--threads", "1", "--allow-weights", "s3://models/*", env=environment)
+    try:
+        with configured(connection_file=server.file):
+            weights = djinn.open_weights("s3://models/llama")
+            for name, tensor in tensors.items():
+                assert torch.equal(weights[name].cpu(), tensor)
+            with pytest.raises(djinn.WeightsUnavailable, match="allow-weights"):
+                djinn.open_weights("s3://other/llama")
+            with pytest.raises(djinn.WeightsUnavailable, match="there is no"):
+                djinn.open_weights("s3://models/none")
+    finally:
+        server.stop()
+        buckets.stop()
