@@ -45,6 +45,7 @@ from djinn_core.interception.shape_inference.meta_infer import (
     written_tensors,
 )
 from djinn_core.interception.shape_inference.meta_overrides import KERNEL_DECIDES, WITH_STATISTICS, is_random
+from djinn_core.interception.shape_inference.scalar_ranges import takes_any_float
 from djinn_core.interception.tensors.fakes import fake_mode_of, run_as_fake
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import holds_parts
@@ -192,7 +193,7 @@ def _record_inferred(call: Call, func: Any, key: list[Any], operands: list[LazyT
 
 def _remember_call(func: Any, key: list[Any], call: Call) -> None:
     _remember(tuple(key), call)
-    if float in key and func in TAKE_ANY_FLOAT:
+    if float in key and func in TAKE_ANY_FLOAT and takes_any_float(func, call):
         _remember(without_floats(key), attrs.evolve(call, slots=None))
 
 

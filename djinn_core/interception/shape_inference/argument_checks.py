@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from djinn_core.interception.shape_inference.small_trials import try_small
 from djinn_core.tracebacks import warn_user
 
 aten = torch.ops.aten
@@ -34,19 +35,12 @@ def check_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
 
 
 def _try(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Call the CPU's kernel with tensors of one element and these dtypes: what it says of dtypes and numbers holds for all sizes."""
-    small = [_small(a) for a in args]
+    """Raise what the CPU's kernel says of dtypes and numbers."""
     try:
-        func(*small, **{name: _small(value) for name, value in kwargs.items()})
+        try_small(func, args, kwargs)
     except RuntimeError as error:
         if _ABOUT_VALUES.search(str(error)):
             raise
-
-
-def _small(argument: Any) -> Any:
-    if isinstance(argument, torch.Tensor):
-        return torch.zeros((1,) * argument.dim(), dtype=argument.dtype)
-    return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
 
 def check_distribution(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
