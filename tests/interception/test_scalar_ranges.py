@@ -144,7 +144,9 @@ def test_ranges_are_those_of_the_dtypes():
     assert rule.holds(([2], 255), {})
     assert not rule.holds(([2], 256), {})
     assert not rule.holds(([2],), {"fill_value": -1})
-    assert not rule.holds(([2], 1.0), {})
+    assert rule.holds(([2], 1.0), {})
+    assert not rule.holds(([2], 255.5), {})
+    assert not scalar_rule(aten.add.Tensor, torch.int8, torch.int8).holds((None, None), {"alpha": 1.0})
     assert not scalar_rule(aten.addcmul.default, torch.int8, torch.int8).any_float
     assert scalar_rule(aten.addcmul.default, torch.float16, torch.float16).any_float
     assert scalar_rule(aten.sum.default, torch.int8, torch.int64) is None

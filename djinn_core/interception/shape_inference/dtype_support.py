@@ -19,6 +19,7 @@ from djinn_core.interception.shape_inference.shape_formulas import is_pointwise
 from djinn_core.interception.shape_inference.small_trials import try_small
 from djinn_core.ir.values import TensorMeta
 
+aten = torch.ops.aten
 _FLOATING = frozenset(
     (
         "_linalg_eigh _log_softmax _softmax elu frac gelu glu hardsigmoid hardswish histc log_sigmoid_forward mish multinomial "
@@ -27,9 +28,25 @@ _FLOATING = frozenset(
         "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
     ).split()
 )
-_LOSSES = frozenset(
-    {torch.ops.aten.huber_loss.default, torch.ops.aten.mse_loss.default, torch.ops.aten.smooth_l1_loss.default}
-)
+_TRIED = frozenset({
+    aten.amax.default,
+    aten.amin.default,
+    aten.aminmax.default,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.cummax.default,
+    aten.cummin.default,
+    aten.huber_loss.default,
+    aten.max.default,
+    aten.max.dim,
+    aten.median.default,
+    aten.min.default,
+    aten.min.dim,
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.sort.default,
+    aten.topk.default,
+})  # fmt: skip
 KEYS_LIMIT = 4096  # remembered answers of the CPU's kernels
 _WHOLE = frozenset("__and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor gcd lcm".split())
 
@@ -54,8 +71,8 @@ def _is_unusual(func: Any, dtype: torch.dtype) -> bool:
 def _cpu_lacks_kernel(
     func: Any, operands: Sequence[TensorMeta], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """True if the CPU has no kernel of a pointwise op for these dtypes, and types of numbers."""
-    if not (is_pointwise(func) or func in _LOSSES):
+    """True if the CPU has no kernel of an op for these dtypes, and types of numbers."""
+    if not (is_pointwise(func) or func in _TRIED):
         return False
     key = (func, *[o.dtype for o in operands], *[getattr(a, "dtype", type(a)) for a in (*args, *kwargs.values())])
     lacking = inference_cache.lacking.get(key)
@@ -65,7 +82,9 @@ def _cpu_lacks_kernel(
         try_small(func, args, kwargs)
     except NotImplementedError:
         lacking = True
-    except Exception:  # it looks at something else first
+    except RuntimeError:  # of dtypes, or of a number
+        return is_pointwise(func)
+    except Exception:
         return False
     else:
         lacking = False

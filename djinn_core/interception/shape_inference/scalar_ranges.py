@@ -23,6 +23,7 @@ aten = torch.ops.aten
 
 # Beyond this the smallest floating dtype that most kernels compute in, float16, overflows.
 LEAST_MAXIMUM: Final = torch.finfo(torch.float16).max
+_FACTORS: Final = frozenset({"alpha", "beta"})  # of integers: integers
 _SMALLEST: Final = 5e-324  # above 0
 
 # Ops that compute no element from those in its place, and convert a scalar.
@@ -170,7 +171,14 @@ def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) 
         if whole and name == "exponent":
             lowest = 0.0  # an integer to the power of a negative one is none
         ranges.append(
-            ScalarRange(position, name, max(low, lowest), min(high, highest), whole, finite=finite or name in own)
+            ScalarRange(
+                position,
+                name,
+                max(low, lowest),
+                min(high, highest),
+                whole=whole and name in _FACTORS,
+                finite=finite or name in own,
+            )
         )
     any_float = all(not r.whole and r.low <= -LEAST_MAXIMUM and r.high >= LEAST_MAXIMUM for r in ranges)
     return ScalarRule(tuple(ranges), any_float) if ranges else None

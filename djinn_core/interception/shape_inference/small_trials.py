@@ -9,20 +9,25 @@ import torch
 
 from djinn_core import torch_private
 
-_LENGTH: Final = 2  # of each dimension; kernels convert the number for a single element in another way
-_SIZES: Final = {"size": _LENGTH, "pad": 1}
+aten = torch.ops.aten
+_SIZES: Final = frozenset({"size", "pad"})
 _COUNTS: Final = frozenset({"steps", "bins"})
+# These write a number to a single element without a check.
+_FILLING: Final = frozenset({aten.fill_.Scalar, aten.full.default, aten.full_like.default, aten.new_full.default})
 
 
 def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Call the CPU's kernel with these arguments, whose tensors and sizes are made small. No random number is drawn.
+    """Call the CPU's kernel with these arguments, whose tensors are made to have one element. No random number is drawn.
+
+    The element is a 1 where elements do not index others: division by 0 is refused.
 
     Raises:
         Exception: as eager PyTorch, and where small tensors do not fit each other.
     """
     names = [a.name for a in torch_private.schema_of(func).arguments]
-    small = [_small(name, argument) for name, argument in zip(names, args, strict=False)]
-    named = {name: _small(name, value) for name, value in kwargs.items()}
+    length, filled = 2 if func in _FILLING else 1, int(torch.Tag.pointwise in func.tags)
+    small = [_small(name, argument, length, filled) for name, argument in zip(names, args, strict=False)]
+    named = {name: _small(name, value, length, filled) for name, value in kwargs.items()}
     state = torch.default_generator.get_state() if torch.Tag.nondeterministic_seeded in func.tags else None
     try:
         func(*small, **named)
@@ -31,14 +36,16 @@ def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
             torch.default_generator.set_state(state)
 
 
-def _small(name: str, argument: Any) -> Any:
+def _small(name: str, argument: Any, length: int, filled: int) -> Any:
     if isinstance(argument, torch.Tensor):
-        shape = (0,) if name == "out" else (_LENGTH,) * argument.dim()
-        return torch.full(shape, int(name == "lengths"), dtype=argument.dtype)
+        shape = (0,) if name == "out" else (length,) * argument.dim()
+        return torch.full(shape, 1 if name == "lengths" else filled, dtype=argument.dtype)
     if isinstance(argument, torch.device):
         return torch.device("cpu")
     if name in _COUNTS and type(argument) is int:
-        return min(argument, _LENGTH)
+        return min(argument, 2)
     if name in _SIZES and isinstance(argument, (list, tuple)):
-        return [_SIZES[name]] * len(argument)
+        return [length] * len(argument)
+    if isinstance(argument, (list, tuple)):
+        return [_small(name, one, length, filled) for one in argument]
     return argument
