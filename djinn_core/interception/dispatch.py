@@ -27,6 +27,7 @@ from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.shape_inference.argument_checks import warns_each_time
 from djinn_core.interception.shape_inference.device_indexes import check_one_index, index_of_call, leaves_index_open
 from djinn_core.interception.shape_inference.float_arg_cache import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.shape_inference.foreach_infer import (
@@ -182,7 +183,7 @@ def _record_unknown(
         _remember(tuple(key), None)
         inference_cache.drawing[tuple(key)] = call
         return _draw(call, operands, slots)
-    if leaves_index_open(kwargs):
+    if leaves_index_open(kwargs) or warns_each_time(func, args):
         return append(call, operands, slots)
     numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
     learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)

@@ -19,6 +19,9 @@ REFUSED = {
     "lerp_ by a number": lambda i, u, c, f, g: torch._foreach_lerp_(i, i, 0.5),
     "addcmul of bytes": lambda i, u, c, f, g: torch._foreach_addcmul(u, u, u, 0.5 + 1j),
     "addcmul of lists": lambda i, u, c, f, g: torch._foreach_addcmul(u, u, u, [300.0] * 3),
+    "mul_ by a complex number": lambda i, u, c, f, g: torch._foreach_mul_(f, 1j),
+    "sub_ of floats and a bool": lambda i, u, c, f, g: torch._foreach_sub_(f, [True] * 3),
+    "numbers in a tensor": lambda i, u, c, f, g: torch._foreach_addcmul(f, f, f, torch.ones(2)),
     "ceil of complex numbers": lambda i, u, c, f, g: torch._foreach_ceil(c),
     "max of complex numbers": lambda i, u, c, f, g: torch._foreach_max(c),
 }

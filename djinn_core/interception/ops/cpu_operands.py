@@ -74,11 +74,18 @@ def in_lists_of_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[An
     """The overload that takes a list of numbers, and its arguments, in the place of one that takes a CPU tensor of them.
 
     None if `func` is no such op.
+
+    Raises:
+        RuntimeError: there is not a number for each element.
     """
     overload = _OF_NUMBERS.get(func)
     numbers = args[-1] if args else None
     if overload is None or type(numbers) is not torch.Tensor or numbers.dim() != 1:
         return None
+    if len(numbers) != len(args[0]):
+        raise RuntimeError(
+            f"Expected length of scalars to match input of length {len(args[0])} but got {len(numbers)} instead."
+        )
     return overload, (*args[:-1], numbers.tolist())
 
 

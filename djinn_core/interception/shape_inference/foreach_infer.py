@@ -35,7 +35,8 @@ def is_refused_for_elements(
     """True if kernels refuse dtypes or numbers of a list's elements: by the CPU's, where these are not the usual ones."""
     if not is_over_lists(func):
         return False
-    if all(o.remote.meta.dtype.is_floating_point for o in operands) and all(abs(n) <= LEAST_MAXIMUM for n in slots):
+    usual = all(o.remote.meta.dtype.is_floating_point for o in operands) and all(abs(n) <= LEAST_MAXIMUM for n in slots)
+    if usual and not any(_has_unusual_number(a) for a in (*args, *kwargs.values())):
         return False
     converter = MetaConverter()
     try:
@@ -44,6 +45,12 @@ def is_refused_for_elements(
     except Exception:
         return True
     return False
+
+
+def _has_unusual_number(argument: Any) -> bool:
+    if isinstance(argument, (list, tuple)):
+        return any(_has_unusual_number(item) for item in argument)
+    return isinstance(argument, (bool, complex))
 
 
 def infer_by_element(
