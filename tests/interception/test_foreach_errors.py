@@ -22,6 +22,8 @@ REFUSED = {
     "mul_ by a complex number": lambda i, u, c, f, g: torch._foreach_mul_(f, 1j),
     "sub_ of floats and a bool": lambda i, u, c, f, g: torch._foreach_sub_(f, [True] * 3),
     "numbers in a tensor": lambda i, u, c, f, g: torch._foreach_addcmul(f, f, f, torch.ones(2)),
+    "numbers in a matrix": lambda i, u, c, f, g: torch._foreach_addcmul(f, f, f, torch.ones(3, 1)),
+    "every second number": lambda i, u, c, f, g: torch._foreach_addcdiv_(f, f, f, torch.ones(6)[::2]),
     "ceil of complex numbers": lambda i, u, c, f, g: torch._foreach_ceil(c),
     "max of complex numbers": lambda i, u, c, f, g: torch._foreach_max(c),
 }

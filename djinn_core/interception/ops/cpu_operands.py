@@ -76,12 +76,16 @@ def in_lists_of_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[An
     None if `func` is no such op.
 
     Raises:
-        RuntimeError: there is not a number for each element.
+        RuntimeError: as PyTorch's kernel, which takes a row of as many numbers as there are elements.
     """
     overload = _OF_NUMBERS.get(func)
     numbers = args[-1] if args else None
-    if overload is None or type(numbers) is not torch.Tensor or numbers.dim() != 1:
+    if overload is None or type(numbers) is not torch.Tensor:
         return None
+    if not numbers.is_contiguous():
+        raise RuntimeError("Expected scalars to be contiguous.")
+    if numbers.dim() != 1:
+        raise RuntimeError(f"Expected packed scalar Tensor to be of dimension 1. Got {numbers.dim()} instead.")
     if len(numbers) != len(args[0]):
         raise RuntimeError(
             f"Expected length of scalars to match input of length {len(args[0])} but got {len(numbers)} instead."
