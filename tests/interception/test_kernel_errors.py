@@ -50,6 +50,7 @@ REFUSED = {
     "fill_ complex": lambda x, i, n: x.fill_(1 + 1j),
     "index_fill_ complex": lambda x, i, n: n.index_fill_(1, i[:1], 1 + 1j),
     "masked_fill_ complex": lambda x, i, n: x.masked_fill_(x > 1, 1j),
+    "masked_fill_ overlap": lambda x, i, n: (m := i > 1)[1:].masked_fill_(m[:-1], False),
     "masked_fill_ mask": lambda x, i, n: x.masked_fill_(x, 1),
     "scatter_ complex": lambda x, i, n: x.scatter_(0, i, 1j),
     "assigned complex": lambda x, i, n: x.__setitem__(0, 1j),
