@@ -161,3 +161,16 @@ def _elements(tensor: Any) -> str:
         if recorders.absent.has(tensor.remote.handle, current().entries):
             return "..."
     return torch_private.format_elements(fetch(tensor.detach()), len("tensor("))
+
+
+@handles(aten.is_same_size.default)
+def _is_same_size(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """Forward-mode differentiation asks this of tensors that may be on two devices; sizes are known here."""
+    return bool(args[0].shape == args[1].shape)
+
+
+@handles(aten._has_same_storage_numel.default)
+def _has_same_storage_numel(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """As `_is_same_size`."""
+    first, second = (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize for tensor in args[:2])
+    return bool(first == second)
