@@ -12,6 +12,7 @@ import djinn
 from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.shape_inference.float_arg_cache import without_floats
 from djinn_core.interception.shape_inference.scalar_ranges import refuse_scalars, scalar_rule
+from djinn_core.interception.shape_inference.small_trials import try_small
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.float16, torch.uint8, torch.int32)
@@ -157,6 +158,15 @@ def test_trying_takes_no_memory():
         refuse_scalars(aten.full.default, ([1 << 62, 4], 300), {"dtype": torch.uint8, "device": torch.device("meta")})
     refuse_scalars(aten.linspace.default, (0, 1, 1 << 50), {"dtype": torch.float32})
     refuse_scalars(aten.constant_pad_nd.default, (torch.ones(2, 2, device="meta"), [1 << 40, 0], 3), {})
+
+
+def test_trying_a_dtype_takes_no_memory():
+    """Sizes and paddings of a trial are small, whatever those of the call."""
+    bools, huge = torch.ones(2, 2, 2, dtype=torch.bool, device="meta"), 1 << 50
+    with pytest.raises(NotImplementedError):
+        try_small(aten.convolution.default, (bools, bools, None, [1], [huge], [1], False, [0], 1), {})
+    for func, args in ((aten.randperm.default, (huge,)), (aten.eye.m, (huge, huge)), (aten.arange.start_step, (0, huge, 1)), (aten.randn.default, ([huge],))):  # fmt: skip
+        try_small(func, args, {"dtype": torch.float64, "device": torch.device("meta")})
 
 
 def test_trying_draws_no_random_number():

@@ -11,6 +11,7 @@ from djinn_core import torch_private
 
 aten = torch.ops.aten
 _SIZES: Final = frozenset({"size", "pad"})
+_PADDINGS: Final = frozenset({"padding", "output_padding"})
 _COUNTS: Final = {"steps": 2, "bins": 2, "n": 2, "m": 2, "window_length": 2, "k": 1, "num_samples": 1}
 _RANGE: Final = {"start": 0, "end": 1, "step": 1}
 # These write a number to a single element without a check.
@@ -51,6 +52,8 @@ def _small(name: str, argument: Any, length: int, filled: int) -> Any:
         return min(argument, _COUNTS[name])
     if name in _SIZES and isinstance(argument, (list, tuple)):
         return [length] * len(argument)
+    if name in _PADDINGS and isinstance(argument, (list, tuple)):
+        return [min(n, 1) for n in argument]
     if isinstance(argument, (list, tuple)):
         return [_small(name, one, length, filled) for one in argument]
     return argument
