@@ -143,7 +143,7 @@ def refuse_scalars(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def rule_of_call(func: Any, call: Call) -> ScalarRule | None:
-    """The rule for an inferred call and those of its dtypes; None if no kernel refuses a scalar."""
+    """The rule for an inferred call and those of its dtypes; None if no kernel refuses one."""
     given = call.operands[0].dtype if call.operands else None
     made = call.results[0].dtype if call.results and call.results[0] is not None else None
     return scalar_rule(func, given, made)
@@ -157,7 +157,7 @@ def takes_any_float(func: Any, call: Call) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) -> ScalarRule | None:
-    """The rule for calls of `func` whose first operand and first result have these dtypes; None if no kernel refuses a scalar."""
+    """The rule for calls of `func` whose first operand and first result have these dtypes; None if no kernel refuses one."""
     if not (torch.Tag.pointwise in func.tags or func in _CONVERTING or func in _OWN_RANGES):
         return None
     low, high, whole, finite = _range_of(tuple({d for d in (given, made) if d is not None and d is not torch.bool}))

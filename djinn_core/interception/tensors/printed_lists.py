@@ -11,7 +11,7 @@ _state_of_thread.restype = ctypes.c_void_p  # a borrowed reference, which `py_ob
 
 
 def shown_together() -> int:
-    """How many objects the containers hold that this thread is printing: 1 where it prints none."""
+    """Number of objects in the containers that this thread is printing: 1 where it prints none."""
     address = _state_of_thread()
     state: Any = ctypes.cast(address, ctypes.py_object).value if address else {}
     count = 1
