@@ -22,5 +22,14 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def is_text(text: str) -> bool:
+    """True if a message can carry `text`: it has no half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _written_out(found: re.Match[str]) -> str:
     return found.group().encode("unicode_escape").decode("ascii")

@@ -18,7 +18,7 @@ from djinn_core.interception.bounded_memo import make_room
 from djinn_core.interception.device.device_state import Handler, device_state
 from djinn_core.interception.device.known_generators import operand_of
 from djinn_core.interception.ops.composite import is_taken_apart, take_apart
-from djinn_core.interception.ops.cpu_operands import CpuOperand, upload_operands
+from djinn_core.interception.ops.cpu_operands import CpuOperand, in_lists_of_numbers, upload_operands
 from djinn_core.interception.ops.default_dtype import as_floats
 from djinn_core.interception.ops.own_calls import own_call
 from djinn_core.interception.ops.view_chains import remade_view
@@ -27,9 +27,14 @@ from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.shape_inference.argument_checks import warns_each_time
 from djinn_core.interception.shape_inference.device_indexes import check_one_index, index_of_call, leaves_index_open
 from djinn_core.interception.shape_inference.float_arg_cache import TAKE_ANY_FLOAT, without_floats
-from djinn_core.interception.shape_inference.foreach_infer import infer_by_element
+from djinn_core.interception.shape_inference.foreach_infer import (
+    infer_by_element,
+    is_over_lists,
+    is_refused_for_elements,
+)
 from djinn_core.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.shape_inference.message_limits import check_given, check_made
@@ -45,6 +50,7 @@ from djinn_core.interception.shape_inference.meta_infer import (
     written_tensors,
 )
 from djinn_core.interception.shape_inference.meta_overrides import KERNEL_DECIDES, WITH_STATISTICS, is_random
+from djinn_core.interception.shape_inference.scalar_ranges import takes_any_float
 from djinn_core.interception.tensors.fakes import fake_mode_of, run_as_fake
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import holds_parts
@@ -113,6 +119,8 @@ def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return handles(func)(take_apart)(func, args, kwargs)
     if (mode := fake_mode_of(args, kwargs)) is not None:
         return run_as_fake(mode, func, args, kwargs)
+    if (numbers := in_lists_of_numbers(func, args)) is not None:
+        return record(*numbers, kwargs)
     args, kwargs = upload_operands(func, args, kwargs)
     return record(func, args, kwargs)
 
@@ -141,6 +149,8 @@ def _record_unknown(
     check_one_index(func, operands)
     if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
         return port.fallback.compute(func, args, kwargs)
+    if is_refused_for_elements(func, args, kwargs, operands, slots):
+        return take_apart(func, args, kwargs)
     refused: MetaKernelRefused | None = None
     try:
         with collect_later:  # meta kernels import modules, in the middle of which nothing else may
@@ -154,6 +164,8 @@ def _record_unknown(
     if call is None:
         for written in written_tensors(func, args, kwargs):
             own_value(operands[written])
+    if refused is not None and is_over_lists(func):
+        return take_apart(func, args, kwargs)  # the error is that of an element
     if refused is not None:
         return settle(refused, func, args, kwargs, operands, slots)
     if call is None:
@@ -171,7 +183,7 @@ def _record_unknown(
         _remember(tuple(key), None)
         inference_cache.drawing[tuple(key)] = call
         return _draw(call, operands, slots)
-    if leaves_index_open(kwargs):
+    if leaves_index_open(kwargs) or warns_each_time(func, args):
         return append(call, operands, slots)
     numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
     learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)
@@ -192,7 +204,7 @@ def _record_inferred(call: Call, func: Any, key: list[Any], operands: list[LazyT
 
 def _remember_call(func: Any, key: list[Any], call: Call) -> None:
     _remember(tuple(key), call)
-    if float in key and func in TAKE_ANY_FLOAT:
+    if float in key and func in TAKE_ANY_FLOAT and takes_any_float(func, call):
         _remember(without_floats(key), attrs.evolve(call, slots=None))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,10 +17,12 @@ from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_p
 from djinn_core.interception.tensors.element_copies import fetch_part, is_small_part
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
+from djinn_core.interception.tensors.printed_lists import shown_together
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
 
 aten = torch.ops.aten
+LONGEST_LIST: Final = 1000  # tensors that are printed together with their elements: each is a round trip
 
 
 @torch_private.without_modes
@@ -167,7 +169,12 @@ def can_share_metadata(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any
 
 
 def show(tensor: Any, contents: str | None) -> str:
-    """The tensor as PyTorch prints it, with `contents` for its elements; fetches them where there are none."""
+    """The tensor as PyTorch prints it, with `contents` for its elements; fetches them where there are none.
+
+    Within more than `LONGEST_LIST` others, as in the error that shows a list which an op was given, it is shown without them.
+    """
+    if contents is None and shown_together() > LONGEST_LIST:
+        return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)})"
     if contents is None:
         contents = _elements(tensor)
     text = torch_private.format_tensor(tensor, contents)
@@ -184,3 +191,16 @@ def _elements(tensor: Any) -> str:
         if recorders.absent.has(tensor.remote.handle, current().entries):
             return "..."
     return torch_private.format_elements(fetch(tensor.detach()), len("tensor("))
+
+
+@handles(aten.is_same_size.default)
+def _is_same_size(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """Forward-mode differentiation asks this of tensors that may be on two devices; sizes are known here."""
+    return bool(args[0].shape == args[1].shape)
+
+
+@handles(aten._has_same_storage_numel.default)
+def _has_same_storage_numel(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """As `_is_same_size`."""
+    first, second = (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize for tensor in args[:2])
+    return bool(first == second)

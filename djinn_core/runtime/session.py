@@ -11,6 +11,7 @@ from djinn_core.interception.runtime_interface import CacheMemory, SavedWeights,
 from djinn_core.interrupts import held
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
+from djinn_core.printable import is_text
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
@@ -173,6 +174,8 @@ class Session:
             raise WeightsUnavailable(f"{self.server} reads no weights from {address!r}: it reads {known}")
         if len(address) > limits.STORED_ADDRESS:
             raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
+        if not is_text(address):
+            raise WeightsUnavailable(f"an address is text that can be sent, which {address!r} is not")
         reply = self.replies.ask(OpenWeights(address), OpenWeightsReply)
         if reply.refused:
             raise WeightsUnavailable(f"{self.server}: {reply.refused}")

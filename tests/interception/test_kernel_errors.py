@@ -22,6 +22,14 @@ REFUSED = {
     "geometric_": lambda x, i, n: x.geometric_(2),
     "log_normal_": lambda x, i, n: x.log_normal_(0, -1),
     "cauchy_": lambda x, i, n: x.cauchy_(0, -1),
+    "polar": lambda x, i, n: torch.polar(x, x.double()),
+    "div to complex half": lambda x, i, n: x.half() / 2j,
+    "mm of bools": lambda x, i, n: torch.mm(n[0] > 1, (n[0] > 1).mT),
+    "sort of complex": lambda x, i, n: x.to(torch.complex64).msort(),
+    "arange of bools": lambda x, i, n: torch.arange(0, 300, dtype=torch.bool, device=x.device),
+    "shift of floats": lambda x, i, n: x << 1,
+    "and of floats": lambda x, i, n: i & 0.5,
+    "sub_ of a bool": lambda x, i, n: i.sub_(True),
     "multinomial none": lambda x, i, n: torch.multinomial(x, 0),
     "multinomial more": lambda x, i, n: torch.multinomial(x, 4),
     "complex": lambda x, i, n: torch.complex(x, x.double()),
@@ -42,6 +50,7 @@ REFUSED = {
     "fill_ complex": lambda x, i, n: x.fill_(1 + 1j),
     "index_fill_ complex": lambda x, i, n: n.index_fill_(1, i[:1], 1 + 1j),
     "masked_fill_ complex": lambda x, i, n: x.masked_fill_(x > 1, 1j),
+    "masked_fill_ overlap": lambda x, i, n: (m := i > 1)[1:].masked_fill_(m[:-1], False),
     "masked_fill_ mask": lambda x, i, n: x.masked_fill_(x, 1),
     "scatter_ complex": lambda x, i, n: x.scatter_(0, i, 1j),
     "assigned complex": lambda x, i, n: x.__setitem__(0, 1j),
@@ -96,6 +105,20 @@ def test_a_warning_comes_at_the_line_of_the_user(embedded):
 def test_a_range_that_a_dtype_cannot_hold_exactly_is_warned_of(embedded):
     with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
         torch.ones(3, device=embedded, dtype=torch.float16).random_(0, 2050)
+
+
+def test_a_range_is_warned_of_at_each_call(embedded):
+    x = torch.ones(3, device=embedded, dtype=torch.float16)
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
+            x.random_(0, 2050)
+
+
+def test_filling_an_expanded_tensor_is_warned_of(embedded):
+    expanded, mask = torch.ones(1, device=embedded).expand(3), torch.tensor([True, False, True], device=embedded)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="expanded tensors"):
+            expanded.masked_fill_(mask, 0.0)
 
 
 def test_an_index_on_the_cpu_is_taken_by_index_fill(embedded):

@@ -469,3 +469,16 @@ def test_the_same_here_and_there(embedded, case):
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda function: function.__name__)
 def test_the_same_error_here_and_there(embedded, mistake):
     fails_alike(mistake)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+def test_a_dual_tensor_is_copied_to_the_cpu(embedded):
+    """PyTorch compares the sizes of tangents, which are on two devices; nothing is sent for that."""
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(
+            torch.ones(2, 1, device=embedded), torch.full((2, 1), 5.0, device=embedded)
+        )
+        copied = torch.zeros(2, 1)
+        copied.copy_(dual)
+        assert torch.autograd.forward_ad.unpack_dual(copied).tangent.tolist() == [[5], [5]]
+    assert not torch.ops.aten.is_same_size(torch.ones(2, device=embedded), torch.ones(3))

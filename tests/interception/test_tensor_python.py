@@ -427,3 +427,16 @@ def test_an_op_beside_a_tensor_of_a_class_that_overrides_ops_is_left_to_that_cla
     assert torch.equal((remote[:2] + wrapped).cpu(), table[:2] + rows)
     remote.index_copy_(0, wrapped, remote[:2] + 1)
     assert torch.equal(remote.cpu(), table.index_copy(0, rows, table[:2] + 1))
+
+
+def test_a_long_list_is_printed_without_elements(embedded):
+    """As in the error for a list that an op was given: each tensor in it would be a round trip."""
+    tensors = [torch.ones(3, device=embedded)] * 100_000
+    with pytest.raises(RuntimeError, match="instead found type 'list'"):
+        torch.ops.aten.sin.default(tensors)
+    djinn.reset_stats()
+    assert repr(tensors).startswith(f"[tensor(..., device='{REMOTE}', size=(3,)), tensor(")
+    assert repr([tensors[:40]] * 40).count("tensor(...") == 1600
+    assert djinn.stats()["submissions"] == 0
+    assert repr(tensors[:2]) == repr([tensors[0]] * 2) == f"[{tensors[0]!r}, {tensors[0]!r}]"
+    assert "tensor([1., 1., 1.]" in repr(tensors[0])

@@ -267,6 +267,8 @@ def test_refusals():
         djinn.open_weights("file:/none/there")
     with pytest.raises(djinn.WeightsUnavailable, match=r"reads no weights from 'nope:x': it reads file:"):
         djinn.open_weights("nope:x")
+    with pytest.raises(djinn.WeightsUnavailable, match="text that can be sent"):
+        djinn.open_weights("file:/\ud800")
     with pytest.raises(djinn.ConfigurationError, match="not on cpu"):
         djinn.open_weights("file:/none", "cpu")
 

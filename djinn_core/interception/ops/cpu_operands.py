@@ -39,6 +39,12 @@ _TAKE_CPU_TENSORS = {
 }
 
 
+_OF_NUMBERS = {
+    packet.Tensor: packet.ScalarList
+    for packet in (aten._foreach_addcdiv, aten._foreach_addcdiv_, aten._foreach_addcmul, aten._foreach_addcmul_)
+}
+
+
 class CpuOperand(Exception):  # noqa: N818 - a signal between two functions, never seen by users
     """An argument is a CPU tensor with dimensions."""
 
@@ -62,6 +68,29 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         )
     device = args[0].remote.meta.device
     return tuple(_upload(a, device) for a in args), {name: _upload(value, device) for name, value in kwargs.items()}
+
+
+def in_lists_of_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:
+    """The overload that takes a list of numbers, and its arguments, in the place of one that takes a CPU tensor of them.
+
+    None if `func` is no such op.
+
+    Raises:
+        RuntimeError: as PyTorch's kernel, which takes a row of as many numbers as there are elements.
+    """
+    overload = _OF_NUMBERS.get(func)
+    numbers = args[-1] if args else None
+    if overload is None or type(numbers) is not torch.Tensor:
+        return None
+    if not numbers.is_contiguous():
+        raise RuntimeError("Expected scalars to be contiguous.")
+    if numbers.dim() != 1:
+        raise RuntimeError(f"Expected packed scalar Tensor to be of dimension 1. Got {numbers.dim()} instead.")
+    if len(numbers) != len(args[0]):
+        raise RuntimeError(
+            f"Expected length of scalars to match input of length {len(args[0])} but got {len(numbers)} instead."
+        )
+    return overload, (*args[:-1], numbers.tolist())
 
 
 def _layouts(arguments: Iterable[Any]) -> Iterator[torch.layout]:

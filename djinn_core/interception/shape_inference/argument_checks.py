@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from djinn_core.interception.shape_inference.small_trials import try_small
 from djinn_core.tracebacks import warn_user
 
 aten = torch.ops.aten
@@ -34,19 +35,12 @@ def check_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
 
 
 def _try(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Call the CPU's kernel with tensors of one element and these dtypes: what it says of dtypes and numbers holds for all sizes."""
-    small = [_small(a) for a in args]
+    """Raise what the CPU's kernel says of dtypes and numbers."""
     try:
-        func(*small, **{name: _small(value) for name, value in kwargs.items()})
+        try_small(func, args, kwargs)
     except RuntimeError as error:
         if _ABOUT_VALUES.search(str(error)):
             raise
-
-
-def _small(argument: Any) -> Any:
-    if isinstance(argument, torch.Tensor):
-        return torch.zeros((1,) * argument.dim(), dtype=argument.dtype)
-    return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
 
 def check_distribution(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -58,6 +52,14 @@ def check_distribution(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     if func in _DISTRIBUTIONS:
         given = {name: value for name, value in kwargs.items() if name != "generator"}
         func(torch.empty(0, dtype=args[0].dtype), *args[1:], **given)
+
+
+def warns_each_time(func: Any, args: Sequence[Any]) -> bool:
+    """True if kernels warn of these numbers at each call, so that none may be recorded without a look at them."""
+    if func not in _RANDOM_INTEGERS or not args[0].dtype.is_floating_point:
+        return False
+    whole = 2 / torch.finfo(args[0].dtype).eps  # up to here the dtype holds all integers
+    return any(type(number) is int and abs(number) > whole for number in args[1:])
 
 
 def is_doubtful(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -143,6 +145,11 @@ def _index(_given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
 
 
+def _masked_fill_(given: torch.Tensor, *_: Any, **__: Any) -> None:
+    if any(not step and size > 1 for size, step in zip(given.shape, given.stride(), strict=True)) and given.numel():
+        warn_user(_EXPANDED)
+
+
 def _nothing_there(given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any, **__: Any) -> bool:
     """Elements of a dimension that has none."""
     sizes = [n for n, i in zip(given.shape, indices, strict=False) if i is not None]
@@ -212,6 +219,12 @@ _TRIED = frozenset({
 
 _BYTE_MASK = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
 
+_EXPANDED = (
+    "Use of masked_fill_ on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
+    "This also applies to advanced indexing e.g. tensor[mask] = scalar"
+)
+
+_RANDOM_INTEGERS = frozenset({getattr(aten.random_, "from"), aten.random_.to})
 _DISTRIBUTIONS = frozenset({
     aten.bernoulli_.float,
     aten.cauchy_.default,
@@ -229,6 +242,7 @@ _DOUBTS: dict[Any, Callable[..., bool]] = {
     aten.as_strided_scatter.default: _as_strided_scatter,
     aten.bucketize.Tensor: lambda _, boundaries, **__: boundaries.dim() != 1,
     aten.complex.default: lambda real, imaginary: real.dtype != imaginary.dtype,
+    aten.polar.default: lambda length, angle: length.dtype != angle.dtype,
     aten.convolution.default: _convolves,
     aten.index.Tensor: _nothing_there,
     aten.masked_scatter.default: lambda _, mask, __: mask.dtype != torch.bool,
@@ -254,6 +268,8 @@ _CHECKS: dict[Any, Check] = {
     aten.min.default: _not_empty("min"),
     aten.index_select.default: _index_select,
     aten.index.Tensor: _index,
+    aten.masked_fill_.Scalar: _masked_fill_,
+    aten.masked_fill_.Tensor: _masked_fill_,
     aten.index_put.default: _index,
     aten.index_put_.default: _index,
     aten.index_add.default: _written_like("index_add_", 3),

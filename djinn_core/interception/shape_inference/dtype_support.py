@@ -1,20 +1,26 @@
 """Ops whose meta kernels accept dtypes that no kernel supports: the executor is asked before the first such call.
 
 An error is then raised on the user's line. Supported dtypes depend on the device, so the client asks the executor, and
-caches a positive answer.
+caches a positive answer. It is asked where the CPU of the client has no kernel, by a trial with a few elements (`small_trials.py`) of
+pointwise ops and of those that are listed, and for ops of which only a list tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from djinn_core.interception.bounded_memo import keep
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
+from djinn_core.interception.shape_inference.shape_formulas import is_pointwise
+from djinn_core.interception.shape_inference.small_trials import try_small
+from djinn_core.ir.values import TensorMeta
 
+aten = torch.ops.aten
 _FLOATING = frozenset(
     (
         "_linalg_eigh _log_softmax _softmax elu frac gelu glu hardsigmoid hardswish histc log_sigmoid_forward mish multinomial "
@@ -23,20 +29,77 @@ _FLOATING = frozenset(
         "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
     ).split()
 )
+# Ops that compute no element from those in its place, and whose kernels a few elements cannot harm.
+_TRIED = frozenset(
+    (
+        "_cdist_forward.default _fused_dropout.default _prelu_kernel.default _softmax.default addbmm.default addmm.default "
+        "addmv.default addr.default amax.default amin.default aminmax.default arange.start_step argmax.default argmin.default "
+        "avg_pool1d.default avg_pool2d.default avg_pool3d.default baddbmm.default bernoulli.default bernoulli_.float bmm.default "
+        "convolution.default count_nonzero.dim_IntList cummax.default cummin.default cumprod.default cumsum.default dot.default "
+        "exponential_.default eye.m flip.default gather.default geometric_.default grid_sampler_2d.default huber_loss.default "
+        "im2col.default index_add.default index_add_.default isin.Tensor_Tensor kaiser_window.beta kthvalue.default "
+        "linalg_cross.default linalg_vector_norm.default linear.default linspace.default linspace.out logcumsumexp.default logspace.out "
+        "logsumexp.default matmul.default max.default max.dim max_pool2d_with_indices.default max_pool3d_with_indices.default mean.default "
+        "mean.dim median.default median.dim min.default min.dim mm.default mode.default mse_loss.default multinomial.default "
+        "mv.default nanmedian.default nanmedian.dim nansum.default native_batch_norm.default native_dropout.default "
+        "native_layer_norm.default nll_loss_forward.default normal_.default poisson.default prod.default prod.dim_int put.default "
+        "rand_like.default randint_like.default randn.default randn_like.default random_.default random_.from random_.to "
+        "randperm.default reflection_pad1d.default reflection_pad2d.default renorm.default rrelu_with_noise.default "
+        "scatter_add.default scatter_add_.default scatter_reduce.two scatter_reduce_.two searchsorted.Tensor "
+        "smooth_l1_loss.default sort.default sort.stable std.correction std_mean.correction sum.default sum.dim_IntList "
+        "take.default topk.default trace.default tril.default tril_.default triu.default triu_.default uniform_.default "
+        "var.correction var_mean.correction vdot.default"
+    ).split()
+)
+# All kernels take them.
+_USUAL = frozenset({torch.float32, torch.float64})
+KEYS_LIMIT = 4096  # remembered answers of the CPU's kernels
 _WHOLE = frozenset("__and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor gcd lcm".split())
 
 
-def may_lack_kernel(func: Any, operands: Sequence[Any]) -> bool:
-    """True if only the executor knows if it has a kernel of `func` for operands of these dtypes (one for each of `operands`)."""
-    packet = func.name().removeprefix("aten::").partition(".")[0]
-    plain = packet if packet.endswith("__") else packet.removesuffix("_")
-    if not operands or not (plain in _FLOATING or plain in _WHOLE):
+def may_lack_kernel(func: Any, operands: Sequence[TensorMeta], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True if only the executor knows if it has a kernel of `func` for operands of these dtypes; the arguments are meta tensors."""
+    if operands and (func, operands[0].dtype) in inference_cache.supported:
         return False
-    dtype = operands[0].dtype
-    usual = dtype.is_floating_point if plain in _FLOATING else not (dtype.is_floating_point or dtype.is_complex)
-    if usual or (func, dtype) in inference_cache.supported:
+    if not ((operands and _is_unusual(func, operands[0].dtype)) or _cpu_lacks_kernel(func, operands, args, kwargs)):
         return False
     return port.is_open() or not current().captures  # a capture starts no server
+
+
+def _is_unusual(func: Any, dtype: torch.dtype) -> bool:
+    packet = func.name().removeprefix("aten::").partition(".")[0]
+    plain = packet if packet.endswith("__") else packet.removesuffix("_")
+    if plain in _FLOATING:
+        return not dtype.is_floating_point
+    return plain in _WHOLE and (dtype.is_floating_point or dtype.is_complex)
+
+
+def _cpu_lacks_kernel(
+    func: Any, operands: Sequence[TensorMeta], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """True if the CPU has no kernel of an op for these dtypes, and types of numbers."""
+    dtypes = [o.dtype for o in operands] or [kwargs.get("dtype") or torch.get_default_dtype()]
+    if not is_pointwise(func) and (str(func).removeprefix("aten.") not in _TRIED or _USUAL.issuperset(dtypes)):
+        return False
+    key = (
+        func,
+        *dtypes,
+        *[a if type(a) is torch.dtype else getattr(a, "dtype", type(a)) for a in (*args, *kwargs.values())],
+    )
+    lacking = inference_cache.lacking.get(key)
+    if lacking is not None:
+        return lacking
+    try:
+        try_small(func, args, kwargs)
+    except NotImplementedError:
+        lacking = True
+    except RuntimeError:  # of dtypes, or of a number
+        return is_pointwise(func) or any(dtype.is_complex for dtype in dtypes)
+    except Exception:
+        return False
+    else:
+        lacking = False
+    return keep(inference_cache.lacking, key, lacking, KEYS_LIMIT)
 
 
 def note_taken(func: Any, operands: Sequence[torch.Tensor]) -> None:

@@ -1,8 +1,8 @@
 """Ops whose result metadata does not depend on their float arguments.
 
 Optimizers and schedules pass another number to them in every step: a learning rate, a bias correction. A call that was
-inferred with one float is valid for all floats; otherwise each step would infer its result again, and cache it. Only ops that
-refuse no float are listed: others must see the number to raise the error that eager PyTorch would.
+inferred with one float is valid for all floats that every floating dtype can hold; otherwise each step would infer its result
+again, and cache it. Kernels may refuse others, and calls with them are kept by the number (`scalar_ranges.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+
+from djinn_core.interception.shape_inference.scalar_ranges import LEAST_MAXIMUM
 
 _PACKETS: Final = (
     "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "pow", "pow_", "lerp", "lerp_", "addcmul", "addcmul_",
@@ -31,11 +33,11 @@ TAKE_ANY_FLOAT: Final = _overloads()
 
 
 def without_floats(key: list[Any]) -> tuple[Any, ...]:
-    """The key of a call without the values of its floats; that they are floats stays."""
+    """The key of a call without the values of its floats but those that some dtype cannot hold; that they are floats stays."""
     kept: list[Any] = []
     number_follows = False
     for part in key:
-        if not number_follows:
+        if not number_follows or (type(part) is float and not -LEAST_MAXIMUM <= part <= LEAST_MAXIMUM):
             kept.append(part)
         number_follows = part is float and not number_follows
     return tuple(kept)

@@ -11,14 +11,46 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import attrs
+import torch
 
 from djinn_core import torch_private
 from djinn_core.interception.recording.encode import encode_form
-from djinn_core.interception.shape_inference.meta_infer import infer, signature_of, written_operands
+from djinn_core.interception.shape_inference.meta_infer import MetaConverter, infer, signature_of, written_operands
+from djinn_core.interception.shape_inference.scalar_ranges import LEAST_MAXIMUM
+from djinn_core.interception.shape_inference.small_trials import try_small
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.ir.program import Call
+from djinn_core.ir.program import Call, Slot
 
 FEW = 8  # elements that are not worth it
+
+
+def is_over_lists(func: Any) -> bool:
+    """True if `func` does the same with each element of its lists."""
+    return bool(func.name().startswith("aten::_foreach_"))
+
+
+def is_refused_for_elements(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor], slots: Sequence[Slot]
+) -> bool:
+    """True if kernels refuse dtypes or numbers of a list's elements: by the CPU's, where these are not the usual ones."""
+    if not is_over_lists(func):
+        return False
+    usual = all(o.remote.meta.dtype.is_floating_point for o in operands) and all(abs(n) <= LEAST_MAXIMUM for n in slots)
+    if usual and not any(_has_unusual_number(a) for a in (*args, *kwargs.values())):
+        return False
+    converter = MetaConverter()
+    try:
+        with torch.no_grad():
+            try_small(func, converter.convert(args), {name: converter.convert(a) for name, a in kwargs.items()})
+    except Exception:
+        return True
+    return False
+
+
+def _has_unusual_number(argument: Any) -> bool:
+    if isinstance(argument, (list, tuple)):
+        return any(_has_unusual_number(item) for item in argument)
+    return isinstance(argument, (bool, complex))
 
 
 def infer_by_element(
@@ -29,7 +61,7 @@ def infer_by_element(
     Raises:
         Exception: as `infer`.
     """
-    if not func.name().startswith("aten::_foreach_"):
+    if not is_over_lists(func):
         return None
     given = [*args, *kwargs.values()]
     lists = [(place, a) for place, a in enumerate(given) if isinstance(a, (list, tuple))]

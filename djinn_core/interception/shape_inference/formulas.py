@@ -9,6 +9,7 @@ then on it is trusted, or not used any more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import torch
 from djinn_core.interception.bounded_memo import keep
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.shape_inference.meta_infer import order_of
+from djinn_core.interception.shape_inference.scalar_ranges import ScalarRule, rule_of_call
 from djinn_core.interception.shape_inference.shape_formulas import Formula as ShapeFormula
 from djinn_core.interception.shape_inference.shape_formulas import (
     Shapes,
@@ -59,6 +61,8 @@ class _Layout:
         """The result of this shape; None if its layout is not known because other sizes are 0 or 1 than before."""
         if tuple([n if n < 2 else -1 for n in shape]) != self.small:
             return None
+        if 0 in self.small and math.prod([n for n in shape if n]) > LARGEST:
+            return None  # no bytes, and strides beyond 64 bits
         if self.as_first:
             if first is None or first.shape != shape:
                 return None
@@ -80,6 +84,7 @@ class KindOfCalls:
         example: one that the meta kernel was run for. layouts: of its new results; None for all others.
         formula: of the shapes of the results. view: in its place, where the results look into the first operand.
         trusted: whether the formula was right once.
+        scalars: ranges of the scalars that need no closer look.
         numbers_in_tensors: whether a number comes in the shape of a CPU tensor.
         wrong: whether the formula disagreed with the meta kernel, or there is none.
     """
@@ -88,6 +93,7 @@ class KindOfCalls:
     layouts: tuple[_Layout | None, ...] = ()
     formula: ShapeFormula | None = None
     view: ViewFormula | None = None
+    scalars: ScalarRule | None = None
     numbers_in_tensors: bool = False
     trusted: bool = False
     wrong: bool = False
@@ -124,6 +130,8 @@ class KindOfCalls:
             return ()
         if any(m is None or len(m.shape) != len(shape) for m, (shape, _, _) in zip(before, places, strict=True)):
             return ()  # a dimension is squeezed where it was not before
+        if 0 in base.shape and any(max(map(abs, (*stride, offset))) > LARGEST for _, stride, offset in places):
+            return ()  # sizes that do not count beside 0 can be of any size, and strides beyond 64 bits
         return tuple([
             tensor_meta(shape, stride, offset, base.dtype, base.device) for shape, stride, offset in places
         ])  # fmt: skip
@@ -143,7 +151,7 @@ def infer_by_formula(
     if kwargs.get("generator") is not None:
         return None
     kind = inference_cache.kinds.get(_kind_key(key))
-    if kind is None or not kind.trusted:
+    if kind is None or not kind.trusted or (kind.scalars is not None and not kind.scalars.holds(args, kwargs)):
         return None
     metas = tuple([operand.remote.meta for operand in operands])
     results = kind.results(args, kwargs, metas)
@@ -241,7 +249,9 @@ def _kind(func: Any, call: Call, *, numbers_in_tensors: bool) -> KindOfCalls:
         small = tuple([n if n < 2 else -1 for n in meta.shape])
         layouts.append(_Layout(meta.dtype, meta.device, small, None if row_major else order, as_first))
     formula = shape_formula(func) or _pointwise
-    return KindOfCalls(call, tuple(layouts), formula, numbers_in_tensors=numbers_in_tensors)
+    return KindOfCalls(
+        call, tuple(layouts), formula, scalars=rule_of_call(func, call), numbers_in_tensors=numbers_in_tensors
+    )
 
 
 def _kind_key(key: Sequence[Any]) -> Key:

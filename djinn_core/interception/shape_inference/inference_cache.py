@@ -23,6 +23,7 @@ class InferenceCache:
         kinds: examples of calls that differ in sizes and scalars only.
         signatures: equal signatures are one object, which has the layouts and dtypes that were learnt.
         supported: ops and dtypes that an executor was found to have kernels of.
+        lacking: by op and dtypes, whether the CPU of the client has no kernel.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class InferenceCache:
         self.kinds: dict[Key, KindOfCalls] = {}
         self.signatures: dict[object, Signature] = {}
         self.supported: set[tuple[Any, torch.dtype]] = set()
+        self.lacking: dict[Key, bool] = {}
 
 
 inference_cache: Final = InferenceCache()

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from djinn_core.errors import DjinnError, RemoteError
+from djinn_core.errors import (
+    DjinnError,
+    RemoteError,
+    RemoteIndexError,
+    RemoteNotImplementedError,
+    RemoteTypeError,
+    RemoteValueError,
+)
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.runtime_interface import port
@@ -34,6 +41,13 @@ _KINDS = (
     AssertionError,
     torch.linalg.LinAlgError,  # type: ignore[attr-defined]
 )
+_BUILTIN = {
+    RemoteError: RuntimeError,
+    RemoteIndexError: IndexError,
+    RemoteValueError: ValueError,
+    RemoteTypeError: TypeError,
+    RemoteNotImplementedError: NotImplementedError,
+}
 _PLAIN = frozenset({RuntimeError, NotImplementedError, IndexError, ValueError, TypeError})
 
 
@@ -63,10 +77,11 @@ def settle(
         else:
             results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
     except RemoteError as answer:
-        if refused.error is None or (answer.op == func.name() and _kinds(answer) != _kinds(refused.error)):
-            raise answer from None
-        if answer.op == func.name() and type(refused.error) in _PLAIN and answer.words:
-            raise type(refused.error)(answer.words) from None  # meta kernels say it in other words
+        said = answer.words if answer.op == func.name() else ""
+        if refused.error is None or (said and _kinds(answer) != _kinds(refused.error)):
+            raise _as_pytorch(answer, said) from None
+        if type(refused.error) in _PLAIN and said:
+            raise type(refused.error)(said) from None  # meta kernels say it in other words
         raise refused.error from None
     except DjinnError as error:
         if refused.error is None:
@@ -75,6 +90,16 @@ def settle(
         raise refused.error from None
     note_taken(func, operands)
     return results
+
+
+def _as_pytorch(answer: RemoteError, said: str) -> Exception:
+    """The error of an op as eager PyTorch raises it, at the line of the user: what the executor adds is a note."""
+    plain = _BUILTIN.get(type(answer))
+    if not said or plain is None:
+        return answer
+    error = plain(said)
+    error.add_note(str(answer))
+    return error
 
 
 def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[LazyTensor]:

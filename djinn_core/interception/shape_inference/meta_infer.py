@@ -27,6 +27,7 @@ from djinn_core.interception.shape_inference.argument_checks import (
 from djinn_core.interception.shape_inference.dtype_support import may_lack_kernel
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.shape_inference.meta_overrides import is_random, may_be_of_other_dtypes, must_ask, rule_for
+from djinn_core.interception.shape_inference.scalar_ranges import refuse_scalars, rule_of_call
 from djinn_core.interception.shape_inference.write_checks import (
     check_cast,
     check_targets,
@@ -140,9 +141,11 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         with held, torch.no_grad():  # an interrupt in between would leave gradients off
             check_cast(func, meta_args, meta_kwargs)
             check_arguments(func, meta_args, meta_kwargs)
-            doubtful = may_lack_kernel(func, before) or may_refuse_target(func, meta_args, meta_kwargs)
-            doubtful = doubtful or is_doubtful(func, meta_args, meta_kwargs)
+            doubtful = is_doubtful(func, meta_args, meta_kwargs) or may_refuse_target(func, meta_args, meta_kwargs)
+            doubtful = doubtful or may_lack_kernel(func, before, meta_args, meta_kwargs)
             out = rule_for(func)(*meta_args, **meta_kwargs)
+    except OverflowError as error:  # a meta kernel in Python counts with the scalar
+        raise MetaKernelRefused(_refused_scalar(func, meta_args, meta_kwargs) or error) from error
     except NotImplementedError as error:
         raise UnknownResult from error
     except RuntimeError as error:
@@ -152,9 +155,24 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     if doubtful:
         raise MetaKernelRefused
     call = _build(func, args, kwargs, device, world, before, out)
+    scalars = rule_of_call(func, call)
+    if scalars is not None and not scalars.holds(args, kwargs):
+        refused = _refused_scalar(func, meta_args, meta_kwargs)
+        if refused is not None:
+            raise MetaKernelRefused(refused)
     if only_kernels_know(func, call) or (may_be_of_other_dtypes(func, before) and call.signature.dtypes is None):
         raise UnknownResult
     return call
+
+
+def _refused_scalar(func: Any, meta_args: Sequence[Any], meta_kwargs: dict[str, Any]) -> RuntimeError | None:
+    """The error with which the CPU's kernel refuses a scalar; None if it takes all."""
+    try:
+        with held, torch.no_grad():
+            refuse_scalars(func, meta_args, meta_kwargs)
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

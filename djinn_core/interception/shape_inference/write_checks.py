@@ -33,6 +33,9 @@ _REFUSE_OPERANDS = frozenset({
     "aten::take.out",
 })  # fmt: skip
 
+# These do not write to an operand in part, as pointwise ops do not.
+_REFUSE_PARTS = frozenset({"aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"})
+
 
 def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Refuse to write into a CPU tensor.
@@ -159,7 +162,7 @@ def refuses_overlap(op: str) -> bool:
     if op in OWN_OPERATORS:
         return False
     func = resolve(op)
-    return func is _COPY or op in _REFUSE_OPERANDS or torch.Tag.pointwise in func.tags
+    return func is _COPY or op in _REFUSE_OPERANDS or op in _REFUSE_PARTS or torch.Tag.pointwise in func.tags
 
 
 def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None:
