@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_storage, storage_of
+from djinn_core.reference_counts import counts_beside
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 
 def take_freed() -> list[Value]:
     """The values in `freed` that are gone for good; the others stay there."""
-    gone: list[Value] = []
     freed = device_state.freed
-    for _ in range(len(freed)):
-        value = freed.popleft()
+    taken = [freed.popleft() for _ in range(len(freed))]
+    gone: list[Value] = []
+    for value, others in zip(taken, counts_beside(taken), strict=True):
         if not hasattr(value, "handle"):
             continue  # of a copy that was made without calling its constructor
-        if sys.getrefcount(value) > _ONLY_HERE:
-            freed.append(value)
-        else:
-            gone.append(value)
+        (freed if others else gone).append(value)
     return gone
 
 
@@ -34,9 +31,6 @@ def still_to_free() -> list[int]:
     gone = take_freed()
     device_state.freed.extend(gone)
     return [value.handle for value in gone]
-
-
-_ONLY_HERE = 2  # references to a value that a local variable and the call of `getrefcount` have
 
 
 class Storage:
