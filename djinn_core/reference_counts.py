@@ -16,6 +16,11 @@ def counts_beside(listed: Sequence[object]) -> list[int]:
     return [count - _OF_COUNTING for count in _counts(listed)]
 
 
+def only_listed(listed: Sequence[object]) -> bool:
+    """True if nothing beside `listed` refers to any of the objects, and each is in it once."""
+    return _counts(listed).count(_OF_COUNTING) == len(listed)
+
+
 def _counts(listed: Sequence[object]) -> list[int]:
     return list(map(sys.getrefcount, listed))
 

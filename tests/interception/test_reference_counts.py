@@ -11,7 +11,7 @@ import torch
 import djinn
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.tensors.storage import take_freed
-from djinn_core.reference_counts import counts_beside
+from djinn_core.reference_counts import counts_beside, only_listed
 
 
 class Thing:
@@ -27,6 +27,15 @@ def test_an_object_that_is_only_listed():
     assert counts_beside((Thing(),)) == [0]
     assert counts_beside([Thing() for _ in range(1000)]) == [0] * 1000
     assert counts_beside([]) == []
+    assert only_listed([])
+    assert only_listed([Thing(), Thing()])
+
+
+def test_objects_that_are_not_only_listed():
+    local = Thing()
+    assert not only_listed([Thing(), local])
+    assert not only_listed([local.__dict__])
+    assert not only_listed([Thing()] * 2)
 
 
 def test_each_reference_of_the_program_counts():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, NoReturn
 
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_storage, storage_of
-from djinn_core.reference_counts import counts_beside
+from djinn_core.reference_counts import counts_beside, only_listed
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 def take_freed() -> list[Value]:
     """The values in `freed` that are gone for good; the others stay there."""
     freed = device_state.freed
+    if not freed:
+        return []
     taken = [freed.popleft() for _ in range(len(freed))]
-    gone: list[Value] = []
-    for value, others in zip(taken, counts_beside(taken), strict=True):
-        if not hasattr(value, "handle"):
-            continue  # of a copy that was made without calling its constructor
-        (freed if others else gone).append(value)
-    return gone
+    if not only_listed(taken):
+        counts = counts_beside(taken)
+        freed.extend(compress(taken, counts))
+        taken = [value for value, count in zip(taken, counts, strict=True) if not count]
+    # Without a handle are copies that were made without a call of the constructor.
+    return [value for value in taken if hasattr(value, "handle")]
 
 
 def still_to_free() -> list[int]:
