@@ -1,0 +1,1 @@
+"""Calls of the operating system, with an answer for each platform."""
