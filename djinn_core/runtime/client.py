@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -58,6 +57,7 @@ from djinn_core.runtime.reconfiguring import (
 )
 from djinn_core.runtime.sending.progress import progress_observers
 from djinn_core.runtime.session import Session
+from djinn_core.system.processes import in_forked_child
 from djinn_core.tracebacks import for_users
 from djinn_core.wire.messages import DeviceInfo
 
@@ -610,5 +610,5 @@ def attach() -> None:
     port.describe = _described
     port.device_count = _device_count
     port.counts_when_open = lambda: not is_initialized() and _named_servers()
-    os.register_at_fork(after_in_child=_after_fork)
+    in_forked_child(_after_fork)
     atexit.register(_at_exit)

@@ -40,7 +40,7 @@ def stands_between(library: bytes) -> bool:
 
 
 def _addresses() -> list[int]:
-    """Where each C function of this thread is, the innermost first."""
+    """Addresses in the C functions of this thread, the innermost first."""
     stack = (ctypes.c_void_p * _FRAMES)()
     return [address or 0 for address in stack[: _backtrace(stack, _FRAMES)]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -19,7 +20,7 @@ from djinn.costs import calibration_file, calibration_of
 from djinn.hooks import Calibration, ConfigurationError, DeviceCapabilities
 from djinn.testing import CommandConformance, sample_graphs
 from djinn_roofline.calibrate_command import calibrate, progress
-from djinn_roofline.calibration.measuring import ProcessorClock
+from djinn_roofline.calibration.measuring import measuring, processor_clock
 from djinn_roofline.calibration.plot import draw
 from djinn_roofline.calibration.validate import Comparison, Validation
 from djinn_roofline.model import MeasuredRoofline
@@ -161,8 +162,17 @@ def test_every_program_is_a_point_beside_three_lines(tmp_path):
 
 
 def test_processor_time_is_for_executors_of_their_own():
-    with pytest.raises(ConfigurationError, match="on this machine only"):
-        ProcessorClock(0)
+    assert processor_clock(os.getpid()) is None
+    assert processor_clock(0) is None
+    executor = processor_clock(os.getppid())
+    assert executor is not None
+    assert executor.read() >= 0
+
+
+def test_processor_time_that_is_not_known_is_refused(monkeypatch):
+    monkeypatch.setattr(session, "executor_process", os.getpid)
+    with pytest.raises(ConfigurationError, match="on this machine only"), measuring(processor_time=True):
+        pass
 
 
 def test_only_svg_is_drawn(tmp_path):
