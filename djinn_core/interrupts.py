@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,6 +151,17 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
         _thread.start_new_thread(_press_again, ())
     else:
         signal.default_int_handler(number, frame)
+
+
+def warn_without_lock() -> None:
+    """Say that Djinn relies on the interpreter's lock, where a free-threaded Python runs without it."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        warnings.warn(
+            "Djinn was not written for Python without its global lock: what one thread does in one step, others may see half done. "
+            "Set PYTHON_GIL=1, or use a build of Python with the lock",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def handle_interrupts() -> None:

@@ -23,7 +23,7 @@ from djinn_core.interception.install import install
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import Runtime, port
-from djinn_core.interrupts import handle_interrupts
+from djinn_core.interrupts import handle_interrupts, warn_without_lock
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
@@ -603,6 +603,7 @@ def attach() -> None:
     install()
     integrate_when_imported(context)
     handle_interrupts()
+    warn_without_lock()
     port.start = _runtime
     port.is_open = is_initialized
     port.is_available = _is_available

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from itertools import takewhile
 from typing import Any, Final
 
@@ -77,8 +76,8 @@ def _looked_up() -> tuple[Any, Any, Any]:
     except TypeError:  # Windows has no library of all names
         return None, None, None
     try:
-        unwinder = ctypes.CDLL("libgcc_s.so.1") if sys.platform == "linux" else program
-    except OSError:
+        unwinder = ctypes.CDLL("libgcc_s.so.1")
+    except OSError:  # macOS: its system library has it
         unwinder = program
     function_at = getattr(unwinder, "_Unwind_FindEnclosingFunction", None)
     if function_at is not None:

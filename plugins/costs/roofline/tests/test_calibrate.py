@@ -161,6 +161,7 @@ def test_every_program_is_a_point_beside_three_lines(tmp_path):
     assert len([mark for mark in marks if "fill-opacity: 0.75" in mark.get("style", "")]) == len(compared) + len(kinds)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone tells it")
 def test_processor_time_is_for_executors_of_their_own():
     assert processor_clock(os.getpid()) is None
     assert processor_clock(0) is None
