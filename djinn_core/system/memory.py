@@ -90,7 +90,7 @@ Resident = LinuxResident | OtherResident
 
 
 def resident() -> Resident:
-    """What tells the resident memory of this process.
+    """The meter of this process's resident memory.
 
     Raises:
         OSError: nothing does.

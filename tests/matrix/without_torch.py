@@ -1,4 +1,4 @@
-"""What depends on the interpreter and needs no PyTorch: for versions of Python that PyTorch has no build for."""
+"""Checks of what depends on the interpreter and needs no PyTorch: for versions of Python that PyTorch has no build for."""
 
 from __future__ import annotations
 
