@@ -54,7 +54,7 @@ class PeerSilence:
         self._since = 0.0
 
     def seconds(self, sock: socket.socket) -> float:
-        """How long; 0: nothing is under way, or the system does not tell.
+        """Seconds of silence; 0: nothing is under way, or the system does not tell.
 
         Raises:
             OSError: the socket is closed.
