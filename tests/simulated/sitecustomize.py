@@ -150,7 +150,8 @@ def hide_files() -> None:
     builtins.open = io.open = hiding(io.open)
     for name in ("open", "stat", "lstat", "listdir", "scandir", "readlink", "access", "statvfs"):
         setattr(os, name, hiding(getattr(os, name)))
-    pathlib.io.open = io.open
+    if hasattr(pathlib, "io"):  # before Python 3.13
+        pathlib.io.open = io.open
 
 
 def refuse_as_macos() -> None:
