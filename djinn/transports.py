@@ -28,6 +28,7 @@ from djinn_core.launch.http_hosts import VARIABLE as HOSTS_VARIABLE
 from djinn_core.launch.http_hosts import is_called, is_well_formed, own_names
 from djinn_core.logs import get_logger
 from djinn_core.printable import printable
+from djinn_core.system.tcp import keep_alive
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "held",
     "is_called",
     "is_well_formed",
+    "keep_alive",
     "own_names",
     "printable",
     "send_buffers",

@@ -2,9 +2,10 @@
 
 The layers, lowest first; each may import only from those before it (docs/architecture.md):
 
-- `backoff`, `directories`, `errors`, `files`, `interrupts`, `lru`, `printable`, `role`, `stack_room`: pauses between attempts; where files
-  of the user lie; the hierarchy of errors; files that processes share; when Ctrl-C is raised; a bounded mapping; what others
-  say, made fit to be shown; what this process is; room for nested calls.
+- `system`: what the platform offers, with an answer for each: the only place that asks the operating system by itself.
+- `backoff`, `directories`, `errors`, `files`, `interrupts`, `lru`, `printable`, `reference_counts`, `role`, `stack_room`: pauses
+  between attempts; where files of the user lie; the hierarchy of errors; files that processes share; when Ctrl-C is raised; a
+  bounded mapping; what others say, made fit to be shown; who else refers to an object; what this process is; room for nested calls.
   `torch_private`, `torch_objects`, `torch_tracing`: the only places where PyTorch's private functions are touched.
 - `config`, `logs`: settings and where each came from; structured logs. `tracebacks`: errors leave with the user's frames alone.
 - `ir`: programs, graphs and the result types of the stages.

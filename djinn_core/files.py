@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
+
+from djinn_core.system.processes import lock_file
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -50,16 +51,6 @@ def version_of(path: Path) -> FileVersion:
     return FileVersion(status.st_mtime_ns, status.st_ino, status.st_size)
 
 
-def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file or directory, until the descriptor is closed or the process ends, however it ends.
-
-    Raises:
-        BlockingIOError: another process holds a lock on it, and this call does not `wait`.
-    """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
-
-
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file beside `path`, which one process at a time can, for a change of what the file says.
@@ -68,5 +59,5 @@ def locked(path: Path) -> Iterator[None]:
         OSError: there cannot be one.
     """
     with (path.parent / f".{path.name}.lock").open("w") as file:
-        lock(file.fileno(), wait=True)
+        lock_file(file.fileno(), wait=True)
         yield

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import _thread
 import _weakrefset
-import ctypes
 import signal
+import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol
+
+from djinn_core.system import native_stack
 
 LOOK_SECONDS: Final = 0.1  # of waiting, after which it is looked whether there was an interrupt
 _NEAR: Final = 6  # frames that a finalizer may be away
@@ -139,13 +142,26 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
 
     PyTorch asks Python for the device of a tensor, also where an exception in C++ aborts the process, and Python then looks
     for signals. So inside PyTorch's C++ the signal is sent once more instead, and where Python drops what is raised.
+    `HeldInterrupts` calls this later than at the signal, from Python: there is no C++ between.
     """
     if _is_handling(frame):
         return  # what is just being decided holds for this one, too
-    if _inside_torch() or _is_dropped(frame):
+    at_signal = frame is sys._getframe(1)  # noqa: SLF001 - the public ways build a list of all frames
+    if (at_signal and native_stack.stands_between(b"libtorch")) or _is_dropped(frame):
         _thread.start_new_thread(_press_again, ())
     else:
         signal.default_int_handler(number, frame)
+
+
+def warn_without_lock() -> None:
+    """Say that Djinn relies on the interpreter's lock, where a free-threaded Python runs without it."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        warnings.warn(
+            "Djinn was not written for Python without its global lock: what one thread does in one step, others may see half done. "
+            "Set PYTHON_GIL=1, or use a build of Python with the lock",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def handle_interrupts() -> None:
@@ -181,41 +197,7 @@ def _press_again() -> None:
         signal.pthread_kill(_main.ident, signal.SIGINT)
 
 
-class _Symbol(ctypes.Structure):
-    """The dynamic linker's information on an address: `Dl_info`."""
-
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-def _inside_torch() -> bool:
-    """True if PyTorch's C++ code stands between the handler that calls this and the next Python frame."""
-    if _backtrace is None or _dladdr is None:  # a C library without them
-        return False
-    stack = (ctypes.c_void_p * _FRAMES)()
-    count = _backtrace(stack, _FRAMES)
-    symbol, loops = _Symbol(), 0
-    for address in stack[:count]:
-        if not _dladdr(ctypes.c_void_p(address), ctypes.byref(symbol)):
-            continue
-        if symbol.name == b"_PyEval_EvalFrameDefault":
-            loops += 1
-        elif b"libtorch" in (symbol.file or b""):
-            return True
-        if loops > 1:  # the first is that of the handler
-            return False
-    return False
-
-
-_FRAMES: Final = 64
 _AGAIN_SECONDS: Final = 0.002
-_program = ctypes.CDLL(None)
-# Looked up here: in the handler nothing may run that an interrupt could be raised in.
-_backtrace, _dladdr = getattr(_program, "backtrace", None), getattr(_program, "dladdr", None)
 
 
 def _is_main() -> bool:

@@ -225,7 +225,11 @@ def stand_in_for_cuda() -> None:
 
 
 def _table_of_guards() -> Any:
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    folder = Path(torch.__file__).parent / "lib"
+    found = sorted(folder.glob("libc10.*"))  # .so, on macOS .dylib
+    if not found:
+        raise OSError(f"there is no library libc10 in {folder}")
+    library = ctypes.CDLL(str(found[0]))
     return (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
@@ -13,12 +12,9 @@ from djinn_core.errors import StartupError
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.system.memory import free_bytes, total_bytes
 
 djinn_api_version = API_VERSION
-
-# Of the second and of the first version of Linux control groups; a machine has one of them.
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_CGROUP_USE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 
 
 class CpuRuntime:
@@ -44,7 +40,7 @@ class CpuRuntime:
 
     def memory(self) -> Mapping[str, int]:
         """Bytes: `total` and `free` of what this machine or container may use, `allocated` resident in this process."""
-        return {"total": _total(), "free": _free(), "allocated": _allocated()}
+        return {"total": total_bytes(), "free": free_bytes(), "allocated": _allocated()}
 
 
 class CpuDevice:
@@ -55,7 +51,7 @@ class CpuDevice:
     def discover(self) -> Sequence[DeviceCapabilities]:
         """All processors together, as one device."""
         title = f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors"
-        return (DeviceCapabilities("cpu:0", "cpu", title, memory=_total(), memory_free=_free()),)
+        return (DeviceCapabilities("cpu:0", "cpu", title, memory=total_bytes(), memory_free=free_bytes()),)
 
     def open(self, index: int) -> DeviceRuntime:
         """The processors, for this process.
@@ -72,26 +68,6 @@ class CpuDevice:
 def djinn_register_devices() -> list[Device]:
     """The CPU."""
     return [CpuDevice()]
-
-
-def _total() -> int:
-    """Bytes of the machine's memory, or of the container's where that is less."""
-    import psutil
-
-    return min([int(psutil.virtual_memory().total), *_figures(_CGROUP_LIMITS)])
-
-
-def _free() -> int:
-    """Bytes that can still be had without swapping."""
-    import psutil
-
-    room = [limit - used for limit, used in zip(_figures(_CGROUP_LIMITS), _figures(_CGROUP_USE), strict=False)]
-    return max(0, min([int(psutil.virtual_memory().available), _total(), *room]))
-
-
-def _figures(paths: Sequence[Path]) -> list[int]:
-    """The numbers in those of the files that exist and hold one (a group without a limit says `max`)."""
-    return [int(text) for path in paths if path.is_file() and (text := path.read_text().strip()).isdigit()]
 
 
 def _allocated() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,11 +17,11 @@ from djinn_core.builtins.sockets import SocketConnection, SocketListener
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, Transport, TransportCapabilities
+from djinn_core.system.tcp import LONGEST_PATH, widen
 
 djinn_api_version = 1
 
 # The kernel's `sun_path`, less the zero at its end.
-_LONGEST_PATH: Final = 107 if sys.platform == "linux" else 103
 # Unix sockets have no automatic tuning; the kernel cuts this down to what the machine allows.
 _BUFFER_BYTES: Final = 4 << 20
 
@@ -94,8 +93,7 @@ class _Release:
 
 def _open_socket() -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+    widen(sock, _BUFFER_BYTES)
     return sock
 
 
@@ -110,9 +108,9 @@ def _path_of(url: str) -> Path:
 
 def _check_length(path: Path) -> None:
     length = len(os.fsencode(path))
-    if length > _LONGEST_PATH:
+    if length > LONGEST_PATH:
         raise TransportError(
-            f"the path of a Unix socket may take {_LONGEST_PATH} bytes, {path} takes {length};"
+            f"the path of a Unix socket may take {LONGEST_PATH} bytes, {path} takes {length};"
             " choose a shorter one, for instance below $XDG_RUNTIME_DIR"
         )
 

@@ -15,15 +15,15 @@ from typing import Final
 import attrs
 
 from djinn_core.builtins.streams import StreamConnection
-from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, peer_monitor, silence, tcp_info
+from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, peer_monitor
 from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
+from djinn_core.system.tcp import PARTS, PeerSilence
 from djinn_core.wire.frames import Buffer, Limits
 
-_IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 _LISTEN_BACKLOG: Final = 128
 # How long, and for how many bytes, a server goes on reading after its last word.
 _LINGER_SECONDS: Final = 1.0
@@ -77,7 +77,7 @@ def send_buffers(
             pending[first] = memoryview(pending[first])[sent:]
             sent = 0
         try:
-            parts.extend(map(sock.sendmsg, (pending[first : first + _IOV_MAX],)))
+            parts.extend(map(sock.sendmsg, (pending[first : first + PARTS],)))
         except BlockingIOError:
             if held.pending:
                 return pending[first:]
@@ -128,6 +128,7 @@ class SocketConnection(StreamConnection):
             int
         ] = []  # bytes that were read into the decoder's buffer and not taken in yet: at most one number
         self._taking = False
+        self._silence = PeerSilence()
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             peer_monitor.watch(self)
 
@@ -136,7 +137,7 @@ class SocketConnection(StreamConnection):
         if self._ended or self._process != os.getpid():
             return
         try:
-            seconds = silence(tcp_info(self._socket))
+            seconds = self._silence.seconds(self._socket)
         except OSError:
             return  # another thread has just closed it
         if seconds > SILENT_SECONDS:

@@ -7,8 +7,6 @@ is looked at in a debugger, goes on acknowledging: it is never taken for dead.
 
 from __future__ import annotations
 
-import socket
-import struct
 import threading
 import time
 import weakref
@@ -16,8 +14,6 @@ from typing import Final, Protocol
 
 PAUSE_SECONDS: Final = 10.0
 SILENT_SECONDS: Final = 60.0
-# Of Linux' `struct tcp_info`: segments that were not acknowledged, and milliseconds since the last acknowledgement.
-_UNACKNOWLEDGED: Final = struct.Struct("=24xI28xI")
 
 
 class Watched(Protocol):
@@ -56,21 +52,3 @@ class PeerMonitor:
 
 
 peer_monitor: Final = PeerMonitor()
-
-
-def silence(info: bytes) -> float:
-    """For how many seconds the other machine has not acknowledged what was sent to it, by its `TCP_INFO`; 0: nothing is under way."""
-    if len(info) < _UNACKNOWLEDGED.size:
-        return 0.0
-    unacknowledged, milliseconds = _UNACKNOWLEDGED.unpack_from(info)
-    return milliseconds / 1e3 if unacknowledged else 0.0
-
-
-def tcp_info(sock: socket.socket) -> bytes:
-    """TCP statistics of a socket from the kernel; empty if it has none.
-
-    Raises:
-        OSError: it is closed.
-    """
-    option = getattr(socket, "TCP_INFO", None)
-    return b"" if option is None else sock.getsockopt(socket.IPPROTO_TCP, option, _UNACKNOWLEDGED.size)

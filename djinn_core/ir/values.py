@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import threading
 import weakref
 from collections.abc import Iterable
@@ -14,6 +13,8 @@ from typing import Any, Final
 
 import attrs
 import torch
+
+from djinn_core.system.processes import in_forked_child
 
 VIEW_BITS: Final = 32
 # The number of the storage once more, in the lower bits: these decide where Python's sets and dictionaries put an int, and
@@ -187,7 +188,7 @@ def _restart_interning() -> None:
     _interning = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_restart_interning)
+in_forked_child(_restart_interning)
 
 
 def meta_of(tensor: torch.Tensor, device: int = 0) -> TensorMeta:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.directories import cache_directory
-from djinn_core.files import lock
 from djinn_core.launch.private_directory import JUST_MADE_SECONDS, remove_unless_held
 from djinn_core.logs import get_logger
+from djinn_core.system.processes import lock_file
 
 LIMIT: Final = 8 << 30  # bytes of one journal
 SHARE: Final = 4  # of what is free on the disk, one part; a journal that is compacted is there twice for a moment
@@ -40,7 +40,7 @@ class OwnJournals:
         _remove_abandoned(base)
         self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
         held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        lock(held)
+        lock_file(held)
         self._end = weakref.finalize(self, _remove, self.path, held, os.getpid())
 
     @property

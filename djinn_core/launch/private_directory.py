@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from djinn_core.files import lock
 from djinn_core.launch.addresses import DIRECTORY_PREFIX
+from djinn_core.system.processes import lock_file
 
 # The address of a local socket has room for 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
 _LONGEST: Final = 88
@@ -35,7 +35,7 @@ def make_private_directory() -> tuple[str, int]:
         Path(directory).rmdir()
         directory = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir="/tmp")
     owned = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    lock(owned, shared=True)
+    lock_file(owned, shared=True)
     return directory, owned
 
 
@@ -57,7 +57,7 @@ def remove_unless_held(path: Path) -> None:
     """
     held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        lock(held)
+        lock_file(held)
         shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(held)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +23,7 @@ from djinn_core.interception.install import install
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import Runtime, port
-from djinn_core.interrupts import handle_interrupts
+from djinn_core.interrupts import handle_interrupts, warn_without_lock
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
@@ -58,6 +57,7 @@ from djinn_core.runtime.reconfiguring import (
 )
 from djinn_core.runtime.sending.progress import progress_observers
 from djinn_core.runtime.session import Session
+from djinn_core.system.processes import in_forked_child
 from djinn_core.tracebacks import for_users
 from djinn_core.wire.messages import DeviceInfo
 
@@ -603,6 +603,7 @@ def attach() -> None:
     install()
     integrate_when_imported(context)
     handle_interrupts()
+    warn_without_lock()
     port.start = _runtime
     port.is_open = is_initialized
     port.is_available = _is_available
@@ -610,5 +611,5 @@ def attach() -> None:
     port.describe = _described
     port.device_count = _device_count
     port.counts_when_open = lambda: not is_initialized() and _named_servers()
-    os.register_at_fork(after_in_child=_after_fork)
+    in_forked_child(_after_fork)
     atexit.register(_at_exit)

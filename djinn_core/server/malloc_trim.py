@@ -7,42 +7,37 @@ this a server that has served a thousand clients keeps tens of megabytes that ar
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
-import os
-import platform
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from djinn_core.logs import get_logger
+from djinn_core.system import memory
 
 PAUSE_SECONDS: Final = 2.0
-_M_ARENA_MAX: Final = -8  # of glibc's <malloc.h>
 _ARENAS: Final = 2
 _log = get_logger("djinn.server")
 
 
 @functools.cache
-def trimmer() -> Callable[[], None]:
+def trimmer() -> Callable[[], object]:
     """A function that returns freed memory to the system; it does nothing where the C library cannot."""
     try:
-        function = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError) as error:
-        _log.warning("this C library does not give freed memory back", error=str(error))
+        return memory.trimmer()
+    except OSError as error:
+        _log.info("what is freed stays with this process", reason=str(error))
         return lambda: None
-    return lambda: function(0)
 
 
 def keep_few_arenas() -> None:
     """Have threads allocate from the same places: with one for each of eight threads, what one session has freed is of no use to the next.
 
-    Only for processes whose threads mostly wait for Python's lock anyway. Other C libraries than glibc have none, or another number of them.
+    Only for processes whose threads mostly wait for Python's lock anyway.
     """
-    if "glibc" in platform.libc_ver() and "MALLOC_ARENA_MAX" not in os.environ:
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+    memory.keep_few_arenas(_ARENAS)
 
 
 def set_start_aside() -> None:

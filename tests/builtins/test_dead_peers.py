@@ -8,10 +8,11 @@ import struct
 
 import pytest
 
-from djinn_core.builtins import sockets
 from djinn_core.builtins.sockets import SocketConnection
-from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, peer_monitor, silence, tcp_info
+from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, peer_monitor
 from djinn_core.errors import TransportError
+from djinn_core.system import tcp
+from djinn_core.system.tcp import PeerSilence
 from djinn_core.wire.frames import Frame, Limits
 
 
@@ -31,6 +32,14 @@ def info(unacknowledged, seconds):
     return struct.pack("=24xI28xI", unacknowledged, int(seconds * 1000))
 
 
+def macos_info(window, unacknowledged, packets):
+    """As macOS lays it out: the whole structure has 112 bytes."""
+    states, numbers = (0, 0, 0, 0), (0,) * 6
+    after = (0,) * 5  # the window for receiving, times, and what was said about fast opening
+    return struct.pack("=4B6I2I5I7Q", *states, *numbers, window, unacknowledged, *after, 0, 0, 0, packets, 0, 0, 0)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="of Linux")
 def test_whoever_does_not_read_is_not_silent(connected):
     connection, _ = connected
     assert connection in peer_monitor
@@ -38,27 +47,66 @@ def test_whoever_does_not_read_is_not_silent(connected):
     with contextlib.suppress(BlockingIOError):
         while True:
             connection._socket.send(bytes(1 << 20))
-    assert len(tcp_info(connection._socket)) == 60
-    assert silence(tcp_info(connection._socket)) < 5
+    assert PeerSilence().seconds(connection._socket) < 5
     connection.notice_silence()
     assert not connection._ended
 
 
-def test_what_the_kernel_says():
-    assert silence(b"") == 0
-    assert silence(info(0, 1000)) == 0
-    assert silence(info(3, 1000)) == 1000
+def test_what_linux_says():
+    assert PeerSilence.on_linux(b"") == 0
+    assert PeerSilence.on_linux(info(0, 1000)) == 0
+    assert PeerSilence.on_linux(info(3, 1000)) == 1000
+
+
+def test_what_macos_says():
+    """It tells packets that came, and this how long none came while something was under way."""
+    silence = PeerSilence()
+    assert silence.on_macos(b"", 1.0) == 0
+    assert len(macos_info(1, 1, 1)) == 112
+    assert silence.on_macos(macos_info(500, 100, packets=7), 10.0) == 0
+    assert silence.on_macos(macos_info(500, 100, packets=7), 50.0) == 40
+    assert silence.on_macos(macos_info(500, 300, packets=7), 80.0) == 70
+    assert silence.on_macos(macos_info(500, 300, packets=8), 90.0) == 0, "an acknowledgement came"
+    assert silence.on_macos(macos_info(500, 0, packets=8), 180.0) == 0, "nothing is under way"
+    assert silence.on_macos(macos_info(500, 1, packets=8), 190.0) == 10
+    assert silence.on_macos(macos_info(0, 1, packets=8), 300.0) == 0, "it does not read, and is asked seldom"
+
+
+def test_a_system_that_does_not_tell(connected, monkeypatch):
+    connection, _ = connected
+    monkeypatch.delattr(socket, "TCP_INFO", raising=False)
+    monkeypatch.setattr(tcp, "_MACOS_OPTION", 0)
+    assert PeerSilence().seconds(connection._socket) == 0
+    connection.notice_silence()
+    assert not connection._ended
 
 
 def test_a_machine_that_acknowledges_nothing_is_gone(connected, monkeypatch):
     connection, _ = connected
-    monkeypatch.setattr(sockets, "tcp_info", lambda _: info(1, SILENT_SECONDS - 1))
+    monkeypatch.setattr(PeerSilence, "seconds", lambda *_: SILENT_SECONDS - 1)
     connection.notice_silence()
     connection.send(Frame(b"still there"))
-    monkeypatch.setattr(sockets, "tcp_info", lambda _: info(1, SILENT_SECONDS + 1))
+    monkeypatch.setattr(PeerSilence, "seconds", lambda *_: SILENT_SECONDS + 1)
     connection.notice_silence()
     with pytest.raises(TransportError, match="acknowledged nothing for 61 s"):
         connection.send(Frame(b"gone"))
+
+
+def test_buffers_that_the_system_refuses_become_smaller():
+    """As on macOS, where what is too much is refused instead of cut."""
+
+    class Refusing:
+        def __init__(self):
+            self.given = {}
+
+        def setsockopt(self, level, option, value):
+            if value > 1 << 18:
+                raise OSError("no buffer space available")
+            self.given[option] = value
+
+    sock = Refusing()
+    tcp.widen(sock, 1 << 22)
+    assert sock.given == {socket.SO_SNDBUF: 1 << 18, socket.SO_RCVBUF: 1 << 18}
 
 
 def test_a_closed_connection_is_left_alone(connected):

@@ -8,6 +8,7 @@ import pytest
 from djinn.testing import TransportConformance
 from djinn_core.builtins.local import LocalTransport
 from djinn_core.errors import TransportError
+from djinn_core.system.tcp import LONGEST_PATH
 from djinn_core.wire.frames import Limits
 
 
@@ -49,7 +50,7 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path):
 def test_a_path_that_is_too_long_is_refused_with_its_length(tmp_path):
     url = f"unix://{tmp_path}/{'x' * 120}.sock"
     for use in (listen, lambda url: LocalTransport().connect(url, Limits(), 1)):
-        with pytest.raises(TransportError, match=r"may take 107 bytes, .* takes \d+; choose a shorter one"):
+        with pytest.raises(TransportError, match=rf"may take {LONGEST_PATH} bytes, .* takes \d+; choose a shorter one"):
             use(url)
 
 

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from djinn_core.files import lock, locked, replace_file, version_of
+from djinn_core.files import locked, replace_file, version_of
+from djinn_core.system.processes import lock_file
 
 
 def test_a_file_is_replaced_as_a_whole_and_for_its_owner_alone(tmp_path):
@@ -45,15 +46,15 @@ def test_a_version_differs_after_a_write_and_after_a_replacement(tmp_path):
 def test_a_lock_is_held_until_its_descriptor_is_closed(tmp_path):
     first, second, third = (os.open(tmp_path, os.O_RDONLY) for _ in range(3))
     try:
-        lock(first, shared=True)
-        lock(second, shared=True)
+        lock_file(first, shared=True)
+        lock_file(second, shared=True)
         with pytest.raises(BlockingIOError):
-            lock(third)
+            lock_file(third)
         os.close(first)
         with pytest.raises(BlockingIOError):
-            lock(third)
+            lock_file(third)
         os.close(second)
-        lock(third)
+        lock_file(third)
     finally:
         os.close(third)
 
@@ -63,6 +64,6 @@ def test_one_change_at_a_time(tmp_path):
     with locked(path):
         file = os.open(tmp_path / ".table.lock", os.O_RDWR)
         with pytest.raises(BlockingIOError):
-            lock(file)
-    lock(file)
+            lock_file(file)
+    lock_file(file)
     os.close(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ import torch
 import djinn
 from djinn.testing import open_session
 from djinn_core.errors import ProgramStopped
-from djinn_core.interrupts import held, raise_outside_torch
+from djinn_core.interrupts import held, raise_outside_torch, warn_without_lock
 from djinn_core.runtime.sending import cancellation, uploads
 
 DEVICE = "remote_accelerator:0"
@@ -224,6 +225,15 @@ def test_cancelling_nothing_does_nothing(session):
     djinn.cancel()
     djinn.cancel(threading.current_thread())
     assert x.sum().item() == 3.0
+
+
+def test_python_without_its_lock_is_warned_of(monkeypatch, recwarn):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    warn_without_lock()
+    assert not recwarn.list
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False)
+    with pytest.warns(RuntimeWarning, match="PYTHON_GIL=1"):
+        warn_without_lock()
 
 
 def test_interrupts_are_raised_at_checks_and_at_the_end():

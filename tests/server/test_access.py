@@ -125,7 +125,8 @@ class Guarded:
             with urllib.request.urlopen(request, timeout=SECONDS, context=context) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
 
 @pytest.fixture(scope="module")

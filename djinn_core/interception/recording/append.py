@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Final
 
 import torch
@@ -20,9 +19,9 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta
+from djinn_core.reference_counts import counts_beside
 
 _MANY: Final = 1024  # results; making them starts collections
-_ONE_TENSOR: Final = 2  # references to a value that only one tensor stands for, while they are counted
 
 
 def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], above: int = 0) -> Any:
@@ -97,7 +96,7 @@ def _note_writes(recorder: Recorder, call: Call, operands: list[LazyTensor]) -> 
 
 def own_value(tensor: LazyTensor) -> None:
     """Give `tensor` a value of its own, before an op that changes its metadata, which others that share it keep."""
-    if sys.getrefcount(tensor.remote) > _ONE_TENSOR:
+    if counts_beside([tensor.remote]) != [1]:  # more than this tensor stand for it
         call = infer(torch.ops.aten.alias.default, (tensor,), {}, tensor.remote.meta.device)
         tensor.remote = append(call, [tensor], ()).remote
 

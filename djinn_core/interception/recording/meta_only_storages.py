@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.values import storage_of
+from djinn_core.reference_counts import counts_beside
 
 
 class Absent:
@@ -63,13 +63,10 @@ class Absent:
             value = dead.pop()
             if value.storage.id not in self._storages:
                 present.append(value)
-            elif sys.getrefcount(value.storage) <= _LAST:
+            elif counts_beside([value.storage]) == [1]:  # its only value is this one
                 self._storages.discard(value.storage.id)
         return present[::-1]
 
     def clear(self) -> None:
         """Forget all."""
         self._storages.clear()
-
-
-_LAST = 2  # references to the storage of a single value, while they are counted

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, NoReturn
 
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_storage, storage_of
+from djinn_core.reference_counts import counts_beside, only_listed
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
@@ -16,17 +17,16 @@ if TYPE_CHECKING:
 
 def take_freed() -> list[Value]:
     """The values in `freed` that are gone for good; the others stay there."""
-    gone: list[Value] = []
     freed = device_state.freed
-    for _ in range(len(freed)):
-        value = freed.popleft()
-        if not hasattr(value, "handle"):
-            continue  # of a copy that was made without calling its constructor
-        if sys.getrefcount(value) > _ONLY_HERE:
-            freed.append(value)
-        else:
-            gone.append(value)
-    return gone
+    if not freed:
+        return []
+    taken = [freed.popleft() for _ in range(len(freed))]
+    if not only_listed(taken):
+        counts = counts_beside(taken)
+        freed.extend(compress(taken, counts))
+        taken = [value for value, count in zip(taken, counts, strict=True) if not count]
+    # Without a handle are copies that were made without a call of the constructor.
+    return [value for value in taken if hasattr(value, "handle")]
 
 
 def still_to_free() -> list[int]:
@@ -34,9 +34,6 @@ def still_to_free() -> list[int]:
     gone = take_freed()
     device_state.freed.extend(gone)
     return [value.handle for value in gone]
-
-
-_ONLY_HERE = 2  # references to a value that a local variable and the call of `getrefcount` have
 
 
 class Storage:

@@ -16,6 +16,7 @@ import time
 from typing import Final
 
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.system.limits import lower_priority
 
 _TOLD: Final = 2000  # characters of what a failed process said
 NICE: Final = 10  # behind all sessions, and yet not starved by a busy machine
@@ -59,7 +60,7 @@ def main() -> None:
     from djinn_core.role import become_server
 
     become_server("executor")
-    os.nice(int(sys.argv[2]))
+    lower_priority(int(sys.argv[2]))
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     result = os.dup(1)
     os.dup2(2, 1)  # printed text is not part of the result

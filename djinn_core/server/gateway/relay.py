@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Final
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Holding
 from djinn_core.logs import get_logger
+from djinn_core.system.memory import total_bytes
 from djinn_core.wire.frames import weight
 
 MOST: Final = 512  # twice the sessions that an executor serves: those beside sessions are short
@@ -99,7 +99,7 @@ class Relays:
         """`each`: bytes for a tenant. `together`: for all; 0: half of the machine's memory."""
         self._most = most
         self._each = each
-        self._together = together or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        self._together = together or total_bytes() // 2
         self._lock = threading.Lock()
         self._running: Counter[str] = Counter()
         self._ways: dict[Way, str] = {}

@@ -1,21 +1,11 @@
-"""Resident memory of this process, as the kernel reports it, and the return of the allocator's free memory to the system.
-
-Read from `/proc` by hand: it is asked several times in each program, psutil takes ten times as long (28 us against 3), and it
-does not tell the peak, nor counts it again.
-"""
+"""Memory that tensors and ops take of this process, and the return of the allocator's free memory to the system."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from djinn_core.logs import get_logger
 from djinn_core.server.malloc_trim import trimmer
+from djinn_core.system import memory
 
-_STATM = Path("/proc/self/statm")
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
 _log = get_logger("djinn.server")
 
 
@@ -24,17 +14,16 @@ class ProcessMemory:
 
     def __init__(self) -> None:
         """Raises `OSError` where the kernel does not tell."""
-        self._file = os.open(_STATM, os.O_RDONLY)
-        self._page = os.sysconf("SC_PAGE_SIZE")
-        self._base = self.resident()
+        self._resident = memory.resident()
+        self._base = self._resident.now()
         self._begun = False
         self._trim = trimmer()
-        self._resettable = _STATUS.exists() and _CLEAR.exists()
+        self._resettable = self._resident.tells_peak
         self.peak = 0
 
     def resident(self) -> int:
         """Resident bytes."""
-        return int(os.pread(self._file, 128, 0).split()[1]) * self._page
+        return self._resident.now()
 
     def begin(self, held: int) -> None:
         """Tensors take `held` bytes, and what else there is now is not theirs. Once."""
@@ -51,7 +40,7 @@ class ProcessMemory:
         """Count the peak again."""
         if self._resettable:
             try:
-                _CLEAR.write_text(_RESET_PEAK)
+                self._resident.restart_peak()
             except OSError as error:
                 self._resettable = False
                 _log.info("what ops take beside their results is not known", error=str(error))
@@ -60,8 +49,7 @@ class ProcessMemory:
         """As `beyond`, the most since the peak was last counted again; None if that cannot be known."""
         if not self._resettable or not self._begun:
             return None
-        lines = _STATUS.read_text().splitlines()
-        peak = max(0, next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 - self._base)
+        peak = max(0, self._resident.peak() - self._base)
         self.peak = max(self.peak, peak)
         return peak
 
@@ -71,7 +59,7 @@ class ProcessMemory:
 
     def close(self) -> None:
         """Ask no more."""
-        os.close(self._file)
+        self._resident.close()
 
 
 def process_memory(kind: str) -> ProcessMemory | None:

@@ -15,6 +15,7 @@ import attrs
 import torch
 
 from djinn_core.server.weights.disk import STEP, Disk
+from djinn_core.system.memory import free_bytes
 
 PAGE = 4096  # bytes; what lies in the file begins at a multiple of it
 _ASSUMED = 1e9  # bytes a second, until something was measured
@@ -205,7 +206,7 @@ class PinnedSpill:
 
     def room(self) -> int:
         """As `SpillSpace.room`; page-locked memory is taken from all processes, so this is half of the free memory."""
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return free_bytes() // 2
 
     def close(self) -> None:
         """As `SpillSpace.close`."""

@@ -21,7 +21,6 @@ import msgspec
 
 from djinn_core.delivery.record_log import RecordReader, RecordWriter
 from djinn_core.errors import ProtocolError, SessionLost
-from djinn_core.files import lock
 from djinn_core.launch.tickets import NO_TENANT, Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.recovery.blob_files import (
@@ -35,6 +34,7 @@ from djinn_core.server.recovery.blob_files import (
 from djinn_core.server.recovery.transfer_log import KINDS, PastTransfers
 from djinn_core.server.recovery.transfer_log import Record as Shipped
 from djinn_core.server.weights.disk import STEP, Disk
+from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Buffer, Frame
 
 _MAGIC: Final = b"DJNJ1\n"
@@ -91,7 +91,7 @@ class Journal:
         self._lock = threading.RLock()
         self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            lock(self._file)
+            lock_file(self._file)
         except OSError:
             os.close(self._file)
             raise

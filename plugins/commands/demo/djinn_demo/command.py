@@ -30,10 +30,11 @@ def demo(device: str, only: tuple[str, ...], threads: int | None, svg: Path | No
     _quieten_libraries()
     from rich.console import Console
 
+    from djinn.platforms import processors
     from djinn_demo import table
     from djinn_demo.show import run_demo
 
-    setting = table.Setting(device, threads or max(1, len(os.sched_getaffinity(0)) // 2))
+    setting = table.Setting(device, threads or max(1, processors() // 2))
     results = run_demo(only or PARTS, setting, Console(stderr=True))
     if as_json:
         click.echo(json.dumps(table.as_json(results), indent=2))

@@ -64,15 +64,14 @@ def calibrate(
 
 def measure_beside_other_work(given: dict[str, Any]) -> None:
     """Measure a device that was never measured, unless another process is measuring it now, when nothing else wants to run."""
-    import fcntl
-    import os
-
     from djinn import session
     from djinn.costs import calibration_file, calibration_of
+    from djinn.platforms import lock_file, lower_priority
     from djinn_roofline.calibration.calibrate import calibrate_session
+    from djinn_roofline.calibration.measuring import processor_clock
     from djinn_roofline.calibration.session import open_session
 
-    os.nice(19)  # and what it starts
+    lower_priority(19)  # and what it starts
     open_session(**given)
     device = session.device()
     assert device is not None
@@ -80,13 +79,14 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_suffix(".lock").open("w") as locked:
         try:
-            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
+            lock_file(locked.fileno())  # until the process ends, however it ends
         except BlockingIOError:
             return
         if calibration_of(device) is None:
             own = not (session.settings().servers or session.settings().connection_file)
             alone = own and device.kind == "cpu" and device.threads == 1
-            calibrate_session(BACKGROUND_ROUNDS, processor_time=alone, quick=True)
+            told = alone and processor_clock(session.executor_process()) is not None
+            calibrate_session(BACKGROUND_ROUNDS, processor_time=told, quick=True)
 
 
 def server_settings(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Any]:

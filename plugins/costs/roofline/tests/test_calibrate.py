@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -19,7 +20,7 @@ from djinn.costs import calibration_file, calibration_of
 from djinn.hooks import Calibration, ConfigurationError, DeviceCapabilities
 from djinn.testing import CommandConformance, sample_graphs
 from djinn_roofline.calibrate_command import calibrate, progress
-from djinn_roofline.calibration.measuring import ProcessorClock
+from djinn_roofline.calibration.measuring import measuring, processor_clock
 from djinn_roofline.calibration.plot import draw
 from djinn_roofline.calibration.validate import Comparison, Validation
 from djinn_roofline.model import MeasuredRoofline
@@ -160,9 +161,19 @@ def test_every_program_is_a_point_beside_three_lines(tmp_path):
     assert len([mark for mark in marks if "fill-opacity: 0.75" in mark.get("style", "")]) == len(compared) + len(kinds)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone tells it")
 def test_processor_time_is_for_executors_of_their_own():
-    with pytest.raises(ConfigurationError, match="on this machine only"):
-        ProcessorClock(0)
+    assert processor_clock(os.getpid()) is None
+    assert processor_clock(0) is None
+    executor = processor_clock(os.getppid())
+    assert executor is not None
+    assert executor.read() >= 0
+
+
+def test_processor_time_that_is_not_known_is_refused(monkeypatch):
+    monkeypatch.setattr(session, "executor_process", os.getpid)
+    with pytest.raises(ConfigurationError, match="on this machine only"), measuring(processor_time=True):
+        pass
 
 
 def test_only_svg_is_drawn(tmp_path):

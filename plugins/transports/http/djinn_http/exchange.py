@@ -17,6 +17,7 @@ from djinn.transports import (
     TlsSocket,
     TransportError,
     dial_tls,
+    keep_alive,
     send_buffers,
     wait_readable,
 )
@@ -184,7 +185,7 @@ class HttpExchange:
         sock = socket.create_connection((self._endpoint.host, self._endpoint.port), self._timeout)
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_alive(sock)
         if self._endpoint.tls is None:
             return sock
         sock.settimeout(self._timeout)

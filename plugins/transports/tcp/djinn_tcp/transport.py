@@ -22,11 +22,10 @@ from djinn.transports import (
     TransportCapabilities,
     TransportError,
     dial_tls,
+    keep_alive,
     server_context,
 )
 
-# A peer that vanished without a word is given up after IDLE + INTERVAL * COUNT seconds.
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 # How long a client may take to begin TLS, of the time that it has to show its token.
 _HANDSHAKE_SECONDS: Final = 5.0
 
@@ -87,7 +86,7 @@ def _dial(url: str, host: str, port: int, timeout: float) -> socket.socket:
         raise TransportError(
             f"no server answers at {url}: {error}; is `djinn serve` running there, and does a firewall allow port {port}?"
         ) from error
-    _keep_alive(sock)
+    keep_alive(sock)
     return sock
 
 
@@ -100,7 +99,7 @@ def _bind(url: str, scheme: str) -> tuple[socket.socket, str]:
         sock = socket.socket(family, socket.SOCK_STREAM)
         # A restarted server gets its port back at once. Connections that it accepts inherit the other options.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _keep_alive(sock)
+        keep_alive(sock)
         sock.bind(address)
         # Listened at here, so that a port that another process listens at is found out before anything is started.
         sock.listen()
@@ -134,10 +133,3 @@ def _address_of(url: str, scheme: str) -> tuple[str, int]:
 
 def _url_of(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, seconds in _KEEPALIVE:
-        if hasattr(socket, option):  # macOS names the first of them differently
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)

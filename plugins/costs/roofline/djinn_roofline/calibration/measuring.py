@@ -6,12 +6,12 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, Protocol
 
 import djinn
 from djinn import session
 from djinn.hooks import ConfigurationError, Event
+from djinn.platforms import ThreadTimes
 
 DEVICE: Final = "remote_accelerator:0"
 
@@ -41,22 +41,14 @@ class ExecutorClock:
         return self._seconds
 
 
-class ProcessorClock:
-    """Processor time of an executor process on this machine: what else runs here disturbs it less. One thread only.
-
-    Read from `/proc` by hand, in nanoseconds: psutil tells processor time in hundredths of a second.
-    """
-
-    def __init__(self, process: int) -> None:
-        self._folder = Path(f"/proc/{process}/task")
-        if process == os.getpid() or not self._folder.is_dir():
-            raise ConfigurationError(
-                f"processor time can be measured of an executor process on this machine only, and {process} is not one"
-            )
-
-    def read(self) -> float:
-        """Seconds that the process has run on a processor."""
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in self._folder.iterdir()) / 1e9
+def processor_clock(process: int) -> Clock | None:
+    """Processor time of an executor process on this machine: what else runs here disturbs it less. One thread only. None: not known."""
+    if process == os.getpid():
+        return None
+    try:
+        return ThreadTimes(process)
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -67,9 +59,17 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
         ConfigurationError: processor time was asked for of an executor that is not a process of this machine.
     """
     djinn.init()
-    clock = ExecutorClock()
-    with session.whole_programs(), session.observed_by(clock):
-        yield ProcessorClock(session.executor_process()) if processor_time else clock
+    clock: Clock = (observer := ExecutorClock())
+    if processor_time:
+        process = session.executor_process()
+        known = processor_clock(process)
+        if known is None:
+            raise ConfigurationError(
+                f"processor time can be measured of an executor process on this machine only, if it runs Linux; {process} is not one"
+            )
+        clock = known
+    with session.whole_programs(), session.observed_by(observer):
+        yield clock
 
 
 def seconds_of(run: Callable[[], object], clock: Clock) -> float:

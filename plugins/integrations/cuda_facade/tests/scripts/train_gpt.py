@@ -63,36 +63,43 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCABULARY), y.view(-1))
 
 
-torch.manual_seed(1337)
-device = options.device
-model = GPT().to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
-on_cuda = device == "cuda"
-scaler = torch.amp.GradScaler("cuda", enabled=on_cuda)
-context = torch.amp.autocast("cuda", dtype=torch.float16) if on_cuda else nullcontext()
-first = 0
-if options.resume:
-    saved = torch.load(options.resume, map_location=device)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    first = saved["step"]
-loader = DataLoader(Text(), batch_size=8, num_workers=options.workers, pin_memory=on_cuda)
-batches = iter(loader)
-for step in range(first, first + options.steps // ACCUMULATE):
-    for group in optimizer.param_groups:
-        group["lr"] = 1e-3 * 0.5 * (1 + math.cos(math.pi * step / 20))
-    total = 0.0
-    for _ in range(ACCUMULATE):
-        x, y = (part.to(device, non_blocking=True) for part in next(batches))
-        with context:
-            loss = model(x, y) / ACCUMULATE
-        scaler.scale(loss).backward()
-        total += loss.item()
-    scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
-    print(f"step {step} loss {total:.3f}")
-if options.checkpoint:
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, options.checkpoint)
+def main():
+    torch.manual_seed(1337)
+    device = options.device
+    model = GPT().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    on_cuda = device == "cuda"
+    scaler = torch.amp.GradScaler("cuda", enabled=on_cuda)
+    context = torch.amp.autocast("cuda", dtype=torch.float16) if on_cuda else nullcontext()
+    first = 0
+    if options.resume:
+        saved = torch.load(options.resume, map_location=device)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        first = saved["step"]
+    loader = DataLoader(Text(), batch_size=8, num_workers=options.workers, pin_memory=on_cuda)
+    batches = iter(loader)
+    for step in range(first, first + options.steps // ACCUMULATE):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * 0.5 * (1 + math.cos(math.pi * step / 20))
+        total = 0.0
+        for _ in range(ACCUMULATE):
+            x, y = (part.to(device, non_blocking=True) for part in next(batches))
+            with context:
+                loss = model(x, y) / ACCUMULATE
+            scaler.scale(loss).backward()
+            total += loss.item()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        print(f"step {step} loss {total:.3f}")
+    if options.checkpoint:
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, options.checkpoint
+        )
+
+
+if __name__ == "__main__":  # workers may be started with forkserver, as by default from Python 3.14 on
+    main()

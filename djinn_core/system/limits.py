@@ -1,0 +1,72 @@
+"""Limits of this process, and its share of the processors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final
+
+try:
+    import resource
+except ImportError:  # Windows, and systems that take it away
+    resource = None  # type: ignore[assignment]
+
+_OPEN_MAX: Final = 10240  # what macOS allows at least where it says that there is no limit
+
+
+def limit_data(total: int) -> None:
+    """Let this process have at most `total` bytes of memory of its own, or fewer where it is limited already.
+
+    Raises:
+        OSError: this system has no such limit, or refuses it. macOS takes it, and does not keep to it.
+    """
+    if resource is None:
+        raise OSError("this system limits no process")
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (min([total, *allowed]), hard))
+    except ValueError as error:
+        raise OSError(str(error)) from error
+
+
+def allow_open_files() -> None:
+    """Allow this process as many open files as it may ask for.
+
+    Raises:
+        OSError: it may have no more than it has.
+    """
+    if resource is None:
+        raise OSError("this system does not say how many files a process may open")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return
+    # Where there is no limit, macOS has another one, which it does not tell, and refuses what is beyond.
+    for most in (hard, _OPEN_MAX):
+        if most == resource.RLIM_INFINITY or (soft != resource.RLIM_INFINITY and most <= soft):
+            continue
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return
+    if soft < _OPEN_MAX and soft != resource.RLIM_INFINITY:
+        raise OSError(f"this process may not open more than {soft} files")
+
+
+def leave_no_cores() -> None:
+    """Disable core dumps of this process and of those that it starts; a system without limits writes none by itself."""
+    if resource is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+def lower_priority(by: int) -> None:
+    """Run this process, and what it starts, only when others leave a processor idle; nothing where a system has no such thing."""
+    nice = getattr(os, "nice", None)
+    if nice is not None:
+        nice(by)
+
+
+def processors() -> int:
+    """Number of processors that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -1,0 +1,124 @@
+"""The suite on each version of Python that can be had here; says for each of the others why not.
+
+A version is had where `python3.X` starts, on the search path or below `--roots` (unpacked Debian roots: `usr/bin/python3.X`, used with
+chroot). For each an environment is made in build/matrix, with the same PyTorch where its index has one for that Python. Where there is
+none, what needs no PyTorch is run: the counts of references and the native stack, which are the interpreter's affair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "matrix"
+VERSIONS = ("3.11", "3.12", "3.13", "3.13t", "3.14", "3.14t")
+WITHOUT_TORCH = Path(__file__).with_name("without_torch.py")
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))
+HOUR = 3600
+
+
+def found(version: str) -> str | None:
+    """The path of that Python; None: there is none, or it does not start (as where a version manager has only its name)."""
+    for folder in os.get_exec_path():
+        path = Path(folder) / f"python{version}"
+        if path.exists():
+            done = subprocess.run(
+                [path, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=False
+            )
+            if done.returncode == 0:
+                return done.stdout.strip()
+    managed = sorted(
+        Path.home().glob(f".pyenv/versions/{version.rstrip('t')}*{'t' if version.endswith('t') else ''}/bin/python3")
+    )
+    return str(managed[-1]) if managed else None
+
+
+def step(command: list[object], log: Path, **options: object) -> bool:
+    """Run a command, what it says at the end of a log; True if it succeeded."""
+    with log.open("ab") as output:
+        output.write(f"\n$ {' '.join(map(str, command))}\n".encode())
+        output.flush()
+        done = subprocess.run(
+            [*map(str, command)], stdout=output, stderr=output, cwd=ROOT, check=False, timeout=2 * HOUR, **options
+        )
+    return done.returncode == 0
+
+
+def prepared(python: str, version: str, torch: str, log: Path) -> tuple[Path, str]:
+    """An interpreter of an environment with Djinn, and why it is without PyTorch (empty: it has it)."""
+    folder = BUILD / f"venv-{version}"
+    own = folder / "bin" / "python"
+    if not own.exists() and not step([python, "-m", "venv", folder], log):
+        shutil.rmtree(folder, ignore_errors=True)
+        return Path(python), "no virtual environment can be made"
+    pip = [own, "-m", "pip", "--disable-pip-version-check", "install"]
+    if not step([*pip, torch], log):
+        return own, f"{torch} does not install"
+    lock = ["-c", ROOT / "requirements-dev.lock"] if (ROOT / "requirements-dev.lock").exists() else []
+    packages = [part for plugin in PLUGINS for part in ("-e", plugin)]
+    wanted = [["hatchling>=1.24", "editables>=0.5"], ["--no-build-isolation", "-e", ".[server,test]", *packages]]
+    for packages in wanted:
+        if not step([*pip, *lock, *packages], log) and not step([*pip, *packages], log):
+            return own, "what the tests need does not install"
+    return own, ""
+
+
+def tried(version: str, torch: str, tests: list[str]) -> dict[str, object]:
+    """One row: what was run, how it ended, and where it says more."""
+    python = found(version)
+    if python is None:
+        return {"python": version, "result": "not run", "why": f"there is no python{version} here"}
+    log = BUILD / f"{version}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    began = time.monotonic()
+    own, lacking = prepared(python, version, torch, log)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    if lacking:
+        good = step([own, WITHOUT_TORCH], log, env=environment | {"PYTHONPATH": str(ROOT)})
+        ran = "what needs no PyTorch"
+    else:
+        whole = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
+        good = step([own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(tests or whole)], log, env=environment)
+        ran = " ".join(tests) or "the whole suite"
+    last = next((line for line in reversed(log.read_text(errors="replace").splitlines()) if line.strip()), "")
+    row = {
+        "python": version,
+        "result": "passed" if good else "FAILED",
+        "ran": ran,
+        "said": last,
+        "log": str(log.relative_to(ROOT)),
+    }
+    return row | {"seconds": round(time.monotonic() - began)} | ({"why": lacking} if lacking else {})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", default="torch==2.13.0", help="requirement of PyTorch")
+    parser.add_argument("--only", action="append", choices=VERSIONS, help="these versions; may be given twice")
+    parser.add_argument("--tests", nargs="*", default=[], help="these tests; without it the whole suite")
+    parser.add_argument("--json", type=Path, help="write the rows to a file")
+    options = parser.parse_args()
+    rows = []
+    for version in options.only or VERSIONS:
+        rows.append(tried(version, options.torch, options.tests))
+        print(
+            " ".join(
+                f"{value}" if name in {"python", "result"} else f"{name}={value!r}" for name, value in rows[-1].items()
+            ),
+            flush=True,
+        )
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return 1 if any(row["result"] == "FAILED" for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Checks of what depends on the interpreter and needs no PyTorch: for versions of Python that PyTorch has no build for."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+from djinn_core.reference_counts import counts_beside, only_listed
+from djinn_core.system import native_stack
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Thing:
+    held = None
+
+
+def check_counts() -> None:
+    """As in tests/interception/test_reference_counts.py."""
+    assert counts_beside([Thing(), Thing()]) == [0, 0]
+    local = Thing()
+    assert counts_beside([local]) == [1]
+    other = Thing()
+    other.held = local
+    assert counts_beside([local, other, Thing()]) == [2, 1, 0]
+    assert only_listed([Thing()])
+    assert not only_listed([Thing(), local])
+    for _ in range(1000):  # as code that runs often is, which the interpreter rewrites
+        assert counts_beside([local, Thing()]) == [2, 0]
+
+
+def check_native_stack() -> None:
+    """As in tests/system/test_native_stack.py."""
+    entry = native_stack._entry
+    assert entry is not None
+
+    def entries() -> int:
+        return sum(native_stack._function_at(address) == entry for address in native_stack._addresses())
+
+    assert max([1], key=lambda _: entries() - here) if (here := entries()) else True
+    assert [*map(lambda _: entries() - here, [0])] == [1]  # noqa: C417 - called by C is what is looked at
+    assert not native_stack.stands_between(b"libtorch")
+
+
+def check_syntax() -> None:
+    """All of Djinn compiles, and nothing of it is deprecated."""
+    warnings.simplefilter("error")
+    for folder in (ROOT / "djinn", ROOT / "djinn_core", ROOT / "plugins"):
+        for path in folder.rglob("*.py"):
+            compile(path.read_text(), str(path), "exec")
+
+
+if __name__ == "__main__":
+    check_counts()
+    check_native_stack()
+    check_syntax()
+    print(f"counts, native stack and syntax are right on {sys.version.split()[0]}")

@@ -1,0 +1,77 @@
+"""One package asks the operating system; what others use exists on every platform that is supported, or is asked for there."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+PACKAGE = "djinn_core/system/"
+MODULES = {"fcntl", "grp", "msvcrt", "pwd", "resource", "spwd", "syslog", "winreg"}
+# Members of `os`, `socket`, `signal`, `select`, `platform`, `sys` and `ctypes` that some platform lacks, or answers differently.
+MEMBERS = re.compile(
+    r"os\.(sched_\w+|sysconf\w*|nice|register_at_fork|getloadavg|uname|posix_\w+|memfd_create|eventfd\w*|pidfd_open|splice|sendfile"
+    r"|copy_file_range|getxattr|setxattr|name|setns|unshare|timerfd_\w+)"
+    r"|socket\.(TCP_(?!NODELAY)\w+|SO_(PEERCRED|KEEPALIVE|SNDBUF|RCVBUF|MARK|BINDTODEVICE)|MSG_(ZEROCOPY|NOSIGNAL))"
+    r"|select\.(epoll|kqueue)|signal\.(signalfd|prctl)|mmap\.MADV_\w+"
+    r"|platform\.(system|libc_ver|release|uname|mac_ver|win32_ver)|sys\.(platform|getwindowsversion)"
+    r"|ctypes\.(CDLL|cdll|PyDLL)"
+)
+FILES = re.compile(r"^/(proc|sys|dev/shm)(/|$)")
+KNOWN = {
+    ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
+    ("djinn_core/torch_private.py", "ctypes.PyDLL"): "the interpreter, which is there",
+}
+
+
+def asked(tree: ast.Module) -> set[str]:
+    """Names of everything that a module asks of the operating system by itself."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in MODULES}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module} & MODULES
+            found |= {name for alias in node.names if MEMBERS.fullmatch(name := f"{node.module}.{alias.name}")}
+        elif isinstance(node, ast.Attribute):
+            found |= {name for name in [ast.unparse(node)] if MEMBERS.fullmatch(name)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and FILES.match(node.value):
+            found.add(node.value)
+    return found
+
+
+def test_only_one_package_asks_the_operating_system(root, sources):
+    guilty = {}
+    for path in sources:
+        place = path.relative_to(root).as_posix()
+        if place.partition("/")[0] not in {"djinn", "djinn_core", "plugins"} or "/tests/" in place:
+            continue
+        if place.startswith(PACKAGE):
+            continue
+        found = {what for what in asked(ast.parse(path.read_text())) if (place, what) not in KNOWN}
+        if found:
+            guilty[place] = sorted(found)
+    assert guilty == {}, f"ask for it in {PACKAGE}, with an answer for each platform"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import resource", {"resource"}),
+        ("import os\nos.sched_getaffinity(0)", {"os.sched_getaffinity"}),
+        ("from os import sysconf", {"os.sysconf"}),
+        ("Path('/proc/self/statm')", {"/proc/self/statm"}),
+        ("Path(f'/proc/{process}/task')", {"/proc/"}),
+        ("import socket\nsocket.TCP_INFO, socket.TCP_NODELAY", {"socket.TCP_INFO"}),
+        ("import sys\nsys.platform == 'linux'", {"sys.platform"}),
+        ("import os\nos.getpid(), '/process'", set()),
+    ],
+)
+def test_finds_what_is_asked(source, found):
+    assert asked(ast.parse(source)) == found
+
+
+def test_what_is_known_is_there(root):
+    for place, what in KNOWN:
+        assert what in asked(ast.parse((root / place).read_text()))

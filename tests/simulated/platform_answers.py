@@ -1,0 +1,67 @@
+"""Answers of the package that asks the operating system, where it is macOS."""
+
+import logging
+import os
+import resource
+import socket
+
+from djinn_core.server.malloc_trim import trimmer
+from djinn_core.server.memory.process import ProcessMemory
+from djinn_core.server.rlimits import allow_many_files, confine
+from djinn_core.system import limits, memory, native_stack, processes, tcp
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.msg["event"] if isinstance(record.msg, dict) else record.getMessage())
+
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError:
+        return True
+    return False
+
+
+assert limits.processors() == os.cpu_count()
+limits.allow_open_files()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (10240, resource.RLIM_INFINITY)
+limits.allow_open_files()  # again: nothing is to be done
+limits.leave_no_cores()
+assert refused(memory.trimmer)
+memory.keep_few_arenas(2)
+assert refused(memory.LinuxResident)
+resident = memory.resident()
+assert isinstance(resident, memory.OtherResident)
+assert 1 << 20 < resident.now() < memory.total_bytes()
+assert 0 < memory.free_bytes() <= memory.total_bytes()
+assert not resident.tells_peak
+assert refused(resident.restart_peak)
+assert refused(processes.ThreadTimes, os.getppid())
+assert not native_stack.stands_between(b"libtorch")
+with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+    tcp.keep_alive(sock)
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 10
+    tcp.widen(sock, 4 << 20)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 1 << 17
+    assert refused(tcp.PeerSilence().seconds, sock), "Linux has no such option"
+logging.getLogger("djinn").addHandler(kept := Kept())
+logging.getLogger("djinn").setLevel(logging.INFO)
+trimmer()()
+trimmer()()
+confine(memory.total_bytes())
+allow_many_files()
+with_peak = ProcessMemory()
+assert [line.partition(" reason=")[0] for line in kept.lines] == ["what is freed stays with this process"], kept.lines
+with_peak.begin(0)
+assert with_peak.peak_beyond() is None
+assert with_peak.beyond() >= 0
+with_peak.restart_peak()
+with_peak.trim()
+with_peak.close()
+print("answered")

@@ -1,0 +1,210 @@
+"""Python without what only Linux has, as on macOS: for processes with this folder on their import path and SIMULATED_PLATFORM=darwin.
+
+What is simulated: functions and constants of Python's modules that macOS lacks are gone, `/proc` and `/sys` are not there (psutil, which
+asks macOS otherwise, still reads them), too large a buffer of a socket and too many open files are refused, the C library gives no memory
+back, and Djinn's own package for the operating system is imported as on macOS. What is not: the kernel, the C library and PyTorch.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import errno
+import functools
+import io
+import os
+import pathlib
+import platform
+import resource
+import select
+import signal
+import sys
+
+SIMULATED = os.environ.get("SIMULATED_PLATFORM") == "darwin"
+if SIMULATED:  # before `selectors` looks for it, which `socket` and `subprocess` import
+    for _name in [name for name in vars(select) if name.startswith("EPOLL") or name == "epoll"]:
+        delattr(select, _name)
+
+import socket  # noqa: E402
+import subprocess  # noqa: E402, F401 - imported while this is Linux: it looks for what is gone
+
+if SIMULATED:
+    import psutil  # noqa: F401 - the same
+
+HIDDEN = ("/proc", "/sys")
+OPEN_MAX = 10240
+LARGEST_BUFFER = 1 << 20
+# `pidfd_open` and `waitid` stay: tests start processes with them.
+GONE = {
+    os: (
+        *(
+            "sched_getaffinity",
+            "sched_setaffinity",
+            "sched_getscheduler",
+            "sched_setscheduler",
+            "sched_getparam",
+            "sched_setparam",
+        ),
+        *(
+            "memfd_create",
+            "eventfd",
+            "eventfd_read",
+            "eventfd_write",
+            "splice",
+            "copy_file_range",
+            "posix_fadvise",
+        ),
+        *(
+            "posix_fallocate",
+            "getxattr",
+            "setxattr",
+            "listxattr",
+            "removexattr",
+            "setresuid",
+            "setresgid",
+            "getresuid",
+            "getresgid",
+        ),
+        *(
+            "unshare",
+            "setns",
+            "pipe2",
+            "O_TMPFILE",
+            "O_PATH",
+            "O_DIRECT",
+            "O_NOATIME",
+            "fdatasync",
+            "timerfd_create",
+        ),
+    ),
+    socket: (
+        *(
+            "TCP_INFO",
+            "TCP_KEEPIDLE",
+            "TCP_USER_TIMEOUT",
+            "TCP_QUICKACK",
+            "TCP_CORK",
+            "TCP_DEFER_ACCEPT",
+            "TCP_LINGER2",
+            "SO_PEERCRED",
+        ),
+        *(
+            "SO_PASSCRED",
+            "SO_MARK",
+            "SO_BINDTODEVICE",
+            "SO_DOMAIN",
+            "SO_PROTOCOL",
+            "SO_PRIORITY",
+            "MSG_NOSIGNAL",
+            "MSG_MORE",
+        ),
+        *(
+            "MSG_ERRQUEUE",
+            "MSG_CONFIRM",
+            "MSG_CMSG_CLOEXEC",
+            "SOCK_CLOEXEC",
+            "SOCK_NONBLOCK",
+            "AF_NETLINK",
+            "AF_PACKET",
+            "AF_VSOCK",
+        ),
+    ),
+    signal: ("sigtimedwait", "sigwaitinfo", "SIGRTMIN", "SIGRTMAX", "SIGPWR", "SIGPOLL"),
+    resource: ("prlimit", "RLIMIT_SIGPENDING", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO", "RLIMIT_RTTIME"),
+}
+NO_FUNCTION = {"malloc_trim", "mallopt", "prctl", "tgkill", "gettid"}
+
+
+def is_hidden(path: object) -> bool:
+    """True for paths of Linux alone, unless psutil asks."""
+    if isinstance(path, int):
+        return False
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        return False
+    text = os.fsdecode(text)
+    if not (text in HIDDEN or text.startswith(tuple(f"{hidden}/" for hidden in HIDDEN))):
+        return False
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "psutil":
+            return False
+        frame = frame.f_back
+    return True
+
+
+def hiding(function):
+    """The function, for which hidden paths are not there."""
+
+    @functools.wraps(function)
+    def without(path=".", *arguments, **options):
+        if is_hidden(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return function(path, *arguments, **options)
+
+    return without
+
+
+def hide_files() -> None:
+    builtins.open = io.open = hiding(io.open)
+    for name in ("open", "stat", "lstat", "listdir", "scandir", "readlink", "access", "statvfs"):
+        setattr(os, name, hiding(getattr(os, name)))
+    if hasattr(pathlib, "io"):  # before Python 3.13
+        pathlib.io.open = io.open
+
+
+def refuse_as_macos() -> None:
+    """Limits that macOS has."""
+    set_limit, get_limit, set_option = resource.setrlimit, resource.getrlimit, socket.socket.setsockopt
+    soft = [256]
+
+    def getrlimit(kind):
+        return (soft[0], resource.RLIM_INFINITY) if kind == resource.RLIMIT_NOFILE else get_limit(kind)
+
+    def setrlimit(kind, limits):
+        if kind != resource.RLIMIT_NOFILE:
+            set_limit(kind, limits)
+        elif not 0 <= limits[0] <= OPEN_MAX:
+            raise ValueError("current limit exceeds maximum limit")
+        else:
+            soft[0] = limits[0]
+
+    def setsockopt(self, level, option, *value):
+        if level == socket.SOL_SOCKET and option in {socket.SO_SNDBUF, socket.SO_RCVBUF} and value[0] > LARGEST_BUFFER:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        set_option(self, level, option, *value)
+
+    resource.getrlimit, resource.setrlimit, socket.socket.setsockopt = getrlimit, setrlimit, setsockopt
+
+
+def without_functions_of_glibc() -> None:
+    found = ctypes.CDLL.__getattr__
+
+    def lookup(self, name):
+        if name in NO_FUNCTION:
+            raise AttributeError(name)
+        return found(self, name)
+
+    ctypes.CDLL.__getattr__ = lookup
+    platform.libc_ver = lambda *_, **__: ("", "")
+
+
+def be_macos() -> None:
+    for module, names in GONE.items():
+        for name in names:
+            if hasattr(module, name):
+                delattr(module, name)
+    hide_files()
+    refuse_as_macos()
+    without_functions_of_glibc()
+    linux, sys.platform = sys.platform, "darwin"
+    try:
+        for name in ("limits", "memory", "native_stack", "processes", "tcp"):
+            __import__(f"djinn_core.system.{name}")
+    finally:
+        sys.platform = linux
+
+
+if SIMULATED:
+    be_macos()

@@ -1,0 +1,84 @@
+"""C++ that stands between a function and the Python code that it was called from: told without names of the interpreter's functions."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+
+import pytest
+import torch
+
+from djinn_core.interrupts import raise_outside_torch
+from djinn_core.system import native_stack
+
+
+def by_way_of_c(function):
+    """Call a function as C does, which calls Python."""
+    return functools.reduce(lambda _, called: called(), (None, function))
+
+
+@pytest.fixture
+def in_torch():
+    """A function that PyTorch's C++ calls, with what it is to call."""
+
+    def call(function):
+        found = []
+        x = torch.ones(1, requires_grad=True)
+        x.register_hook(lambda grad: found.append(function()))
+        x.sum().backward()
+        return found[0]
+
+    return call
+
+
+def test_a_function_that_cpp_called(in_torch):
+    assert in_torch(lambda: native_stack.stands_between(b"libtorch"))
+
+
+def test_a_function_that_python_called_by_way_of_c(in_torch):
+    """As a signal's handler in Python code that PyTorch runs."""
+    assert not in_torch(lambda: by_way_of_c(lambda: native_stack.stands_between(b"libtorch")))
+    assert not by_way_of_c(lambda: native_stack.stands_between(b"libtorch"))
+    assert not native_stack.stands_between(b"libtorch")
+
+
+def test_each_time_that_c_enters_python_is_seen_once():
+    entry = native_stack._entry
+    assert entry is not None
+
+    def entries():
+        return sum(native_stack._function_at(address) == entry for address in native_stack._addresses())
+
+    def called_by_python():
+        return entries()
+
+    found = []
+
+    def run():  # in a thread: the stack of a test is longer than what is looked at
+        found.append(entries())
+        found.append(called_by_python() - found[0])
+        found.append(by_way_of_c(entries) - found[0])
+        found.append(by_way_of_c(lambda: by_way_of_c(entries)) - found[0])
+        found.append(int([*sorted([7], key=lambda _: found.append(entries() - found[0]))] == [7]))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found[1:] == [0, 1, 2, 1, 1]
+
+
+def test_where_the_platform_does_not_tell(monkeypatch, in_torch):
+    monkeypatch.setattr(native_stack, "_entry", None)
+    assert not in_torch(lambda: native_stack.stands_between(b"libtorch"))
+
+
+def test_ctrl_c_in_python_code_that_pytorch_runs_is_raised_at_once():
+    before = signal.signal(signal.SIGINT, raise_outside_torch)
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda grad: signal.raise_signal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            x.sum().backward()
+    finally:
+        signal.signal(signal.SIGINT, before)
