@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.files import lock
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightFile, WeightPermissions, WeightSink, WeightSource
+from djinn_core.system.mappings import allocate, mapped_privately
+from djinn_core.system.processes import lock_file
 
 djinn_api_version = 1
 
@@ -70,8 +71,7 @@ class LocalFile:
         with self._lock:
             known = self._mapping() if self._mapping is not None else None
             if known is None:
-                known = mmap.mmap(self._descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-                known.madvise(mmap.MADV_WILLNEED)
+                known = mapped_privately(self._descriptor)
                 self._mapping = weakref.ref(known)
             return known
 
@@ -118,8 +118,8 @@ class LocalSink:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(self._aside, flags, 0o666)
         try:
-            lock(self._descriptor)
-            os.posix_fallocate(self._descriptor, 0, size)
+            lock_file(self._descriptor)
+            allocate(self._descriptor, size)
         except BaseException:
             self.discard()
             raise
@@ -159,7 +159,7 @@ def _remove_abandoned(folder: Path) -> None:
         except OSError:
             continue
         try:
-            lock(descriptor)
+            lock_file(descriptor)
             path.unlink(missing_ok=True)
         except OSError:
             pass

@@ -20,6 +20,7 @@ MEMBERS = re.compile(
 )
 FILES = re.compile(r"^/(proc|sys|dev/shm)(/|$)")
 KNOWN = {
+    ("djinn_core/interception/tensors/printed_lists.py", "ctypes.PyDLL"): "the interpreter, which is there",
     ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
     ("djinn_core/torch_private.py", "ctypes.PyDLL"): "the interpreter, which is there",
 }
