@@ -24,8 +24,8 @@ for line in sys.stdin:
 SUM = sum(n % 1000 for n in range(EACH // 4))
 
 
-def test_eight_sessions_where_three_have_room(own_server, python, plain_environment):
-    sessions = 8
+def test_six_sessions_where_three_have_room(own_server, python, plain_environment):
+    sessions = 6
     server = own_server("--memory-gib", str(3 * 4 / 3 * EACH / 2**30), "--threads", "1", "--store-gib", "0")
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
     clients = [python.start_talking("-c", CLIENT, str(number), env=env) for number in range(sessions)]
