@@ -593,8 +593,11 @@ class ExecutorSession:
 
     def _save_weights(self, request: SaveWeights) -> SaveWeightsReply:
         self._uploads.finish_reads()
+        handles = unpack_handles(request.handles)
+        if len(handles) != len(request.names):
+            return SaveWeightsReply(0, f"{len(request.names)} names come with {len(handles)} values")
         tensors: dict[str, torch.Tensor] = {}
-        for name, handle in zip(request.names, unpack_handles(request.handles), strict=False):
+        for name, handle in zip(request.names, handles, strict=True):
             value = self.values[handle] if handle in self.values else None  # noqa: SIM401 - it has no `get`
             if isinstance(value, Poison):
                 return SaveWeightsReply(0, f"the tensor {name!r} could not be computed", name)
@@ -605,13 +608,10 @@ class ExecutorSession:
             with torch.inference_mode():
                 create = partial(self._context.weights.create, request.address)
                 return SaveWeightsReply(save(tensors, dict(request.metadata), create, self._delivered))
-        except (WeightsUnavailable, OSError, ValueError, RuntimeError, MemoryError) as error:
-            text = (
-                str(error)
-                if isinstance(error, WeightsUnavailable)
-                else f"{request.address!r} cannot be written: {error}"
-            )
-            return SaveWeightsReply(0, text[: limits.FAILURE_TEXT])
+        except WeightsUnavailable as error:
+            return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:

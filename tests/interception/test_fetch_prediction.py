@@ -122,6 +122,38 @@ def test_what_is_written_and_sent_meanwhile_is_current(device):
         assert run(write) == [[float(i + write)] * 2 for i in range(4)]
 
 
+WRITES = {
+    "t_": lambda t: t.t_(),
+    "unsqueeze_": lambda t: t.unsqueeze_(0),
+    "as_strided_": lambda t: t.as_strided_((2,), (1,)),
+    "resize_": lambda t: t.resize_(3),
+    "set_": lambda t: t.set_(torch.ones(2, device=t.device)),
+    "set_ to its own storage": lambda t: t.set_(t.untyped_storage(), 1, (2,), (1,)),
+    "data": lambda t: setattr(t, "data", torch.ones(2, device=t.device)),
+    "swap": lambda t: torch.utils.swap_tensors(t, torch.ones(2, device=t.device)),
+    "a view": lambda t: t.detach()[0].fill_(5),
+    "storage": lambda t: t.untyped_storage().fill_(0),
+    "storage of another": lambda t: t.untyped_storage().copy_(torch.ones(6).to(t.device).untyped_storage()),
+    "out": lambda t: torch.add(t, 1, out=t),
+    "from the CPU": lambda t: t.copy_(torch.ones(3, 2)),
+    "item": lambda t: t.__setitem__(0, 7),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("sent", [False, True])
+def test_every_way_to_write_is_noticed(device, name, sent):
+    def run(where):
+        tensor = torch.arange(6.0, device=where).view(3, 2).clone()
+        assert tensor.tolist() == tensor.tolist() == [[0, 1], [2, 3], [4, 5]]
+        WRITES[name](tensor)
+        if sent:
+            djinn.synchronize()
+        return tensor.tolist(), tensor.shape
+
+    assert run(device) == run("cpu")
+
+
 def test_what_another_thread_writes_is_current(device):
     given = torch.ones(2, device=device)
 

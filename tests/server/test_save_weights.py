@@ -13,6 +13,8 @@ from servers import start_server
 
 import djinn
 from djinn.testing import kill_executor
+from djinn_core.runtime import session
+from djinn_core.wire.binding_delta import pack_handles
 
 REMOTE = "remote_accelerator:0"
 
@@ -130,6 +132,14 @@ def test_tensors_that_are_refused(remote):
         djinn.save_weights({"x" * 5000: torch.ones(1, device=remote)}, "file:x.safetensors")
     with pytest.raises(djinn.WeightsUnavailable, match="__metadata__"):
         djinn.save_weights({"__metadata__": torch.ones(1, device=remote)}, "file:x.safetensors")
+
+
+def test_names_and_values_that_do_not_match(remote, monkeypatch):
+    weight = torch.ones(1, device=remote)
+    monkeypatch.setattr(session, "pack_handles", lambda handles: pack_handles([*handles, *handles]))
+    with pytest.raises(djinn.WeightsUnavailable, match="1 names come with 2 values"):
+        djinn.save_weights({"x": weight}, "file:x.safetensors")
+    assert weight.item() == 1
 
 
 def test_without_permission(own_server):
