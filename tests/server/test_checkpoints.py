@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_file import MemoryFile, contents
 
 from djinn_core.builtins.weights import FileSource, open_folder
 from djinn_core.errors import WeightsUnavailable
@@ -28,33 +29,10 @@ from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
 
 
-class Memory:
-    """Bytes as a file."""
-
-    def __init__(self, data, name="model.bin"):
-        self.name, self.size, self.data, self.reads = name, len(data), data, []
-
-    def version(self):
-        return "1"
-
-    def read_into(self, start, buffer):
-        part = self.data[start : start + len(buffer)]
-        if len(part) != len(buffer):
-            raise OSError("beyond the end")
-        self.reads.append(len(buffer))
-        buffer[:] = part
-
-
 def saved(value, **options):
     written = io.BytesIO()
     torch.save(value, written, **options)
     return written.getvalue()
-
-
-def contents(file, entry, first=0, size=None):
-    data = bytearray(entry.size - first if size is None else size)
-    entry.read_into(file, first, memoryview(data))
-    return bytes(data)
 
 
 def raw(tensor):
@@ -110,7 +88,7 @@ def at(value, path):
 def test_every_tensor_is_that_of_torch_load(protocol, piece, monkeypatch):
     monkeypatch.setattr(strided, "PIECE", piece)
     given = every_kind()
-    file = Memory(saved(given, pickle_protocol=protocol))
+    file = MemoryFile(saved(given, pickle_protocol=protocol))
     loaded = torch.load(io.BytesIO(file.data), weights_only=False)  # ours
     header = read_pytorch(file)
     expected = {name for name, value in loaded.items() if isinstance(value, torch.Tensor)}
@@ -134,7 +112,7 @@ def test_every_tensor_is_that_of_torch_load(protocol, piece, monkeypatch):
 def test_far_strides_are_read_in_pieces_and_no_byte_twice(monkeypatch):
     monkeypatch.setattr(strided, "PIECE", 64 << 10)
     given = {"rows": torch.randn(1024, 1024).t(), "column": torch.randn(4096, 64)[:, 3]}
-    file = Memory(saved(given))
+    file = MemoryFile(saved(given))
     header = read_pytorch(file)
     for name, tensor in given.items():
         file.reads.clear()
@@ -262,7 +240,7 @@ def test_values_that_multiply_take_no_time(monkeypatch):
 
 def refused(data, match):
     with pytest.raises(ValueError, match=match):
-        read_pytorch(Memory(data))
+        read_pytorch(MemoryFile(data))
 
 
 def tensor_pickle(storage_key="0", count=4, offset=0, shape=(4,), strides=(1,), kind=torch.FloatStorage):
@@ -304,7 +282,7 @@ def test_layouts_that_do_not_fit_their_storage():
     ):
         refused(archive(tensor_pickle(**options), {"data/0": bytes(16)}), match)
     header = read_pytorch(
-        Memory(archive(tensor_pickle(shape=(1, 4, 1), strides=(1 << 61, 1, 7)), {"data/0": bytes(16)}))
+        MemoryFile(archive(tensor_pickle(shape=(1, 4, 1), strides=(1 << 61, 1, 7)), {"data/0": bytes(16)}))
     )
     assert header.tensors["a"].shape == (1, 4, 1)
 
@@ -359,7 +337,7 @@ def test_a_directory_that_is_too_long(monkeypatch):
 
 
 def test_a_file_that_cannot_be_read_says_so():
-    class Broken(Memory):
+    class Broken(MemoryFile):
         def read_into(self, start, buffer):
             if start > 100:
                 raise OSError("the disk is broken")
@@ -380,7 +358,7 @@ def test_archives_that_were_changed_at_random_are_read_or_refused(data):
         # The directory at the end and the pickle at the beginning more often than the tensors.
         place = data.draw(st.one_of(st.integers(0, 4000), st.integers(last - 4000, last), st.integers(0, last)))
         whole[place] = data.draw(st.integers(0, 255))
-    consistent(Memory(bytes(whole[: data.draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole))))])))
+    consistent(MemoryFile(bytes(whole[: data.draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole))))])))
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")  # texts of a kind that is refused
@@ -401,7 +379,7 @@ def test_pickles_that_were_changed_at_random_are_read_or_refused():
                 del changed[place : place + chance.randint(1, 4)]
             else:
                 changed[place:place] = changed[chance.randrange(len(changed)) :][: chance.randint(1, 30)]
-        found += consistent(Memory(archive(bytes(changed), records)))
+        found += consistent(MemoryFile(archive(bytes(changed), records)))
     assert found > 10
 
 
