@@ -1,4 +1,8 @@
-"""Plans each new program once, and finds the plan again for every program of the same structure."""
+"""Plans each new program once, and finds the plan again for every program of the same structure.
+
+A short program runs as it was recorded when it comes for the first time, and is planned when it comes again: planning takes
+several times as long as running it, and most short programs of a script that was just started do not come again.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ from djinn_core.runtime.sending.template import Prepared, make_template, relied_
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_private import modes_as_before
 
+UNPLANNED_LIMIT = 48  # instructions of a program that may run once without a plan
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
 
 _SIZES_CHANGE = "the program's sizes keep changing, and this substitution is valid for one size only"
@@ -65,14 +70,18 @@ class Planner:
         judge: Judge | None = None,
         unsure: Container[str] = frozenset(),
         recent: Recent | None = None,
+        needs_plan: Callable[[], bool] = lambda: True,
     ) -> None:
         """`made` is told of each new plan and its program; `recent` gets plans that were asked for, the latest last.
+
+        `needs_plan`: whether a short program is planned when it comes for the first time, too.
 
         `factor`: as in `PlansByStructure`. `judge`: decides which optimizations are faster, if a plugin offers one. `unsure`: names of
         optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
         """
         self.factor = factor
         self.unsure = unsure
+        self._needs_plan = needs_plan
         self.recent: Recent = deque(maxlen=RECENT) if recent is None else recent
         self._plan = plan
         self._made = made
@@ -85,6 +94,10 @@ class Planner:
         """The plan of a program, and its values by first appearance."""
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
+        if not variants and len(program) <= UNPLANNED_LIMIT and self._planned.ranges_left == left and not self._needs_plan():
+            return self._unplanned(program, variants, values)
+        if variants and variants[0].recorded is not None:
+            variants.clear()
         for prepared in variants:
             if prepared.holds_for(program):
                 self._stats.plans_reused += 1
@@ -100,6 +113,15 @@ class Planner:
         self.recent.append((prepared, values))
         variants.append(prepared)
         del variants[:-VARIANTS_LIMIT]
+        return prepared, list(values)
+
+    def _unplanned(self, program: Program, variants: list[Prepared], values: Sequence[int]) -> tuple[Prepared, list[int]]:
+        """A template of the program as it was recorded."""
+        self._stats.programs_unplanned += 1
+        prepared = make_template(program, range(len(program)), {}, ())
+        prepared.recorded = program
+        variants.append(prepared)
+        self.recent.append((prepared, values))
         return prepared, list(values)
 
     def _held_by_sizes(self, variants: Sequence[Prepared]) -> Without:
@@ -140,4 +162,6 @@ class Planner:
     def last_profile(self) -> WorkloadProfile | None:
         """Profile of the whole program of which a plan was asked for last; None if there was none."""
         plan: Prepared | None = self.recent[-1][0] if self.recent else None
+        if plan is not None and plan.profile is None and plan.recorded is not None:
+            plan.profile = self._planned_program(plan.recorded, NOTHING).whole
         return plan.profile if plan is not None else None

@@ -58,6 +58,10 @@ class SessionPlans:
         _tell_planned(context, result, len(program), started)
         return PlannedProgram(result, about, about if piece is None else piece[1])
 
+    def needs_plan(self) -> bool:
+        """True where even a program that may not come again has to be planned: to fit, or to be shown."""
+        return bool(self._context.recordings or self._context.configured()[1].memory_limits)
+
     def made(self, prepared: Prepared, program: Program, planned: PlannedProgram) -> None:
         """A template was made of a plan."""
         self._earlier.planned(prepared, program, planned.profile)
@@ -79,7 +83,7 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
     unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))
     factor = NARROW_FACTOR if context.asked_by_size else FACTOR
     plans, judge = SessionPlans(context), judge_among(registry.optimizations)
-    planner = Planner(plans.plan, context.stats, plans.made, factor, judge, unsure, plans.recent)
+    planner = Planner(plans.plan, context.stats, plans.made, factor, judge, unsure, plans.recent, plans.needs_plan)
     if devices > 1 and not settings.placement_policy:  # a policy that was named is followed
         planner.learns_margin = True
         if (placements := placement_judge_among(registry.optimizations)) is not None:

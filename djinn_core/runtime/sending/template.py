@@ -100,6 +100,7 @@ class Prepared:
         substituted: names of the optimizations for which this holds for some sizes only.
         hints: kinds of its values, for an executor that may have to evict some.
         profile: of the whole program that it was planned for, or for a piece of.
+        recorded: the program that it runs as recorded; None where it was planned.
     """
 
     template: Template
@@ -118,6 +119,7 @@ class Prepared:
     substituted: tuple[str, ...] = ()
     hints: ValueHints | None = None
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
+    recorded: Program | None = attrs.field(default=None, repr=False)
 
     @property
     def held_by_sizes(self) -> bool:
