@@ -7,6 +7,7 @@ interrupts back, and says itself where one is raised: in every wait, a few times
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` makes enums of every answer; handlers change twice in each wait
 import _thread
 import _weakrefset
 import signal
@@ -17,66 +18,62 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from types import FrameType, TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from djinn_core.system import native_stack
 
 LOOK_SECONDS: Final = 0.1  # of waiting, after which it is looked whether there was an interrupt
+_SIGINT: Final = int(signal.SIGINT)
 _NEAR: Final = 6  # frames that a finalizer may be away
 _WEAK: Final = ("remove", "_remove")  # what weak dictionaries and sets call when a key dies
 _WEAK_MODULES: Final = (weakref.__file__, _weakrefset.__file__)
-
-
-class Lock(Protocol):
-    """A lock of `threading`, reentrant or not."""
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it; whether it was taken in time."""
-
-    def release(self) -> None:
-        """Give it back."""
 
 
 class HeldInterrupts:
     """Context manager, reentrant, for all threads: inside it, an interrupt of the main thread waits for `check`, or the end.
 
     Sections are short, or call `check` every `LOOK_SECONDS`. Other threads are never interrupted and pass through.
+
+    Attributes:
+        whole: context manager, reentrant: nothing inside is interrupted, not at a check either, for what several steps do together.
     """
 
     def __init__(self) -> None:
+        self.whole = _Whole(self)
         self._depth = 0  # of the main thread, which alone is interrupted
-        self._whole = 0
         self._before: Any = None
         self._caught: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
-        if not _is_main():
+        if get_ident() != _MAIN_IDENT:
             return
         if not self._depth:
-            self._before = signal.getsignal(signal.SIGINT)
-            if self._before is signal.default_int_handler:  # notebooks put it back for each cell
-                self._before = raise_outside_torch
+            self._before = before = _signal.getsignal(_SIGINT)
+            if before is signal.default_int_handler:  # notebooks put it back for each cell
+                self._before = before = raise_outside_torch
             self._caught = None
-            if callable(self._before):
-                signal.signal(signal.SIGINT, self._catch)
+            if callable(before):
+                _signal.signal(_SIGINT, self._catch)
         self._depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not _is_main():
+        if get_ident() != _MAIN_IDENT:
             return
         self._depth -= 1
         if self._depth or not callable(self._before):
             return
-        signal.signal(signal.SIGINT, self._before)
-        self._deliver()
+        _signal.signal(_SIGINT, self._before)
+        if self._caught is not None:
+            self._deliver()
 
     @property
     def pending(self) -> bool:
         """True if this thread was interrupted and the interrupt was not raised yet."""
-        return self._caught is not None and _is_main()
+        return self._caught is not None and get_ident() == _MAIN_IDENT
 
     def check(self) -> None:
         """Raise here what was held back.
@@ -84,31 +81,18 @@ class HeldInterrupts:
         Raises:
             KeyboardInterrupt: there was an interrupt, unless the program handles them otherwise. Not inside `whole`.
         """
-        if self._caught is not None and not self._whole and _is_main():
+        if self._caught is not None and not self.whole.depth and get_ident() == _MAIN_IDENT:
             self._deliver()
 
     def hold(self) -> None:
         """Take a `KeyboardInterrupt` back that was raised and caught: it is raised at the next check."""
-        if _is_main() and self._depth:
+        if get_ident() == _MAIN_IDENT and self._depth:
             self._caught = signal.SIGINT, None
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Nothing inside is interrupted, not at a check either: for what several steps do together."""
-        if not _is_main():
-            yield
-            return
-        with self:
-            self._whole += 1
-            try:
-                yield
-            finally:
-                self._whole -= 1
 
     @contextmanager
     def let_through(self) -> Iterator[None]:
         """Inside, an interrupt is raised at once, wherever it comes; inside `whole`, the caller catches it."""
-        if not _is_main() or not self._depth or not callable(self._before):
+        if get_ident() != _MAIN_IDENT or not self._depth or not callable(self._before):
             yield
             return
         try:
@@ -118,16 +102,6 @@ class HeldInterrupts:
         finally:
             signal.signal(signal.SIGINT, self._catch)
 
-    @contextmanager
-    def patiently(self, lock: Lock) -> Iterator[None]:
-        """Hold a lock, as a `with` statement does; while it is waited for, interrupts are raised."""
-        while not lock.acquire(timeout=LOOK_SECONDS):
-            self.check()
-        try:
-            yield
-        finally:
-            lock.release()
-
     def _deliver(self) -> None:
         caught, self._caught = self._caught, None
         if caught is not None:
@@ -135,6 +109,49 @@ class HeldInterrupts:
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self._caught = number, frame
+
+
+class _Whole:
+    """Context manager of `HeldInterrupts.whole`.
+
+    Attributes:
+        depth: how often the main thread is inside.
+    """
+
+    def __init__(self, interrupts: HeldInterrupts) -> None:
+        self.depth = 0
+        self._held = interrupts
+
+    def __enter__(self) -> None:
+        if get_ident() == _MAIN_IDENT:
+            self._held.__enter__()
+            self.depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if get_ident() == _MAIN_IDENT:
+            self.depth -= 1
+            self._held.__exit__(kind, error, trace)
+
+
+class InterruptibleLock:
+    """A reentrant lock; while a `with` statement waits for it, interrupts that are held back are raised."""
+
+    __slots__ = ("_lock", "acquire", "release")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> None:
+        while not self.acquire(timeout=LOOK_SECONDS):
+            held.check()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
 
 def raise_outside_torch(number: int, frame: FrameType | None) -> None:
@@ -200,9 +217,6 @@ def _press_again() -> None:
 _AGAIN_SECONDS: Final = 0.002
 
 
-def _is_main() -> bool:
-    return threading.get_ident() == _main.ident
-
-
 _main = threading.main_thread()
+_MAIN_IDENT: Final = _main.ident  # the same in a forked child
 held = HeldInterrupts()

@@ -58,7 +58,7 @@ class Pending:
         current()  # raises in a forked child: the connection is the parent's
         with held:  # what was waited for is not lost
             try:
-                with suppress_at_shutdown():
+                with suppress_at_shutdown:
                     answer = runtime.wait(number)
                 self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
             except KeyboardInterrupt:

@@ -48,8 +48,11 @@ def _only_main(dispatch: Dispatch) -> Dispatch:
     return dispatch_or_stay
 
 
-class _Survivable:
-    """Context manager of `suppress_at_shutdown`: stateless, one for all threads, cheap as each submission enters two."""
+class _SuppressAtShutdown:
+    """Context manager, one for all threads: suppresses errors at shutdown in a block that waits for an executor.
+
+    The session has ended then, so they are expected.
+    """
 
     def __enter__(self) -> None:
         """Do nothing."""
@@ -61,12 +64,7 @@ class _Survivable:
             _stay_unless_main()
 
 
-_survivable: Final = _Survivable()
-
-
-def suppress_at_shutdown() -> _Survivable:
-    """Suppress errors at shutdown in a block that waits for an executor: the session has ended, so they are expected."""
-    return _survivable
+suppress_at_shutdown: Final = _SuppressAtShutdown()
 
 
 def _stay_unless_main() -> None:

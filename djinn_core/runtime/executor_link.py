@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import NoReturn
 
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.interrupts import held
+from djinn_core.interrupts import InterruptibleLock, held
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS, last_words
@@ -35,8 +34,8 @@ class ExecutorLink:
         self.called = called or server
         self.lost: str = ""
         self.sent = 0
-        self.reading = threading.RLock()
-        self.writing = threading.RLock()
+        self.reading = InterruptibleLock()
+        self.writing = InterruptibleLock()
 
     def check(self) -> None:
         """Raise `SessionLost` where the session is lost."""
@@ -47,7 +46,7 @@ class ExecutorLink:
         """Send a frame; raises `SessionLost` where the executor is gone. An interrupt waits until it is on its way."""
         self.check()
         try:
-            with held.whole(), self.writing:
+            with held.whole, self.writing:
                 self.sent += 1
                 self.channel.send(frame)
         except TransportError as error:

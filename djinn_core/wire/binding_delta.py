@@ -47,6 +47,10 @@ def unpack_handles(packed: Handles) -> list[int]:
     """
     if not packed:
         return []
+    if len(packed) == 2 and 0 <= packed[1] <= _VIEW_MASK:  # a single one, as mostly
+        handle = packed[0] << _VIEW_BITS | (packed[0] + packed[1]) & _VIEW_MASK
+        if 0 <= handle < _HANDLE_LIMIT:
+            return [handle]
     if len(packed) > 2 * limits.HANDLES:
         raise ProtocolError(f"a list of {len(packed) // 2:,} handles; at most {limits.HANDLES:,} are read at a time")
     if len(packed) % 2:

@@ -42,6 +42,7 @@ class AckFlags(enum.IntFlag):
     """The reply to a request: everything that was sent before it was received or lost."""
 
 
+_REPLY_BIT: Final = int(AckFlags.ACK_REPLY)
 _WISHES: Final = tuple(AckFlags(bits) for bits in range(8))  # by their bits: looked up, as every frame has one
 
 
@@ -92,7 +93,7 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
         raise ProtocolError(f"a frame wishes for something unknown: {wish}")
     head = frame.head[_PREFIX.size :]
     asked = 0
-    if wish & AckFlags.ACK_REPLY:
+    if wish & _REPLY_BIT:
         if len(head) != _ASKED.size:
             raise ProtocolError("an answer does not say what it answers")
         (asked,), head = _ASKED.unpack(head), b""

@@ -101,8 +101,9 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
     monkeypatch.setattr(cancellation, "GRACE_SECONDS", 1000.0)
     x = torch.ones(3, device=DEVICE)
     djinn.synchronize()
+    monkeypatch.setattr(session.submissions.planner, "_needs_plan", lambda: True)
     for where, place in (
-        ("run", session.submissions),
+        ("make_ready", session.submissions),
         ("_plan", session.submissions.planner),
         ("channel", session.link),
     ):
@@ -120,18 +121,19 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
                 return getattr(reached, name)
 
         x.add_(1)
-        doubled = x * (2.0 if where == "run" else 3.0 if where == "_plan" else 4.0)  # so that it is replanned
+        doubled = x * (2.0 if where == "make_ready" else 3.0 if where == "_plan" else 4.0)  # so that it is replanned
         monkeypatch.setattr(place, where, Interrupting() if where == "channel" else interrupted_once)
         with pytest.raises(KeyboardInterrupt):
             (doubled.neg() if where == "_plan" else doubled).sum().item()
         assert getattr(place, where) == reached, "it was interrupted there"
-        factor = {"run": 2, "_plan": 3, "channel": 4}[where]
+        factor = {"make_ready": 2, "_plan": 3, "channel": 4}[where]
         assert doubled.tolist() == [factor * value for value in x.tolist()]
     assert x.tolist() == [4, 4, 4]
 
 
 def test_planning_is_interrupted_where_it_is(session, monkeypatch):
     planner = session.submissions.planner
+    monkeypatch.setattr(planner, "_needs_plan", lambda: True)
     plan, reached = planner._plan, []
 
     def slow(*arguments):
@@ -242,7 +244,7 @@ def test_interrupts_are_raised_at_checks_and_at_the_end():
         with held:
             signal.raise_signal(signal.SIGINT)
             assert held.pending
-        with held.whole():
+        with held.whole:
             held.check()
             reached.append("in the whole")
         held.check()

@@ -53,15 +53,41 @@ def assert_same(local: torch.Tensor, remote: torch.Tensor, first: float, second:
     assert torch.equal(got.signbit(), want.signbit())
 
 
-def test_a_second_run_of_the_same_structure_plans_nothing() -> None:
+def test_a_short_program_is_planned_when_it_comes_again_and_then_no_more() -> None:
     x = ready(torch.randn(4, 4))
 
     def run() -> None:
         (x @ x).relu().sum().item()
 
+    djinn.reset_stats()
     run()
+    assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (1, 0)
+    run()
+    assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (1, 1)
     djinn.reset_stats()
     run()
     assert djinn.stats()["plans_made"] == 0
     assert djinn.stats()["plans_reused"] == 1
     assert djinn.stats()["templates_reused"] == 1
+
+
+def test_a_short_program_under_a_limit_of_memory_is_planned_at_once() -> None:
+    djinn.configure(memory_limits={"": 1 << 30})
+    try:
+        x = ready(torch.randn(4, 4))
+        djinn.reset_stats()
+        x.sinh().cosh().sum().item()
+        assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (0, 1)
+    finally:
+        djinn.configure(memory_limits=())
+
+
+def test_the_profile_of_a_program_without_a_plan_is_made_when_it_is_asked_for() -> None:
+    x = ready(torch.randn(4, 4))
+    djinn.reset_stats()
+    x.cosh().sinh().sum().item()
+    assert djinn.stats()["plans_made"] == 0
+    profile = djinn.last_profile()
+    assert profile is not None
+    assert djinn.stats()["plans_made"] == 1
+    assert djinn.last_profile() is profile

@@ -60,6 +60,11 @@ class PredictableProgram:
     next_repeats: int = 0
 
     @cached_property
+    def opening(self) -> Ids:
+        """How it begins."""
+        return _opening(self.ids)
+
+    @cached_property
     def cuts(self) -> tuple[int, ...]:
         """Positions at which it is cut into pieces."""
         return pieces_of(self.ids, self.first)
@@ -166,9 +171,12 @@ class ProgramPredictor:
         self._piece = 0  # length of the piece that is being sent
         self._by_content = False  # its pieces end where its content says: what comes is not predicted
         last = self._last
-        self._current = (
-            self._programs.known(last.next_opening) if last is not None and last.next_repeats >= MIN_REPEATS else None
-        )
+        if last is None or last.next_repeats < MIN_REPEATS:
+            self._current = None
+        elif last.next_opening == last.opening and last.repeats >= MIN_REPEATS:
+            self._current = last
+        else:
+            self._current = self._programs.known(last.next_opening)
         self._predicted = self._current is not None  # by the program before, and not by how this one begins
 
     def opens(self) -> bool:
@@ -245,10 +253,13 @@ class ProgramPredictor:
             elif program is not None:
                 program.misses = 0
             ended = self._current
+        elif self._last is not None and self._last.ids == ids:  # a loop: nothing to look up
+            ended = self._last
+            ended.repeats, ended.varied = ended.repeats + 1, 0
         else:
             ended = self._programs.learn(ids, entries)
         if self._last is not None and ended is not None:
-            self._last.follow(_opening(ended.ids))
+            self._last.follow(ended.opening)
         self._last = ended
 
 

@@ -34,7 +34,7 @@ from djinn_core.interception.runtime_interface import (
 )
 from djinn_core.interception.shape_inference.message_limits import check_dimensions
 from djinn_core.interception.tensors.storage import Storage, Value, take_freed
-from djinn_core.interrupts import held
+from djinn_core.interrupts import InterruptibleLock, held
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
@@ -187,7 +187,7 @@ class Recorder:
     def cut_all(self) -> None:
         """Send what all threads have recorded so far, but for captures, without waiting."""
         require_stack_room()
-        with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
+        with held, suppress_at_shutdown, collect_later, self._shared.sending:
             for recorder in self._shared.all():
                 if not recorder.captures:
                     recorder.cut()
@@ -212,7 +212,7 @@ class Recorder:
 
     def _asked(self, question: Callable[[Runtime], T]) -> T:
         require_stack_room()
-        with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
+        with held, suppress_at_shutdown, collect_later, self._shared.sending:
             self.flush()
             runtime = _runtime()
             try:
@@ -250,12 +250,11 @@ class Recorder:
             first = self.ask(attrs.evolve(ask, fetch=ask.fetch[: limits.BUFFERS]))
             rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
             return attrs.evolve(rest, tensors=first.tensors + rest.tensors, described=first.described)
-        require_stack_room()
         runtime = _runtime()
         with held:
             try:
                 number = self._send(runtime, ask)
-                with suppress_at_shutdown():
+                with suppress_at_shutdown:
                     return runtime.wait(number)
             except KeyboardInterrupt:
                 runtime.interrupted()
@@ -266,7 +265,7 @@ class Recorder:
         """Send what was recorded so far, and ask for values of `nbytes` that `wait` of the runtime gives later."""
         runtime, number = _runtime(), None
         try:
-            with held, held.patiently(self._shared.sending):
+            with held, self._shared.sending:
                 number = self._send(runtime, SyncRequest(fetch=fetch))
                 runtime.defer(number, nbytes)
         except KeyboardInterrupt:
@@ -289,7 +288,7 @@ class Recorder:
             self._shared.held_back.append((handle, source.clone(), device))
             return
         runtime = _runtime()
-        with held, suppress_at_shutdown(), collect_later:
+        with held, suppress_at_shutdown, collect_later:
             self._shared.send_held_back(runtime)
             runtime.upload(handle, source, device)
         self.uploaded += source.nbytes
@@ -311,13 +310,13 @@ class Recorder:
                 "weights cannot be read in a call that is recorded to be repeated: read them before it"
             )
         runtime = _runtime()
-        with held, suppress_at_shutdown(), collect_later:
+        with held, suppress_at_shutdown, collect_later:
             self._shared.send_held_back(runtime)
             runtime.read_weights(handle, stored, device)
 
     def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
         require_stack_room()
-        with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
+        with held, suppress_at_shutdown, collect_later, self._shared.sending:
             shared = self._shared
             shared.send_held_back(runtime)
             while shared.unsent:
@@ -396,7 +395,7 @@ def _put_back(dead: list[Value], entries: list[Entry]) -> list[Value]:
 
 
 def _runtime() -> Runtime:
-    with suppress_at_shutdown():
+    with suppress_at_shutdown:
         return port.runtime()
 
 
@@ -436,7 +435,7 @@ class Recorders:
         self.thread: _PerThread | _Refusing = _PerThread(self)
 
     def _make_locks(self) -> None:
-        self.sending = threading.RLock()
+        self.sending = InterruptibleLock()
         self.tracking = threading.RLock()
         self._all_lock = threading.RLock()
 

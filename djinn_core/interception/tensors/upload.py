@@ -54,7 +54,7 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
 def _upload(handle: int, plain: torch.Tensor, device: int) -> None:
     expected = device_state.thread.expected
     if expected is not None and port.is_open() and (following := expected.to_upload()):
-        with held, suppress_at_shutdown(), collect_later:
+        with held, suppress_at_shutdown, collect_later:
             port.runtime().expect_uploads(following)
     current().upload(handle, plain, device)
 

@@ -141,7 +141,7 @@ class AbTests:
 
     def choose(self, plan: Prepared, program: Program) -> Prepared:
         """The plan to use in the place of `plan`, which holds for `program`."""
-        tried = self._tried.get(id(plan))
+        tried = self._tried.get(id(plan)) if self._tried else None
         if tried is None:
             return plan
         if tried.arms is None and tried.names and tried.worth_trying:

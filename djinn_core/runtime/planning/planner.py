@@ -94,7 +94,12 @@ class Planner:
         """The plan of a program, and its values by first appearance."""
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
-        if not variants and len(program) <= UNPLANNED_LIMIT and self._planned.ranges_left == left and not self._needs_plan():
+        if (
+            not variants
+            and len(program) <= UNPLANNED_LIMIT
+            and self._planned.ranges_left == left
+            and not self._needs_plan()
+        ):
             return self._unplanned(program, variants, values)
         if variants and variants[0].recorded is not None:
             variants.clear()
@@ -115,7 +120,9 @@ class Planner:
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)
 
-    def _unplanned(self, program: Program, variants: list[Prepared], values: Sequence[int]) -> tuple[Prepared, list[int]]:
+    def _unplanned(
+        self, program: Program, variants: list[Prepared], values: Sequence[int]
+    ) -> tuple[Prepared, list[int]]:
         """A template of the program as it was recorded."""
         self._stats.programs_unplanned += 1
         prepared = make_template(program, range(len(program)), {}, ())

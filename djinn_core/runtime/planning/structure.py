@@ -119,7 +119,8 @@ def _numbered(elements: Sequence[int]) -> tuple[int, ...]:
 
 
 def taking(positions: Sequence[int]) -> Take:
-    """Make a getter of the elements at these positions, as a tuple."""
+    """Make a getter of the elements of a tuple at these positions, as a tuple."""
     if len(positions) >= _FEW:
         return itemgetter(*positions)
-    return lambda elements: tuple([elements[p] for p in positions])
+    start = positions[0] if positions else 0
+    return itemgetter(slice(start, start + len(positions)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,7 +17,7 @@ from djinn_core.interception.runtime_interface import (
     Submission,
     SubmissionReply,
 )
-from djinn_core.interrupts import held
+from djinn_core.interrupts import InterruptibleLock, held
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
@@ -139,7 +138,7 @@ class PoolSession:
         self._links = links
         self._introductions = introductions
         self._numbers = itertools.count(1)
-        self._tables = threading.RLock()  # uploads come from any thread, while another one submits
+        self._tables = InterruptibleLock()  # uploads come from any thread, while another one submits
         self._asked: dict[int, _Asked] = {}
         self._synchronized: tuple[int, ...] = (-1,) * len(self.members)
         self._turns = LoadBalancer(self.members)
@@ -182,9 +181,9 @@ class PoolSession:
         with held:
             for member in self.members:
                 member.submissions.make_ready()
-            with held.patiently(self._tables):
+            with self._tables:
                 prepared = self._prepare(submission.program) if submission.program.calls else None
-                with held.whole():  # what all of them have to hear is said to all of them
+                with held.whole:  # what all of them have to hear is said to all of them
                     return self._submit(submission, prepared)
 
     def _submit(self, submission: Submission, prepared: tuple[ProgramFamily, PooledPlan, Sequence[int]] | None) -> int:
@@ -232,13 +231,13 @@ class PoolSession:
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
         """Carry out a plan without asking for results."""
         values = tuple(dict.fromkeys(program.operands))
-        with held.whole():
+        with held.whole:
             self._account(plan, values)
             self._do(plan, values, program, [_Wish() for _ in self.members])
 
     def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
         """Free copies, as value and executor, that nothing is planned to use any more."""
-        with held.whole():
+        with held.whole:
             for executor in {executor for _, executor in copies}:
                 self._tell(executor, _Wish(free=[value for value, where in copies if where == executor]))
 
@@ -344,13 +343,13 @@ class PoolSession:
         if self.lost:
             raise SessionLost(self.lost)
         if device:
-            with held.whole(), self._tables:
+            with held.whole, self._tables:
                 self.members[device - 1].upload(handle, source)
                 self._residency.add(handle, device - 1, source.nbytes)
                 self._residency.given.add(storage_of(handle))
             return
         copy = source.detach().clone()
-        with held.whole(), self._tables:
+        with held.whole, self._tables:
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
 
@@ -394,7 +393,7 @@ class PoolSession:
         """As `Runtime.read_weights`, on the executor that uses it first."""
         if self.lost:
             raise SessionLost(self.lost)
-        with held.whole(), self._tables:
+        with held.whole, self._tables:
             if device:
                 self.members[device - 1].read_weights(handle, stored)
                 self._residency.add(handle, device - 1, stored.nbytes)

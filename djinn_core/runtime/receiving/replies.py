@@ -154,7 +154,7 @@ class Replies:
 
     def mark_unobserved(self, number: int) -> None:
         """As `Runtime.mark_unobserved`."""
-        with held, collect_later, held.patiently(self._link.reading):
+        with held, collect_later, self._link.reading:
             self.cancellation.excuse_after(number)
             self.reader.failures.mark_unobserved((self.reader.number, number))
 
@@ -184,7 +184,7 @@ class Replies:
         """
         self._stats.round_trips += 1
         self._handlers.setdefault(kind, self._replied)
-        with held, collect_later, held.patiently(self._link.reading):
+        with held, collect_later, self._link.reading:
             self.tell(question)
             try:
                 while not self._told:
@@ -211,7 +211,7 @@ class Replies:
             SessionLost: the executor is gone.
         """
         self._stats.round_trips += 1
-        with held.whole(), collect_later, self._link.reading:
+        with held.whole, collect_later, self._link.reading:
             self.tell(message)
             while not complete():
                 self._receive_one(PATIENCE)

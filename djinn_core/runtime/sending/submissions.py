@@ -148,14 +148,14 @@ class Submissions:
             except Exception as error:
                 self.run(Submission(program, submission.free), refused=str(error))
                 raise
-            if prepared is not None:
+            if prepared is not None and prepared.remade is not None:
                 values = self._derived.extend(prepared, values)
-            with held.whole():
+            with held.whole:
                 if self._derived:
                     written = [values[i] for i in prepared.written] if prepared is not None else ()
                     self._derived.touched([*submission.free, *program.dead, *written])
                     submission = attrs.evolve(submission, free=(*submission.free, *self._derived.take_stale()))
-                return self.run(submission, prepared, values)
+                return self._run(submission, prepared, values)
 
     def _tell_settings(self) -> None:
         settings = port.numeric_settings
@@ -185,9 +185,7 @@ class Submissions:
             replies.take_what_came()
         while len(replies.pending) >= WINDOW:
             replies.await_answer(next(iter(replies.pending)))
-        with held.patiently(
-            self._link.writing
-        ):  # another thread may be sending for as long as the executor does not read
+        with self._link.writing:  # another thread may be sending for as long as the executor does not read
             return
 
     def run(
@@ -205,12 +203,12 @@ class Submissions:
             SessionLost: the executor is gone.
         """
         self.make_ready()
-        if port.numeric_settings is not self._numeric_settings:
-            self._tell_settings()
-        with held.whole():
+        with held.whole:
             return self._run(submission, prepared, values, refused)
 
-    def _run(self, submission: Submission, prepared: Prepared | None, values: Sequence[int], refused: str) -> int:
+    def _run(self, submission: Submission, prepared: Prepared | None, values: Sequence[int], refused: str = "") -> int:
+        if port.numeric_settings is not self._numeric_settings:
+            self._tell_settings()
         program = submission.program
         number = self.last_number + 1
         bound = bind(prepared, program, values) if prepared is not None else None

@@ -132,7 +132,7 @@ class Prepared:
             return False
         if self.relied and not are_as_they_were(program, self.relied, self.fixed):
             return False
-        return conditions_hold(self.equal_slots, program.slots)
+        return not self.equal_slots or conditions_hold(self.equal_slots, program.slots)
 
     def call(self, instruction: int, program: Program) -> Call:
         """The call that an instruction of the template stands for, in a run for `program`."""
