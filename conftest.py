@@ -123,6 +123,14 @@ def log_of_the_module():
 
 
 @pytest.fixture
+def plan_first_runs(monkeypatch):
+    """Small programs are planned when they come for the first time, too, as the setting says, without a session of its own."""
+    from djinn_core.runtime.planning import planner
+
+    monkeypatch.setattr(planner, "_is_small", lambda _: False)
+
+
+@pytest.fixture
 def embedded():
     """The device, on the executor that this process starts for itself; most tests share one. Gives its name."""
     from configured import configure_anew

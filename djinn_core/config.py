@@ -278,6 +278,7 @@ class Settings:
         authenticators: names of the authenticators that `djinn serve` asks beside its own tokens.
         weights_from: who reads the weights of pretrained models: `server`, `client`, or `auto`: the server where it has them.
         exact: whether optimizations that round otherwise than the user's own ops are left out.
+        plan_first_runs: whether small programs are planned when they come for the first time, too, and not when they come again.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
         client_fallback: whether ops that the executor cannot do are computed on this machine.
         connect_timeout: seconds that a server may take to answer.
@@ -323,6 +324,7 @@ class Settings:
     authenticators: tuple[str, ...] = attrs.field(default=(), converter=_names)
     weights_from: str = attrs.field(default="auto", converter=_weights_from)
     exact: bool = attrs.field(default=True, converter=_flag)
+    plan_first_runs: bool = attrs.field(default=False, converter=_flag)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
     client_fallback: bool = attrs.field(default=False, converter=_flag)
     connect_timeout: float = attrs.field(default=30.0, converter=_seconds)

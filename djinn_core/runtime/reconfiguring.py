@@ -20,6 +20,7 @@ AT_ONCE = frozenset(
         "client_fallback",
         "connect_timeout",
         "debug",
+        "plan_first_runs",
         "progress",
         "start_timeout",
         "strict",

@@ -151,6 +151,7 @@ def test_results_are_the_same_whatever_follows_the_opening():
         assert torch.equal(chain(remote, length).cpu(), chain(x, length)), length
 
 
+@pytest.mark.usefixtures("plan_first_runs")
 def test_what_follows_a_wrong_prediction_goes_in_pieces_that_are_known():
     remote = torch.ones(4, device=DEVICE)
 
@@ -174,6 +175,7 @@ def test_what_follows_a_wrong_prediction_goes_in_pieces_that_are_known():
     assert sum(made[3:]) <= 2, made
 
 
+@pytest.mark.usefixtures("plan_first_runs")
 def test_programs_that_vary_in_each_step_share_the_plans_of_their_pieces():
     generator = random.Random(0)
 

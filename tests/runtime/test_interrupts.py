@@ -97,11 +97,11 @@ def test_a_second_ctrl_c_ends_the_next_wait_although_the_executor_is_busy(sessio
         total.item()
 
 
+@pytest.mark.usefixtures("plan_first_runs")
 def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
     monkeypatch.setattr(cancellation, "GRACE_SECONDS", 1000.0)
     x = torch.ones(3, device=DEVICE)
     djinn.synchronize()
-    monkeypatch.setattr(session.submissions.planner, "_needs_plan", lambda: True)
     for where, place in (
         ("make_ready", session.submissions),
         ("_plan", session.submissions.planner),
@@ -131,9 +131,9 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
     assert x.tolist() == [4, 4, 4]
 
 
+@pytest.mark.usefixtures("plan_first_runs")
 def test_planning_is_interrupted_where_it_is(session, monkeypatch):
     planner = session.submissions.planner
-    monkeypatch.setattr(planner, "_needs_plan", lambda: True)
     plan, reached = planner._plan, []
 
     def slow(*arguments):

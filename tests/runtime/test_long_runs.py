@@ -37,6 +37,7 @@ def counted(run: Callable[[], None]) -> Counter[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("plan_first_runs")
 def test_a_step_after_a_thousand_others(embedded):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)).to(DEVICE)

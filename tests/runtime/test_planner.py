@@ -72,6 +72,7 @@ def test_a_short_program_is_planned_when_it_comes_again_and_then_no_more() -> No
 
 
 def test_a_short_program_under_a_limit_of_memory_is_planned_at_once() -> None:
+    djinn.shut_down()
     djinn.configure(memory_limits={"": 1 << 30})
     try:
         x = ready(torch.randn(4, 4))
@@ -79,6 +80,7 @@ def test_a_short_program_under_a_limit_of_memory_is_planned_at_once() -> None:
         x.sinh().cosh().sum().item()
         assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (0, 1)
     finally:
+        djinn.shut_down()
         djinn.configure(memory_limits=())
 
 

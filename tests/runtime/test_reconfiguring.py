@@ -106,6 +106,7 @@ class Plugin:
         return [self.optimization]
 
 
+@pytest.mark.usefixtures("plan_first_runs")
 def test_plans_are_made_anew_with_other_plugins_and_settings(alone):
     held = torch.ones(3, device=alone)
     (held * 2).tolist()

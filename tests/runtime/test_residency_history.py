@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -29,6 +30,7 @@ def kinds(result):
     return {result.profile.residency[v] for v in result.graph.inputs}
 
 
+@pytest.mark.usefixtures("plan_first_runs")
 def test_an_update_whose_gradients_came_from_an_earlier_program(embedded, monkeypatch):
     made = planned(monkeypatch)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(DEVICE)
@@ -45,6 +47,7 @@ def test_an_update_whose_gradients_came_from_an_earlier_program(embedded, monkey
     assert kinds(made[-1]) == {DataResidency.GRADIENT, DataResidency.PERSISTENT_WEIGHT}
 
 
+@pytest.mark.usefixtures("plan_first_runs")
 def test_a_cache_that_is_put_in_another_order_is_still_one(embedded, monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
 

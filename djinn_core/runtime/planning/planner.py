@@ -1,7 +1,7 @@
 """Plans each new program once, and finds the plan again for every program of the same structure.
 
-A short program runs as it was recorded when it comes for the first time, and is planned when it comes again: planning takes
-several times as long as running it, and most short programs of a script that was just started do not come again.
+A small program runs as it was recorded when it comes for the first time, and is planned when it comes again: planning takes
+several times as long as running it, and most small programs of a script that was just started do not come again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from djinn_core.runtime.sending.template import Prepared, make_template, relied_
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_private import modes_as_before
 
-UNPLANNED_LIMIT = 48  # instructions of a program that may run once without a plan
+# A program is small that has few instructions, or whose instructions all take small tensors.
+FEW_INSTRUCTIONS = 48
+SMALL_BYTES = 64 << 10
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
 
 _SIZES_CHANGE = "the program's sizes keep changing, and this substitution is valid for one size only"
@@ -74,7 +76,7 @@ class Planner:
     ) -> None:
         """`made` is told of each new plan and its program; `recent` gets plans that were asked for, the latest last.
 
-        `needs_plan`: whether a short program is planned when it comes for the first time, too.
+        `needs_plan`: whether a small program is planned when it comes for the first time, too.
 
         `factor`: as in `PlansByStructure`. `judge`: decides which optimizations are faster, if a plugin offers one. `unsure`: names of
         optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
@@ -94,12 +96,8 @@ class Planner:
         """The plan of a program, and its values by first appearance."""
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
-        if (
-            not variants
-            and len(program) <= UNPLANNED_LIMIT
-            and self._planned.ranges_left == left
-            and not self._needs_plan()
-        ):
+        seen = bool(variants) or self._planned.ranges_left > left
+        if not seen and _is_small(program) and not self._needs_plan():
             return self._unplanned(program, variants, values)
         if variants and variants[0].recorded is not None:
             variants.clear()
@@ -172,3 +170,10 @@ class Planner:
         if plan is not None and plan.profile is None and plan.recorded is not None:
             plan.profile = self._planned_program(plan.recorded, NOTHING).whole
         return plan.profile if plan is not None else None
+
+
+def _is_small(program: Program) -> bool:
+    """True if planning a program takes longer than running it."""
+    return len(program) <= FEW_INSTRUCTIONS or all(
+        operand.nbytes <= SMALL_BYTES for call in program.calls for operand in call.operands
+    )

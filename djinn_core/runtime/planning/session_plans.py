@@ -59,8 +59,11 @@ class SessionPlans:
         return PlannedProgram(result, about, about if piece is None else piece[1])
 
     def needs_plan(self) -> bool:
-        """True where even a program that may not come again has to be planned: to fit, or to be shown."""
-        return bool(self._context.recordings or self._context.configured()[1].memory_limits)
+        """True where even a program that may not come again has to be planned: for its values to fit, or to be shown."""
+        context = self._context
+        settings = context.configured()[1]
+        hinted = bool(context.opened and context.opened[0].attached.device.spill)  # its evictions follow what plans say
+        return settings.plan_first_runs or bool(settings.memory_limits or context.recordings) or hinted
 
     def made(self, prepared: Prepared, program: Program, planned: PlannedProgram) -> None:
         """A template was made of a plan."""
