@@ -281,6 +281,7 @@ class Settings:
         plan_first_runs: whether small programs are planned when they come for the first time, too, and not when they come again.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
         client_fallback: whether ops that the executor cannot do are computed on this machine.
+        start_at_import: whether `import djinn` starts the executors of this program's own; counts in the environment and the file.
         connect_timeout: seconds that a server may take to answer.
         start_timeout: seconds that an executor may take to start.
         wait_timeout: seconds that a wait for results may take; 0: as long as it takes.
@@ -327,6 +328,7 @@ class Settings:
     plan_first_runs: bool = attrs.field(default=False, converter=_flag)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
     client_fallback: bool = attrs.field(default=False, converter=_flag)
+    start_at_import: bool = attrs.field(default=False, converter=_flag)
     connect_timeout: float = attrs.field(default=30.0, converter=_seconds)
     start_timeout: float = attrs.field(default=60.0, converter=_seconds)
     wait_timeout: float = attrs.field(default=0.0, converter=_target)

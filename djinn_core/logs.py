@@ -3,6 +3,8 @@
 A logger hands structlog's event to the standard library's logger `djinn.<part>`, with the whole event in the record's
 attribute `djinn`. Until `show` or `set_debug_level` is called, nothing is installed: whatever the user set up for the
 standard library applies. Secrets are taken out before an event reaches any handler.
+
+structlog is imported when the first message is shown: it takes a tenth of a second, and most programs show none.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
-from typing import Any, TextIO
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-import structlog
+if TYPE_CHECKING:
+    import structlog
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.printable import one_line, printable
@@ -59,19 +64,82 @@ _SECRET_TEXT = (
     re.compile(r"(?P<keep>://)[^/@\s]+(?=@)"),
 )
 
-in_context = structlog.contextvars.bound_contextvars  # a block in which all messages of this thread have further facts
-
 Event = MutableMapping[str, Any]
+_context: Final[ContextVar[Mapping[str, Any]]] = ContextVar("djinn_log", default={})  # noqa: B039 - never changed
 
 
-def get_logger(name: str) -> Any:
-    """A structlog logger that writes to the standard library's logger `name`, such as `djinn.runtime`."""
+@contextmanager
+def in_context(**facts: Any) -> Iterator[None]:
+    """Give all messages of this thread inside the block further facts."""
+    before = _context.set({**_context.get(), **facts})
+    try:
+        yield
+    finally:
+        _context.reset(before)
+
+
+class Logger:
+    """A structlog logger that writes to the standard library's logger `name`, and is made when its first message is shown."""
+
+    __slots__ = ("_facts", "_name", "_standard", "_structured")
+
+    def __init__(self, name: str, facts: Mapping[str, Any]) -> None:
+        """`facts`: what all of its messages say."""
+        self._name = name
+        self._facts = facts
+        self._standard = logging.getLogger(name)
+        self._structured: Any = None
+
+    def bind(self, **facts: Any) -> Logger:
+        """Make a logger whose messages say more."""
+        return Logger(self._name, {**self._facts, **facts})
+
+    def debug(self, event: str, **facts: Any) -> None:
+        """Log for developers."""
+        self._log(logging.DEBUG, "debug", event, facts)
+
+    def info(self, event: str, **facts: Any) -> None:
+        """Log what an operator may want to know."""
+        self._log(logging.INFO, "info", event, facts)
+
+    def warning(self, event: str, **facts: Any) -> None:
+        """Log what the user or the operator should know."""
+        self._log(logging.WARNING, "warning", event, facts)
+
+    def error(self, event: str, **facts: Any) -> None:
+        """Log what went wrong."""
+        self._log(logging.ERROR, "error", event, facts)
+
+    def exception(self, event: str, **facts: Any) -> None:
+        """Log what went wrong, with the exception that is being handled."""
+        self._log(logging.ERROR, "exception", event, facts)
+
+    def _log(self, level: int, method: str, event: str, facts: Mapping[str, Any]) -> None:
+        if not self._standard.isEnabledFor(level):
+            return
+        if self._structured is None:
+            self._structured = _structured(self._standard).bind(**self._facts)
+        getattr(self._structured, method)(event, **facts)
+
+
+def get_logger(name: str) -> Logger:
+    """The logger for a part, such as `djinn.runtime`."""
+    return Logger(name, {})
+
+
+def _structured(standard: logging.Logger) -> Any:
+    import structlog
+
     return structlog.wrap_logger(
-        logging.getLogger(name),
+        standard,
         wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-        processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, redact, _to_record],
+        processors=[structlog.stdlib.filter_by_level, _merge_context, redact, _to_record],
     )
+
+
+def _merge_context(logger: object, method: str, event: Event) -> Event:
+    del logger, method
+    return {**_context.get(), **event}
 
 
 def redact(logger: object, method: str, event: Event) -> Event:
@@ -241,6 +309,8 @@ def _line(event: Mapping[str, Any]) -> str:
 
 
 def _formatter(style: str, colours: bool) -> structlog.stdlib.ProcessorFormatter:
+    import structlog
+
     people = structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
     renderers: dict[str, Any] = {
         "json": structlog.processors.JSONRenderer(default=str),
@@ -249,13 +319,11 @@ def _formatter(style: str, colours: bool) -> structlog.stdlib.ProcessorFormatter
     }
     renderer = renderers[style]
     clean = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    add_time = structlog.processors.TimeStamper(fmt="iso", utc=True)
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[_from_record, structlog.stdlib.add_logger_name, structlog.stdlib.add_log_level, _add_time],
+        foreign_pre_chain=[_from_record, structlog.stdlib.add_logger_name, structlog.stdlib.add_log_level, add_time],
         processors=[clean, structlog.processors.format_exc_info, redact, renderer],
     )
-
-
-_add_time = structlog.processors.TimeStamper(fmt="iso", utc=True)
 
 
 def _from_record(logger: object, method: str, event: Event) -> Event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import multiprocessing
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -183,6 +184,8 @@ def _end_unless_held(names: str) -> None:
 
 def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> None:
     """`reinstall`: interceptors that are installed may have other settings now."""
+    if context.settings is not None and settings != context.settings:
+        _stop_early()
     context.settings, context.registry = settings, registry
     _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, reinstall)
     integrate_registered(context, registry)
@@ -330,9 +333,31 @@ def _measured(pool: PoolSession, opened: tuple[Opened, ...]) -> None:
             pool.know_devices(capabilities_named(opened))
 
 
+def start_early() -> None:
+    """Start the executors that a session of this program will need, if they are its own, beside what it does next.
+
+    Where one cannot be started, the first wait says so.
+    """
+    with context.lock:
+        if context.starting or context.session is not None or context.forked:
+            return
+        try:
+            context.starting = start_executors(context.settings or resolve(context.overrides).settings)
+        except DjinnError as error:
+            log.debug("no executor was started early", reason=str(error))
+
+
+def _stop_early() -> None:
+    """End executors that were started and that no session has taken."""
+    executors, context.starting = context.starting, ()
+    for executor in executors:
+        executor.close(0.0)
+
+
 def _connect() -> tuple[Opened, ...]:
-    # The executors start while plugins are loaded.
-    executors = start_executors(context.settings or resolve(context.overrides).settings)
+    # The executors start while plugins are loaded, or have started before.
+    executors, context.starting = context.starting, ()
+    executors = executors or start_executors(context.settings or resolve(context.overrides).settings)
     try:
         return open_connections(settings(), registry(), executors)
     except BaseException:
@@ -406,6 +431,7 @@ def shut_down() -> None:
     with collect_later, context.lock:
         if context.session is not None and not context.forked:
             _end_session()
+        _stop_early()
 
 
 def _end_session() -> None:
@@ -550,15 +576,19 @@ def _is_available() -> bool:
 def _prepare() -> None:
     """Begin the session with a server before the first op: where that fails, the op does, and nothing was recorded in vain.
 
-    An executor of this program's own starts when something is sent.
+    An executor of this program's own begins to start; the program waits for it when something is sent.
     """
     port.prepare = _nothing
-    if context.session is None and not context.forked and _named_servers():
-        try:
-            _session()
-        except BaseException:
-            port.prepare = _prepare
-            raise
+    if context.session is not None or context.forked:
+        return
+    if not _named_servers():
+        start_early()
+        return
+    try:
+        _session()
+    except BaseException:
+        port.prepare = _prepare
+        raise
 
 
 def _nothing() -> None:
@@ -582,6 +612,8 @@ def _after_fork() -> None:
     """
     context.lock = threading.RLock()  # another thread of the parent may have held it
     context.forked = port.forked = context.forked or context.session is not None
+    starting, context.starting = context.starting, ()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as below
     if context.forked:
         # Sockets and processes of the parent's: finalizing them here, at whatever moment the interpreter ends, would warn.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.opened))
@@ -613,3 +645,15 @@ def attach() -> None:
     port.counts_when_open = lambda: not is_initialized() and _named_servers()
     in_forked_child(_after_fork)
     atexit.register(_at_exit)
+    if _starts_at_import():
+        start_early()
+
+
+def _starts_at_import() -> bool:
+    """True if the setting says so, and this is no worker process of a program that has imported Djinn before."""
+    if multiprocessing.current_process().name != "MainProcess":  # set before a spawned worker imports the program
+        return False
+    try:
+        return resolve().settings.start_at_import
+    except DjinnError:
+        return False  # the first use says what is wrong

@@ -13,6 +13,7 @@ from djinn_core.hookspecs.integrations import Integration
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.ir.costs import Link
 from djinn_core.ir.result import PipelineResult
+from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.opened import Opened
@@ -43,6 +44,7 @@ class ClientContext:
     overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
     settings: Settings | None = None
     registry: Registry | None = None
+    starting: tuple[OwnExecutor, ...] = ()  # started before a session needs them, which it takes
     opened: tuple[Opened, ...] = ()
     session: ClientSession | None = None
     planner: Planner | None = None  # of the session

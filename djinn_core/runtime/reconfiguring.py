@@ -22,6 +22,7 @@ AT_ONCE = frozenset(
         "debug",
         "plan_first_runs",
         "progress",
+        "start_at_import",
         "start_timeout",
         "strict",
         "trace_plugins",

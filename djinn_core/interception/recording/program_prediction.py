@@ -61,7 +61,7 @@ class PredictableProgram:
 
     @cached_property
     def opening(self) -> Ids:
-        """How it begins."""
+        """The signatures with which it begins."""
         return _opening(self.ids)
 
     @cached_property

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.file_download import repo_folder_name
 
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions, WeightSource, hookimpl
 from djinn.weights import open_folder
-from djinn_hub.downloads import Downloads, is_whole
+from djinn_hub.downloads import Downloads, is_whole, repository_in
 
 djinn_api_version = 1
 
@@ -43,7 +42,7 @@ class HubSource:
             return self._downloads.open(name, revision, path)
         except WeightsUnavailable:
             # Downloaded before, and the hub does not answer.
-            repository = self._own / repo_folder_name(repo_id=name, repo_type="model")
+            repository = repository_in(self._own, name)
             found = self._cached(self._own, name, revision, path, WeightPermissions((repository,)))
             if found and is_whole(found):
                 return found
@@ -54,7 +53,7 @@ class HubSource:
         cache: Path, name: str, revision: str, path: str, permissions: WeightPermissions
     ) -> Sequence[WeightFile]:
         """Files that a cache has; none if it has not the model, or it may not be read."""
-        repository = cache / repo_folder_name(repo_id=name, repo_type="model")
+        repository = repository_in(cache, name)
         try:
             commit = _commit(repository, revision, permissions)
             # huggingface_hub writes a file under another name and moves it to its place when it is whole.

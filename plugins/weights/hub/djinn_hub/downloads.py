@@ -1,7 +1,11 @@
-"""Downloads of models from the hub into a cache, with huggingface_hub: their weights alone."""
+"""Downloads of models from the hub into a cache, with huggingface_hub: their weights alone.
+
+huggingface_hub is imported when it is first used, because its HTTP client takes a quarter of a second of every start.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tempfile
@@ -11,9 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils.tqdm import tqdm
 
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions
@@ -31,11 +32,23 @@ _PATIENCE: Final = 20.0  # seconds for an answer about a model
 RESERVE: Final = 1 << 30  # bytes of the disk that stay free
 
 
-class _Silent(tqdm):
-    """A progress bar that is not drawn: it would be in the server's log."""
+@functools.cache
+def _silent() -> type[Any]:
+    """Class of progress bars that are not drawn: they would be in the server's log."""
+    from huggingface_hub.utils.tqdm import tqdm
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
+    class Silent(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+    return Silent
+
+
+def repository_in(cache: Path, name: str) -> Path:
+    """Folder of a model in a cache."""
+    from huggingface_hub.file_download import repo_folder_name
+
+    return cache / repo_folder_name(repo_id=name, repo_type="model")
 
 
 @attrs.frozen
@@ -56,7 +69,9 @@ class Downloads:
         Raises:
             WeightsUnavailable: it has no weights there, there is no room, or the hub does not give it.
         """
-        repository = self.cache / repo_folder_name(repo_id=name, repo_type="model")
+        from huggingface_hub import HfApi
+
+        repository = repository_in(self.cache, name)
         try:
             info = HfApi(endpoint=self.endpoint).model_info(
                 name, revision=revision, files_metadata=True, timeout=_PATIENCE
@@ -89,11 +104,15 @@ class Downloads:
                 pass
 
     def _cached(self, name: str, commit: str, file: str) -> Any:
+        from huggingface_hub import try_to_load_from_cache
+
         return try_to_load_from_cache(name, file, cache_dir=self.cache, revision=commit)
 
     def _get(self, name: str, commit: str, file: str) -> Path:
+        from huggingface_hub import hf_hub_download
+
         got = hf_hub_download(
-            name, file, revision=commit, cache_dir=self.cache, endpoint=self.endpoint, tqdm_class=_Silent
+            name, file, revision=commit, cache_dir=self.cache, endpoint=self.endpoint, tqdm_class=_silent()
         )
         return Path(str(got))
 

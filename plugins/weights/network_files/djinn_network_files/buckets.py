@@ -8,8 +8,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import fsspec
-
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions
 from djinn.weights import WEIGHT_SUFFIXES
@@ -102,6 +100,8 @@ class BucketSource:
     def _system(self) -> Any:
         with self._lock:
             if self._made is None:
+                import fsspec  # here, because most servers read no bucket
+
                 # Listings that are kept would grow, and hide new versions.
                 self._made = fsspec.filesystem(
                     self.name, skip_instance_cache=True, use_listings_cache=False, **self._options
