@@ -9,7 +9,7 @@ from pathlib import Path
 
 from djinn_core.errors import StartupError
 
-EXECUTOR_MODULE = "djinn_core.server.executor"
+EXECUTOR_MODULE = "djinn_core.server.executor_process"
 
 
 def executor_command(module: str, device: str, report: int) -> list[str]:

@@ -495,7 +495,3 @@ def main(arguments: Sequence[str] | None = None, new: SessionFactory = ExecutorS
         status = 2
     sys.stderr.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    main()

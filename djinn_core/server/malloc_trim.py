@@ -41,8 +41,9 @@ def keep_few_arenas() -> None:
 
 
 def set_start_aside() -> None:
-    """Exclude the objects that exist now, mostly imported libraries, from garbage collection, which otherwise takes 0.2 s."""
+    """Exclude the objects that exist now, mostly imported libraries, from garbage collection, which otherwise takes 0.2 s, and begin it."""
     gc.freeze()
+    gc.enable()
 
 
 class MemoryTrimmer:

@@ -1,0 +1,103 @@
+"""Starting: what importing Djinn, the first value and a program that is new cost.
+
+    python benchmarks/bench_starting.py [--json] [--quick] [--case embedded]
+
+The references are processes that import torch, in turns with ours, and the same program when it comes again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from measuring import Case, Effort, Outcome, main
+from serving import connected, server, url_of
+
+REMOTE = "remote_accelerator:0"
+TORCH = "import torch"
+IMPORTED = "import torch, djinn"
+FIRST = "import torch, djinn; torch.ones(3, device='remote_accelerator:0').sum().item()"
+EARLY = "import djinn, torch; torch.ones(3, device='remote_accelerator:0').sum().item()"
+PROCESSES = 8  # in each round, of either kind
+
+Op = Callable[[torch.Tensor], torch.Tensor]
+OPS: tuple[Op, ...] = (
+    torch.sin, torch.cos, torch.relu, torch.sigmoid, torch.tanh, torch.neg, torch.abs, lambda x: x + 1, lambda x: x * 2,
+    lambda x: x.t(), lambda x: x @ x.t(), lambda x: x - x.mean(), lambda x: x.softmax(-1), lambda x: x.cumsum(0),
+)  # fmt: skip
+LENGTH = 6  # ops of a program, beside the sum that is fetched
+
+
+def seconds_beyond_torch(effort: Effort, program: str, environment: Mapping[str, str] | None = None) -> Outcome:
+    """Seconds that a process takes longer than one that imports torch, by medians."""
+    found: dict[str, list[float]] = {TORCH: [], program: []}
+    variables = os.environ | {"OMP_NUM_THREADS": str(effort.threads)} | (environment or {})
+    for turn in range(effort.rounds * effort.times(PROCESSES) // 2):
+        for text in (TORCH, program) if turn % 2 else (program, TORCH):
+            began = time.perf_counter()
+            subprocess.run([sys.executable, "-W", "ignore", "-c", text], env=variables, check=True)
+            found[text].append(time.perf_counter() - began)
+    torch_alone, ours = statistics.median(found[TORCH]), statistics.median(found[program])
+    return Outcome(ours - torch_alone, {"torch s": torch_alone, "ours s": ours})
+
+
+def import_(effort: Effort) -> Outcome:
+    return seconds_beyond_torch(effort, IMPORTED)
+
+
+def embedded(effort: Effort) -> Outcome:
+    return seconds_beyond_torch(effort, FIRST)
+
+
+def embedded_at_import(effort: Effort) -> Outcome:
+    return seconds_beyond_torch(effort, EARLY, {"DJINN_START_AT_IMPORT": "1"})
+
+
+def served(effort: Effort) -> Outcome:
+    with server(threads=effort.threads) as serving:
+        environment = {"DJINN_SERVERS": url_of(serving), "DJINN_TOKEN": serving.token}
+        return seconds_beyond_torch(effort, FIRST, environment)
+
+
+def new_program(effort: Effort) -> Outcome:
+    """Small programs that come for the first time, a second time and a third time."""
+    generator = random.Random(0)
+
+    def run(ops: list[Op], x: torch.Tensor) -> float:
+        for op in ops:
+            x = op(x)
+        return x.sum().item()
+
+    with connected(threads=effort.threads):
+        x = torch.randn(8, 8).to(REMOTE)
+        programs = [[generator.choice(OPS) for _ in range(LENGTH)] for _ in range(effort.times(100))]
+        for op in OPS:
+            run([op], x)
+        turns = []
+        for _ in range(4):
+            taken = []
+            for program in programs:
+                began = time.perf_counter()
+                run(program, x)
+                taken.append(time.perf_counter() - began)
+            turns.append(statistics.median(taken) * 1e3)
+        first, second, _, known = turns
+        return Outcome(first / known, {"first ms": first, "second ms": second, "known ms": known})
+
+
+CASES = [
+    Case("import", 0.15, import_, unit="s"),
+    Case("served", 0.15, served, unit="s"),
+    Case("embedded", 0.5, embedded, unit="s"),
+    Case("embedded_at_import", 0.5, embedded_at_import, unit="s"),
+    Case("new_program", None, new_program),
+]
+
+if __name__ == "__main__":
+    main("starting: seconds beyond `import torch`; a new program over a known one", CASES)
