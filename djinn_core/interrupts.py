@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any, Final
@@ -27,8 +28,9 @@ from djinn_core.system import native_stack
 LOOK_SECONDS: Final = 0.1  # of waiting, after which it is looked whether there was an interrupt
 _SIGINT: Final = int(signal.SIGINT)
 _NEAR: Final = 6  # frames that a finalizer may be away
-_WEAK: Final = ("remove", "_remove")  # what weak dictionaries and sets call when a key dies
-_WEAK_MODULES: Final = (weakref.__file__, _weakrefset.__file__)
+# What weak dictionaries and sets call when a key dies, and the file of each; torch._dynamo has a list of the kind.
+_WEAK: Final = ("remove", "_remove", "_remove_id", "<lambda>")
+_WEAK_FILES: Final = (weakref.__file__, _weakrefset.__file__, str(Path("torch", "_dynamo", "utils.py")))
 
 
 class HeldInterrupts:
@@ -202,7 +204,7 @@ def _is_dropped(frame: FrameType | None) -> bool:
         if frame is None:
             return False
         code = frame.f_code
-        if code.co_name == "__del__" or (code.co_name in _WEAK and code.co_filename.startswith(_WEAK_MODULES)):
+        if code.co_name == "__del__" or (code.co_name in _WEAK and code.co_filename.endswith(_WEAK_FILES)):
             return True
         frame = frame.f_back
     return False

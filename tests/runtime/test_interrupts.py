@@ -307,7 +307,19 @@ def _freed_in_a_weak_dictionary():
     return held, [key]
 
 
-@pytest.mark.parametrize("make", [lambda: (None, [_PressesWhenFreed()]), _freed_in_a_weak_dictionary])
+def _freed_in_a_dictionary_of_dynamo():
+    from torch._dynamo.utils import ExactWeakKeyDictionary
+
+    held, key = ExactWeakKeyDictionary(), _Key()
+    held[key] = 1
+    held.values = type("Presses", (dict,), {"__contains__": lambda *_: signal.raise_signal(signal.SIGINT) or False})()
+    return held, [key]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: (None, [_PressesWhenFreed()]), _freed_in_a_weak_dictionary, _freed_in_a_dictionary_of_dynamo],
+)
 def test_an_interrupt_where_python_drops_exceptions_is_raised_afterwards(make):
     before = signal.signal(signal.SIGINT, raise_outside_torch)
     kept, last = make()
