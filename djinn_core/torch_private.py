@@ -101,6 +101,8 @@ NEEDED: Final = (
     "torch._utils._rebuild_sparse_tensor",
     "torch._utils._rebuild_tensor_v2",
     "torch._C._len_torch_dispatch_stack",
+    "torch._ops.HigherOrderOperator.py_impl",
+    "torch._ops._higher_order_ops",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch._tensor._convert",
@@ -375,6 +377,36 @@ def not_compiled_itself(function: F) -> F:
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
     frames.set_code_exec_strategy(function.__code__, strategy)
     return function
+
+
+def higher_order_ops() -> Mapping[str, Any]:
+    """The higher-order ops that PyTorch has registered, by name."""
+    return torch._ops._higher_order_ops
+
+
+def made_of_ops(op: Any) -> Callable[..., Any] | None:
+    """The implementation of a higher-order op that calls other ops, for tensors of any kind; None if it has none."""
+    return op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)  # type: ignore[no-any-return]
+
+
+def differentiated(op: Any) -> Callable[..., Any] | None:
+    """The implementation of a higher-order op under autograd; None if it has none."""
+    return op.py_kernels.get(torch._C.DispatchKey.Autograd)  # type: ignore[no-any-return]
+
+
+def implement_for_class(op: Any, cls: type, implementation: Callable[..., Any]) -> None:
+    """Have a higher-order op call `implementation` where tensors of `cls` take part."""
+    op.py_impl(cls)(implementation)
+
+
+def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> None:
+    """Have a higher-order op call `implementation` where autograd looks at tensors of the device."""
+    op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)
+
+
+def in_dispatch_modes() -> bool:
+    """True if a `TorchDispatchMode` is entered, which is to see the ops that a backend sees."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def without_modes(function: F) -> F:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.libraries import compiling
 from djinn_core.interception.libraries.on_import import Adapt, adapt_on_import
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
@@ -17,10 +19,23 @@ def _adapt_tracer(module: Any) -> None:
     module.HANDLED_TYPES = (*module.HANDLED_TYPES, LazyTensor)
 
 
+def _adapt_flex_attention(module: Any) -> None:
+    """`torch.nn.attention.flex_attention`: its list of devices is that of those that it has kernels for; here it is made of ops."""
+    validate = module._validate_device  # noqa: SLF001 - nothing public says which devices there are
+
+    @functools.wraps(validate)
+    def validate_device(query: Any, key: Any, value: Any) -> None:
+        if query.device.type != DEVICE_NAME:
+            validate(query, key, value)
+
+    module._validate_device = validate_device  # noqa: SLF001 - as above
+
+
 _ADAPTED: dict[str, Adapt] = {
     "torch._dynamo.eval_frame": compiling.adapt_tracing,
     "torch._inductor.compile_fx": compiling.adapt_compiling,
     "torch.fx.experimental.proxy_tensor": _adapt_tracer,
+    "torch.nn.attention.flex_attention": _adapt_flex_attention,
 }
 
 

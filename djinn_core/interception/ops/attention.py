@@ -71,9 +71,10 @@ def attention(
 def whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Attention without gradients: the executor chooses, unless the program restricts the choice (`sdpa_kernel`).
 
-    Dropout draws random numbers, which the program must show.
+    Dropout draws random numbers, which the program must show. A mode that looks at ops is to see the kernel.
     """
-    if flash_sdp_enabled() and math_sdp_enabled() and not (len(args) > 4 and args[4]):
+    drops = len(args) > 4 and args[4]
+    if flash_sdp_enabled() and math_sdp_enabled() and not drops and not torch_private.in_dispatch_modes():
         return record(func, args, kwargs)
     missing: tuple[Any, ...] = _DEFAULTS[len(args) - 3 :]
     return _as_chosen((*args, *missing), kwargs)

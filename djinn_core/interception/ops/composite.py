@@ -3,7 +3,8 @@
 PyTorch takes composite ops apart before a backend sees them, except in inference mode and where a backend registers a
 kernel of its own. A few are worth keeping whole while no gradient is needed: there are fewer instructions, and the
 executor may choose its own kernel. All others are taken apart in every mode, so that a model records the same program in
-all of them. Attention has a module of its own, `attention`.
+all of them. Where a `TorchDispatchMode` is entered, such as a counter of flops or a tracer, all are: it is to see what it sees
+of other devices. Attention has a module of its own, `attention`.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def _whole_unless_differentiated(
     @torch_private.never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
-            if not isinstance(args[0], LazyTensor) or torch_private.in_forward_mode() or is_differentiated(args):
+            apart = torch_private.in_forward_mode() or torch_private.in_dispatch_modes()
+            if apart or not isinstance(args[0], LazyTensor) or is_differentiated(args):
                 return take_apart(func, args, kwargs)
             return record(func, args, kwargs)
         except BaseException as error:

@@ -28,6 +28,16 @@ def _batch_norm(func: Any) -> Rule:
     return rule
 
 
+def _batch_norm_in_evaluation(func: Any) -> Rule:
+    """As `_batch_norm`, for ops that are always in evaluation; more results may follow."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        out, mean, rstd, *rest = func(*args, **kwargs)
+        return out, mean.new_empty(0), rstd.new_empty(0), *rest
+
+    return rule
+
+
 def _bin_edges(data: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.Tensor]:
     return [data.new_empty(count + 1) for count in bins]
 
@@ -140,6 +150,10 @@ _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_outpu
 _RULES: dict[Any, Rule] = {
     aten.native_batch_norm.default: _batch_norm(aten.native_batch_norm.default),
     aten._native_batch_norm_legit.default: _batch_norm(aten._native_batch_norm_legit.default),
+    aten._native_batch_norm_legit_no_training.default: _batch_norm_in_evaluation(
+        aten._native_batch_norm_legit_no_training.default
+    ),
+    aten._batch_norm_no_update.default: _batch_norm_in_evaluation(aten._batch_norm_no_update.default),
     aten.convolution.default: _convolution,
     aten._grouped_mm.default: _grouped_mm,
     aten._histogramdd_bin_edges.default: _bin_edges,
