@@ -101,6 +101,7 @@ NEEDED: Final = (
     "torch._utils._rebuild_sparse_tensor",
     "torch._utils._rebuild_tensor_v2",
     "torch._C._len_torch_dispatch_stack",
+    "torch._C._distributed_c10d._create_work_from_future",
     "torch._ops.HigherOrderOperator.py_impl",
     "torch._ops._higher_order_ops",
     "torch.utils._python_dispatch.TorchDispatchMode",
@@ -377,6 +378,29 @@ def not_compiled_itself(function: F) -> F:
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
     frames.set_code_exec_strategy(function.__code__, strategy)
     return function
+
+
+def collectives(names: Sequence[str]) -> list[Any]:
+    """The overloads of these ops of `torch.distributed`, as far as this PyTorch has them."""
+    spaces = (torch.ops.c10d, torch.ops._c10d_functional)
+    found = [getattr(space, name, None) for space in spaces for name in names]
+    return [packet.default for packet in found if packet is not None]
+
+
+def await_collectives(results: Sequence[Any]) -> None:
+    """Wait for what collectives return: handles of their work, or tensors."""
+    for result in results:
+        if isinstance(result, torch.ScriptObject):
+            torch.distributed.Work.unbox(result).wait()
+        elif isinstance(result, torch.Tensor):
+            torch.ops._c10d_functional.wait_tensor.default(result)
+
+
+def finished_work(results: Sequence[torch.Tensor]) -> torch.ScriptObject:
+    """A handle of a collective that is done. That of gloo cannot be waited for twice, and has results on the CPU."""
+    future: Any = torch.futures.Future()
+    future.set_result(list(results))
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined,no-any-return]
 
 
 def higher_order_ops() -> Mapping[str, Any]:

@@ -11,7 +11,15 @@ from djinn_core.interception.device.generators import Generator
 from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
 from djinn_core.interception.libraries.install import install as adapt_libraries
-from djinn_core.interception.ops import attention, autocast, cuda_decompositions, factories, higher_order, layouts
+from djinn_core.interception.ops import (
+    attention,
+    autocast,
+    collectives,
+    cuda_decompositions,
+    factories,
+    higher_order,
+    layouts,
+)
 from djinn_core.interception.ops import canonicalize as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.ops import evaluation as _evaluation  # noqa: F401 - its handlers
 from djinn_core.interception.ops.backward import guard_engine
@@ -57,6 +65,7 @@ def install() -> None:
     libraries.extend([register_whole(dispatch), attention.register(), cuda_decompositions.register()])
     libraries.extend(autocast.register())
     higher_order.register()
+    collectives.register()
     replace_classes(Generator=Generator, Stream=Stream, Event=Event)
     take_in_lists(lazy_tensor.LazyTensor)
     replace_accelerator_functions(**{name: for_users(made) for name, made in accelerator.FUNCTIONS.items()})
