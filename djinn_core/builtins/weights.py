@@ -111,7 +111,7 @@ class LocalSink:
 
     def __init__(self, path: Path, size: int) -> None:
         """Raises `OSError` where it cannot be made, or the disk has no room for `size` bytes."""
-        self._path = path
+        self.path = path
         _remove_abandoned(path.parent)
         # The file is no secret: its mode is what the server's umask makes of it.
         self._aside = path.with_name(f".{path.name}{_UNFINISHED}{secrets.token_hex(8)}")
@@ -132,8 +132,8 @@ class LocalSink:
     def commit(self) -> None:
         """As `WeightSink.commit`."""
         os.fsync(self._descriptor)
-        self._aside.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._aside.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:

@@ -85,9 +85,9 @@ def _show(url: str, answer: Status | DjinnError) -> None:
 
 def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) -> None:
     device = executor.device
-    memory = f"{_size(device.memory)} of memory" if device.memory else "memory unknown"
+    memory = f"{shown_size(device.memory)} of memory" if device.memory else "memory unknown"
     if device.memory and device.memory_free is not None:
-        memory = f"{_size(device.memory_free)} of {_size(device.memory)} free"
+        memory = f"{shown_size(device.memory_free)} of {shown_size(device.memory)} free"
     if device.spill:
         memory += f", memory pressure: {PRESSURE[min(device.pressure, len(PRESSURE) - 1)]}"
     title = f"{numbered or device.id} {device.name}".strip()
@@ -98,12 +98,13 @@ def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) ->
         return
     table = Table("owner", "memory", "values", "submissions", "age", "session", box=None, pad_edge=True)
     for s in executor.sessions:
-        counts = (_size(s.memory), f"{s.values:,}", f"{s.submissions:,}", f"{s.age:.0f} s")
+        counts = (shown_size(s.memory), f"{s.values:,}", f"{s.submissions:,}", f"{s.age:.0f} s")
         table.add_row(Text(s.client), *counts, s.session[:8])
     console.print(Padding(table, (0, 0, 0, 3)))
 
 
-def _size(count: int) -> str:
+def shown_size(count: int) -> str:
+    """A number of bytes, as people read it."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB"):
         if amount < 1024:

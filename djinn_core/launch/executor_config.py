@@ -131,6 +131,8 @@ class ModelConfig:
         folders: folders that clients may name models in; caches of the Hugging Face hub included.
         addresses: patterns of other addresses that they may name.
         saving: where each tenant has a folder for weights that its clients save; None: they save none.
+        published: where each tenant has a folder for weights that its clients publish under names; None: they publish none.
+        publish_hours: the longest that such a name lives; 0: nothing is published.
     """
 
     folders: tuple[Path, ...] = attrs.field(
@@ -157,10 +159,24 @@ class ModelConfig:
         ).metadata,
     )
 
+    published: Path | None = attrs.field(
+        default=None,
+        metadata=Flag(
+            "--published",
+            "Directory for weights that clients publish under names. Default: djinn/published in your cache directory.",
+        ).metadata,
+    )
+    publish_hours: float = attrs.field(
+        default=168.0,
+        metadata=Flag(
+            "--publish-hours", "How long a published name lives at the most; 0: there are none.", least=0
+        ).metadata,
+    )
+
     @property
     def permissions(self) -> WeightPermissions:
         """Permissions before a tenant has come, which may get a folder to save weights in."""
-        return WeightPermissions(self.folders, self.addresses, self.folders if self == EVERYTHING else ())
+        return WeightPermissions(self.folders, self.addresses, self.folders if self.folders == _ANYWHERE else ())
 
 
 _ANYWHERE: Final = (Path(), Path("/"))  # relative paths begin in the working directory

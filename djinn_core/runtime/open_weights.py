@@ -149,13 +149,22 @@ def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWe
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
     """
-    index = device
-    if not isinstance(index, int):
-        chosen = torch.device(index)
-        if not is_remote(chosen):
-            raise ConfigurationError(f"weights are opened on a remote device, not on {chosen}")
-        index = chosen.index or 0
+    index = index_of(device)
     return RemoteWeights(address, current().open_weights(address, index), index)
+
+
+def index_of(device: torch.device | str | int) -> int:
+    """Index of a remote device.
+
+    Raises:
+        ConfigurationError: it is another one.
+    """
+    if isinstance(device, int):
+        return device
+    chosen = torch.device(device)
+    if not is_remote(chosen):
+        raise ConfigurationError(f"weights are opened on a remote device, not on {chosen}")
+    return chosen.index or 0
 
 
 def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str] | None = None) -> int:
@@ -178,6 +187,13 @@ def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Ma
         RemoteError: one of them could not be computed.
         SessionLost: the remote state is gone.
     """
+    return write_weights(tensors, address, metadata or {})
+
+
+def write_weights(
+    tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str], seconds: float = 0.0
+) -> int:
+    """As `save_weights`; what is published lives for so many seconds."""
     devices = {tensor.device for tensor in tensors.values() if is_remote(tensor.device)}
     if len(devices) != 1:
         found = ", ".join(sorted(map(str, devices))) or "none"
@@ -193,7 +209,7 @@ def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Ma
     for one in saved.values():
         recorder.order_after(one.remote.storage)
     handles = [one.remote.handle for one in saved.values()]
-    outcome = recorder.save_weights(address, list(saved), handles, metadata or {})
+    outcome = recorder.save_weights(address, list(saved), handles, metadata, seconds)
     if outcome.poisoned:
         saved[outcome.poisoned].cpu()  # which raises what the op did
         raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")

@@ -113,6 +113,9 @@ from djinn_core.wire.upload_messages import (
 from djinn_core.wire.weight_messages import (
     OpenWeights,
     OpenWeightsReply,
+    PublishedEntry,
+    PublishedReply,
+    PublishedRequest,
     ReadWeights,
     SaveWeights,
     SaveWeightsReply,
@@ -196,6 +199,9 @@ class ExecutorSession:
             # A session that is recovered has saved it before.
             reply = connection.decide(lambda before: before or encode(self._save_weights(message)))
             connection.send(Frame(reply))
+        elif isinstance(message, PublishedRequest):
+            reply = connection.decide(lambda before: before or encode(self._list_published(message)))
+            connection.send(Frame(reply))
         elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
         elif isinstance(message, ValueHints):
@@ -257,6 +263,7 @@ class ExecutorSession:
     def _state_here(self) -> Found | None:
         """As `_state`, for this server: what was read and not written since is read again."""
         found = self._uploads.shares.stored()
+        self._uploads.hold_only({origin.key.version for _, _, origin in found})
         return self._state_without(tuple([_stored(*one) for one in found]))
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> Found | None:
@@ -577,7 +584,9 @@ class ExecutorSession:
             return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
         tensors = opened.tensors.items()
         listed = [StoredTensorEntry(name, place.entry.dtype_name, place.entry.shape) for name, place in tensors]
-        reply = encode(OpenWeightsReply(opened.version, tuple(listed), tuple(opened.metadata.items())))
+        address = "" if opened.address == request.address else opened.address
+        described = opened.version, tuple(listed), tuple(opened.metadata.items())
+        reply = encode(OpenWeightsReply(*described, address=address))
         if len(reply) > most:
             text = f"what is at {request.address!r} takes {len(reply):,} bytes to list; {most:,} are the limit"
             return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
@@ -606,12 +615,30 @@ class ExecutorSession:
             tensors[name] = value
         try:
             with torch.inference_mode():
-                create = partial(self._context.weights.create, request.address)
+                create = partial(self._context.weights.create, request.address, seconds=request.seconds)
                 return SaveWeightsReply(save(tensors, dict(request.metadata), create, self._delivered))
         except WeightsUnavailable as error:
             return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])
+
+    def _list_published(self, request: PublishedRequest) -> PublishedReply:
+        published = self._context.weights.published
+        if published is None:
+            return PublishedReply(
+                refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
+            )
+        try:
+            if request.remove and not published.remove(request.remove):
+                return PublishedReply(refused=f"nothing is published as {request.remove!r}"[: limits.FAILURE_TEXT])
+            found = published.listing()
+        except OSError as error:
+            return PublishedReply(refused=f"what is published cannot be listed: {error.strerror}")
+        now = time.time()
+        times = [(max(0.0, now - one.made / 1000), max(0.0, one.expires / 1000 - now)) for one in found]
+        return PublishedReply(
+            tuple([PublishedEntry(one.name, one.nbytes, *both) for one, both in zip(found, times, strict=True)])
+        )
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:

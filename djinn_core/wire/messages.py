@@ -60,6 +60,8 @@ from djinn_core.wire.upload_messages import (
 from djinn_core.wire.weight_messages import (
     OpenWeights,
     OpenWeightsReply,
+    PublishedReply,
+    PublishedRequest,
     ReadWeights,
     SaveWeights,
     SaveWeightsReply,
@@ -463,6 +465,8 @@ AnyMessage = (
     | OpenWeights
     | OpenWeightsReply
     | ReadWeights
+    | PublishedReply
+    | PublishedRequest
     | SaveWeights
     | SaveWeightsReply
     | CacheRequest

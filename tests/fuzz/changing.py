@@ -43,6 +43,7 @@ OTHERS = (
     messages.OpenWeights,
     messages.ReadWeights,
     messages.SaveWeights,
+    messages.PublishedRequest,
 )
 NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace

@@ -14,6 +14,7 @@ from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost, Unsuppo
 from djinn_core.interception.runtime_interface import (
     CacheMemory,
     DescribedValue,
+    Publication,
     SavedWeights,
     Submission,
     SubmissionReply,
@@ -372,7 +373,12 @@ class PoolSession:
         return listing
 
     def save_weights(
-        self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]
+        self,
+        address: str,
+        names: Sequence[str],
+        handles: Sequence[int],
+        metadata: Mapping[str, str],
+        seconds: float = 0.0,
     ) -> SavedWeights:
         """As `Runtime.save_weights`, by the executor that has all of the tensors.
 
@@ -388,7 +394,15 @@ class PoolSession:
                 f"no executor of the pool has all tensors that are to be saved at {address!r}: "
                 "save those of one device at a time, or fetch them and save them here"
             )
-        return self.members[min(holders)].save_weights(address, names, handles, metadata)
+        return self.members[min(holders)].save_weights(address, names, handles, metadata, seconds)
+
+    def published(self, remove: str = "", device: int = 0) -> tuple[Publication, ...]:
+        """As `Runtime.published`: those of the first executor's server, or of the one with that index.
+
+        Raises:
+            WeightsUnavailable: it publishes nothing, or has nothing of the name to remove.
+        """
+        return self.members[max(0, device - 1)].published(remove)
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
         """As `Runtime.read_weights`, on the executor that uses it first."""

@@ -152,6 +152,7 @@ class UploadAssembly:
         header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
         self._check_new(header)
         key = WeightKey(request.version, request.name, request.start, request.size)
+        self._hold_file(request.address, request.version)
         known = self._reader.shared.find(key) if self._sharing else None
         if known is not None:
             self._share(header, known, Origin(request.address, key))
@@ -227,6 +228,7 @@ class UploadAssembly:
         for one in stored:
             key = WeightKey(one.version, one.name, one.start, one.size)
             header = UploadPart(one.handle, one.dtype, one.shape, one.stride, one.size)
+            self._hold_file(one.address, one.version)
             try:
                 storage = self._reader.shared.find(key)
                 if storage is None and self._map(header, Origin(one.address, key), one.offset):
@@ -240,6 +242,16 @@ class UploadAssembly:
                 self._poison(one.handle, "WeightsUnavailable", str(error))
             except (RuntimeError, MemoryError) as error:
                 self._refuse(header, error)
+
+    def _hold_file(self, address: str, version: bytes) -> None:
+        """Have the journal hold on to a file that may be removed before this session is recovered."""
+        if self.journal is not None and self.journal.contents is not None and self.journal.open:
+            self._reader.hold(address, self.journal.contents.path(version))
+
+    def hold_only(self, versions: set[bytes]) -> None:
+        """Have the journal hold on to no other files, once a snapshot has taken its place."""
+        if self.journal is not None and self.journal.contents is not None:
+            self.journal.contents.held = versions
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
         """Take one part.
