@@ -76,9 +76,10 @@ from djinn_core.runtime.coordinator import Coordinator, coordinator
 from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
 from djinn_core.runtime.kv_session import KvSession, kv_session
-from djinn_core.runtime.open_weights import RemoteWeights, open_weights, save_weights
+from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
 from djinn_core.runtime.published import attach, publish, published, unpublish
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
+from djinn_core.runtime.server_files import save_at_addresses as _save_at_addresses
 from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.scheduler import Scheduler
 
@@ -160,6 +161,7 @@ __all__ = [
     "publish",
     "published",
     "register_init_hook",
+    "remove_weights",
     "reset_stats",
     "save_weights",
     "set_debug_level",
@@ -173,4 +175,5 @@ __all__ = [
 
 if is_client():
     _attach_device()
-del _attach_device, is_client
+    _save_at_addresses()
+del _attach_device, _save_at_addresses, is_client

@@ -175,13 +175,19 @@ class Runtime(Protocol):
             SessionLost: the remote state is gone.
         """
 
-    def published(self, remove: str = "", device: int = 0) -> tuple[Publication, ...]:
-        """The names that are published at the executors of a logical device, after removing the one called `remove`; one round trip.
-
-        The caller must hold the recorders' lock.
+    def remove_weights(self, address: str, device: int = 0) -> None:
+        """Remove the file at an address, or a published name; one round trip. The caller must hold the recorders' lock.
 
         Raises:
-            WeightsUnavailable: nothing is published there, or nothing with the name to remove.
+            WeightsUnavailable: there is none, or it may not or cannot be removed.
+            SessionLost: the remote state is gone.
+        """
+
+    def published(self, device: int = 0) -> tuple[Publication, ...]:
+        """The names that are published at the executors of a logical device; one round trip. The caller must hold the recorders' lock.
+
+        Raises:
+            WeightsUnavailable: nothing is published there.
             SessionLost: the remote state is gone.
         """
 

@@ -115,6 +115,10 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
         """As `weights[name]`."""
         return self[name]
 
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors, by name."""
+        return dict(self)
+
     def get_slice(self, name: str) -> WeightSlice:
         """The tensor `name`, to be read in part; it raises as `weights[name]`."""
         return WeightSlice(self._stored(name), self._device)
@@ -214,6 +218,21 @@ def write_weights(
         saved[outcome.poisoned].cpu()  # which raises what the op did
         raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")
     return outcome.nbytes
+
+
+def remove_weights(address: str, device: torch.device | str | int = 0) -> None:
+    """Remove a file that was saved on the server. Programs that have read a tensor of it keep what they have.
+
+    Args:
+        address: as for `save_weights`.
+        device: a remote device of the server, or its index.
+
+    Raises:
+        WeightsUnavailable: there is no such file, or it may not or cannot be removed.
+        ConfigurationError: `device` is not a remote device.
+        SessionLost: the remote state is gone.
+    """
+    current().remove_weights(address, index_of(device))
 
 
 def server_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights | None:

@@ -71,7 +71,7 @@ def published(device: torch.device | str | int = 0) -> dict[str, Publication]:
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
     """
-    return {one.name: one for one in current().published("", index_of(device))}
+    return {one.name: one for one in current().published(index_of(device))}
 
 
 def unpublish(name: str, device: torch.device | str | int = 0) -> None:
@@ -82,7 +82,7 @@ def unpublish(name: str, device: torch.device | str | int = 0) -> None:
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
     """
-    current().published(name, index_of(device))
+    current().remove_weights(_SCHEME + name, index_of(device))
 
 
 def _flattened(tensors: Mapping[Any, Any], before: str) -> Iterator[tuple[str, torch.Tensor]]:

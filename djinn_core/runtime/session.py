@@ -39,6 +39,8 @@ from djinn_core.wire.weight_messages import (
     OpenWeightsReply,
     PublishedReply,
     PublishedRequest,
+    RemoveWeights,
+    RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
 )
@@ -229,17 +231,29 @@ class Session:
             raise WeightsUnavailable(f"{self.server}: {reply.refused}")
         return SavedWeights(reply.nbytes, reply.poisoned)
 
-    def published(self, remove: str = "", device: int = 0) -> tuple[Publication, ...]:
-        """As `Runtime.published`.
+    def remove_weights(self, address: str, device: int = 0) -> None:
+        """As `Runtime.remove_weights`.
 
         Raises:
-            WeightsUnavailable: the server publishes nothing, or has nothing of the name to remove.
+            WeightsUnavailable: there is no such file, or it may not or cannot be removed.
             SessionLost: the executor is gone.
         """
         del device  # this session has one
-        if len(remove) > limits.STORED_NAME:
-            raise WeightsUnavailable(f"a name has at most {limits.STORED_NAME:,} characters")
-        reply = self.replies.ask(PublishedRequest(remove), PublishedReply)
+        if len(address) > limits.STORED_ADDRESS or not is_text(address):
+            raise WeightsUnavailable(f"an address is text of at most {limits.STORED_ADDRESS} characters")
+        reply = self.replies.ask(RemoveWeights(address), RemoveWeightsReply)
+        if reply.refused:
+            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+
+    def published(self, device: int = 0) -> tuple[Publication, ...]:
+        """As `Runtime.published`.
+
+        Raises:
+            WeightsUnavailable: the server publishes nothing.
+            SessionLost: the executor is gone.
+        """
+        del device  # this session has one
+        reply = self.replies.ask(PublishedRequest(), PublishedReply)
         if reply.refused:
             raise WeightsUnavailable(f"{self.server}: {reply.refused}")
         return tuple([Publication(one.name, one.nbytes, one.age, one.left) for one in reply.entries])

@@ -117,6 +117,8 @@ from djinn_core.wire.weight_messages import (
     PublishedReply,
     PublishedRequest,
     ReadWeights,
+    RemoveWeights,
+    RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
     StoredTensorEntry,
@@ -200,7 +202,9 @@ class ExecutorSession:
             reply = connection.decide(lambda before: before or encode(self._save_weights(message)))
             connection.send(Frame(reply))
         elif isinstance(message, PublishedRequest):
-            reply = connection.decide(lambda before: before or encode(self._list_published(message)))
+            connection.send(Frame(encode(self._list_published())))
+        elif isinstance(message, RemoveWeights):
+            reply = connection.decide(lambda before: before or encode(self._remove_weights(message)))
             connection.send(Frame(reply))
         elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
@@ -622,15 +626,13 @@ class ExecutorSession:
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])
 
-    def _list_published(self, request: PublishedRequest) -> PublishedReply:
+    def _list_published(self) -> PublishedReply:
         published = self._context.weights.published
         if published is None:
             return PublishedReply(
                 refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
             )
         try:
-            if request.remove and not published.remove(request.remove):
-                return PublishedReply(refused=f"nothing is published as {request.remove!r}"[: limits.FAILURE_TEXT])
             found = published.listing()
         except OSError as error:
             return PublishedReply(refused=f"what is published cannot be listed: {error.strerror}")
@@ -639,6 +641,13 @@ class ExecutorSession:
         return PublishedReply(
             tuple([PublishedEntry(one.name, one.nbytes, *both) for one, both in zip(found, times, strict=True)])
         )
+
+    def _remove_weights(self, request: RemoveWeights) -> RemoveWeightsReply:
+        try:
+            self._context.weights.remove(request.address)
+        except WeightsUnavailable as error:
+            return RemoveWeightsReply(str(error)[: limits.FAILURE_TEXT])
+        return RemoveWeightsReply()
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:

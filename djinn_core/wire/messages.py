@@ -63,6 +63,8 @@ from djinn_core.wire.weight_messages import (
     PublishedReply,
     PublishedRequest,
     ReadWeights,
+    RemoveWeights,
+    RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
 )
@@ -467,6 +469,8 @@ AnyMessage = (
     | ReadWeights
     | PublishedReply
     | PublishedRequest
+    | RemoveWeights
+    | RemoveWeightsReply
     | SaveWeights
     | SaveWeightsReply
     | CacheRequest

@@ -97,15 +97,27 @@ class PublishedEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishedRequest(Message, frozen=True):
-    """Ask what the tenant has published; first remove what is called `remove`. Answered by `PublishedReply`."""
-
-    remove: TensorName = ""
+    """Ask what the tenant has published. Answered by `PublishedReply`."""
 
 
 class PublishedReply(PrintableFields, Message, frozen=True):
-    """Answer to `PublishedRequest`. `refused` says why nothing is published here, or was not removed."""
+    """Answer to `PublishedRequest`. `refused` says why nothing is published here."""
 
     texts = ("refused",)
 
     entries: tuple[PublishedEntry, ...] = ()
+    refused: str = ""
+
+
+class RemoveWeights(Message, frozen=True):
+    """Remove the file at an address that can be saved to, or a published name. Answered by `RemoveWeightsReply`."""
+
+    address: WeightAddress
+
+
+class RemoveWeightsReply(PrintableFields, Message, frozen=True):
+    """Answer to `RemoveWeights`. `refused` says why the file is still there, or was not."""
+
+    texts = ("refused",)
+
     refused: str = ""

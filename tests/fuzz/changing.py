@@ -44,6 +44,7 @@ OTHERS = (
     messages.ReadWeights,
     messages.SaveWeights,
     messages.PublishedRequest,
+    messages.RemoveWeights,
 )
 NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace

@@ -216,9 +216,13 @@ class Recorder:
         """Write tensors where the server is, as they are after what was recorded so far; see `Runtime.save_weights`."""
         return self._asked(lambda runtime: runtime.save_weights(address, names, handles, metadata, seconds))
 
-    def published(self, remove: str, device: int) -> tuple[Publication, ...]:
+    def remove_weights(self, address: str, device: int) -> None:
+        """Remove a file where the server is; see `Runtime.remove_weights`."""
+        self._asked(lambda runtime: runtime.remove_weights(address, device))
+
+    def published(self, device: int) -> tuple[Publication, ...]:
         """The names that are published; see `Runtime.published`."""
-        return self._asked(lambda runtime: runtime.published(remove, device))
+        return self._asked(lambda runtime: runtime.published(device))
 
     def _asked(self, question: Callable[[Runtime], T]) -> T:
         require_stack_room()

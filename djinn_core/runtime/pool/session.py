@@ -396,13 +396,17 @@ class PoolSession:
             )
         return self.members[min(holders)].save_weights(address, names, handles, metadata, seconds)
 
-    def published(self, remove: str = "", device: int = 0) -> tuple[Publication, ...]:
-        """As `Runtime.published`: those of the first executor's server, or of the one with that index.
+    def remove_weights(self, address: str, device: int = 0) -> None:
+        """As `Runtime.remove_weights`, at the first executor's server, or that of the one with the index."""
+        self.members[max(0, device - 1)].remove_weights(address)
+
+    def published(self, device: int = 0) -> tuple[Publication, ...]:
+        """As `Runtime.published`: the names of the first executor's server, or of the one with the index.
 
         Raises:
-            WeightsUnavailable: it publishes nothing, or has nothing of the name to remove.
+            WeightsUnavailable: it publishes nothing.
         """
-        return self.members[max(0, device - 1)].published(remove)
+        return self.members[max(0, device - 1)].published()
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
         """As `Runtime.read_weights`, on the executor that uses it first."""

@@ -163,12 +163,20 @@ class PublishedWeights:
                     newest[one.name] = one
             return [newest[name] for name in sorted(newest)]
 
-    def remove(self, name: str) -> bool:
-        """Remove a name; False if there is none. Sessions that have attached it go on with it."""
+    def remove(self, address: str) -> None:
+        """Remove a name. Sessions that have attached it go on with it.
+
+        Raises:
+            WeightsUnavailable: there is none, or its files cannot be removed.
+        """
+        name = address.removeprefix(f"{SCHEME}:")
         found = [one for one in self.listing() if one.name == name]
-        for one in found:
-            self.remove_older(one.name, one.made + 1)
-        return bool(found)
+        if not found:
+            raise WeightsUnavailable(f"nothing is published as {name!r}")
+        try:
+            self.remove_older(name, found[0].made + 1)
+        except OSError as error:
+            raise WeightsUnavailable(f"{name!r} cannot be removed: {error.strerror or error}") from error
 
     def remove_older(self, name: str, made: int) -> None:
         """Remove the files of a name that were made before."""

@@ -148,6 +148,22 @@ class WeightReader:
             self._saved.check(size)
         return source.create(address, size, self._permissions)
 
+    def remove(self, address: str) -> None:
+        """Remove the file at an address that can be saved to, or a published name.
+
+        Raises:
+            WeightsUnavailable: there is none, or it may not or cannot be removed.
+        """
+        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
+            self.published.remove(address)
+            return
+        source = self._source(address)
+        if not isinstance(source, WritableSource):
+            raise WeightsUnavailable(f"nothing can be removed at {address!r}: the source {source.name}: is for reading")
+        source.remove(address, self._permissions)
+        if self._saved is not None:
+            self._saved.count()
+
     def _files(self) -> int:
         return sum(opened.files for opened in self._opened.values())
 
