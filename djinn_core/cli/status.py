@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from djinn_core.errors import ConfigurationError, DjinnError
-from djinn_core.wire.messages import PRESSURE, ExecutorStatus, Status
+from djinn_core.wire.messages import PRESSURE, ExecutorStatus, SessionStatus, Status
 
 PATIENCE = 5.0  # seconds for each server
 
@@ -96,11 +96,18 @@ def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) ->
     if not executor.sessions:
         console.print("    no sessions")
         return
-    table = Table("owner", "memory", "values", "submissions", "age", "session", box=None, pad_edge=True)
+    names = ["owner", "memory", "values", "submissions", "age", "session"]
+    idle = any(s.host or s.disk for s in executor.sessions)
+    table = Table(*names, *(["idle"] if idle else []), box=None, pad_edge=True)
     for s in executor.sessions:
         counts = (shown_size(s.memory), f"{s.values:,}", f"{s.submissions:,}", f"{s.age:.0f} s")
-        table.add_row(Text(s.client), *counts, s.session[:8])
+        table.add_row(Text(s.client), *counts, s.session[:8], *([_aside(s)] if idle else []))
     console.print(Padding(table, (0, 0, 0, 3)))
+
+
+def _aside(session: SessionStatus) -> str:
+    places = ((session.host, "in host memory"), (session.disk, "on disk"))
+    return ", ".join(f"{shown_size(nbytes)} {where}" for nbytes, where in places if nbytes)
 
 
 def shown_size(count: int) -> str:

@@ -48,6 +48,7 @@ class MemoryConfig:
     Attributes:
         limit: bytes that they may hold together; 0: as much as the device has.
         policy: name of the policy that orders evictions then; empty: the built-in one.
+        idle_minutes: time without a message after which a session's values are moved off the device; 0: they stay.
     """
 
     limit: int = attrs.field(
@@ -62,6 +63,14 @@ class MemoryConfig:
     policy: str = attrs.field(
         default="",
         metadata=Flag("--memory-policy", "What --memory-gib evicts first, such as lru. Default: next_use.").metadata,
+    )
+    idle_minutes: float = attrs.field(
+        default=0.0,
+        metadata=Flag(
+            "--idle-minutes",
+            "After how long without work a session's values are moved to the host's memory, and then to disk; 0: never.",
+            least=0,
+        ).metadata,
     )
 
 
@@ -268,7 +277,9 @@ class ExecutorConfig:
     def with_settings(self, settings: Settings) -> ExecutorConfig:
         """The same with the settings in place of what is not configured."""
         memory = MemoryConfig(
-            self.memory.limit or bytes_of(settings.memory_gib), self.memory.policy or settings.memory_policy
+            self.memory.limit or bytes_of(settings.memory_gib),
+            self.memory.policy or settings.memory_policy,
+            self.memory.idle_minutes,
         )
         return attrs.evolve(
             self,

@@ -448,7 +448,12 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     events.observe_with(registry)
     weights = WeightReader(registry.weight_sources, config.models.permissions)
     context = ExecutorContext(
-        SharedDevice(opened.runtime), weights=weights, disk=disk, events=events, policies=policies
+        SharedDevice(opened.runtime),
+        weights=weights,
+        disk=disk,
+        events=events,
+        policies=policies,
+        idle_seconds=config.memory.idle_minutes * 60,
     )
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)

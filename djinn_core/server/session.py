@@ -25,6 +25,7 @@ from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.device_stats import device_figures, reset_device_peak
+from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
@@ -152,6 +153,7 @@ class ExecutorSession:
         self.exchange = PeerExchange(peer_listener or PeerListener())
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
+        self._idle = IdleMoves(context, self._turn, self.values, self._uploads, self.exchange, self._memory)
         self._wanted = CancellationState(self._turn, self._usage)
         self._counts = SessionCounters()
         self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
@@ -179,9 +181,11 @@ class ExecutorSession:
                     connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
-        frame = self._next_frame(connection)
+        frame = self._backlog.popleft() if self._backlog else self._idle.receive(connection, self._state_here)
         started = time.perf_counter()
         message = _read(frame)
+        if not isinstance(message, Goodbye):
+            self._idle.come_back()
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if isinstance(message, Submit):
             self._submit(message, connection, started)
@@ -764,6 +768,7 @@ class ExecutorSession:
                 "templates": len(self._templates),
                 "peer_bytes": self.exchange.bytes_sent,
                 "peer_kept": self.exchange.kept_bytes,
+                **self._idle.figures(),
             }
             | (self.device.compiling.figures() if self.device.compiling else {})
             | (self.device.ledger.figures() if self.device.ledger else {})

@@ -389,7 +389,7 @@ class StatusRequest(Message, frozen=True):
 
 
 class SessionStatus(msgspec.Struct, frozen=True):
-    """One session: memory in bytes, age in seconds."""
+    """One session: memory in bytes, age in seconds; bytes of an idle one in the host's memory, and on disk."""
 
     session: Name
     client: Name
@@ -397,6 +397,8 @@ class SessionStatus(msgspec.Struct, frozen=True):
     memory: Count
     submissions: Count
     age: float
+    host: Count = 0
+    disk: Count = 0
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
