@@ -747,7 +747,8 @@ class ExecutorSession:
     def measured(self) -> SessionGauges:
         """As `MeteredSession.measured`."""
         kept = len(self._templates), self._templates.instructions
-        amounts = dict(zip(EVERY_SESSION, (*kept, self.values.poisoned(), self.exchange.kept_bytes), strict=True))
+        others = self.values.poisoned(), self.exchange.kept_bytes, sum(self._idle.figures().values())
+        amounts = dict(zip(EVERY_SESSION, (*kept, *others), strict=True))
         if self._memory is None:
             return SessionGauges(amounts)
         held, pinned = self._memory.cache_bytes()

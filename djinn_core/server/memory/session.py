@@ -162,8 +162,7 @@ class SessionMemory:
 
     def away(self) -> int:
         """Bytes of its values that lie elsewhere; for any thread."""
-        with self._ledger.lock:
-            return sum(holding.nbytes for holding in self._holdings(self._tensors()) if not holding.resident)
+        return sum(holding.nbytes for holding in self._holdings(self._tensors()) if not holding.resident)
 
     def _tensors(self) -> dict[int, torch.Tensor]:
         return {handle: value for handle, value in self.values.items() if has_memory(value)}
