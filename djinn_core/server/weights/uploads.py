@@ -151,7 +151,8 @@ class UploadAssembly:
         strides = contiguous_strides(request.shape) if _countable(request.shape) else ()
         header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
         self._check_new(header)
-        key = WeightKey(request.version, request.name, request.start, request.size)
+        whole = WeightKey(request.version, request.name, request.start, request.size)
+        key = self._reader.untied(request.address, whole)
         self._hold_file(request.address, request.version)
         known = self._reader.shared.find(key) if self._sharing else None
         if known is not None:

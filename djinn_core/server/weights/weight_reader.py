@@ -61,6 +61,7 @@ class OpenedWeights:
         tensors: by name, in the order of the files.
         metadata: what the files say of themselves.
         files: number of the files.
+        tied: names of tensors whose bytes are those of another one, with its name.
     """
 
     address: str
@@ -68,6 +69,7 @@ class OpenedWeights:
     tensors: Mapping[str, StoredPlace]
     metadata: Mapping[str, str]
     files: int = 1
+    tied: Mapping[str, str] = attrs.field(factory=dict)
 
 
 class WeightReader:
@@ -188,6 +190,14 @@ class WeightReader:
             begun = self._under_way[key] = self._readers.submit(_read, address, place, key.start, key.size)
         return begun
 
+    def untied(self, address: str, key: WeightKey) -> WeightKey:
+        """The key by which these bytes are read once, where the file has them under several names, as it has tied weights."""
+        with self._lock:
+            opened = self._opened.get(address)
+        if opened is None or opened.version != key.version or key.name not in opened.tied:
+            return key
+        return attrs.evolve(key, name=opened.tied[key.name])
+
     def map(self, address: str, key: WeightKey) -> torch.Tensor | None:
         """A part of a tensor as bytes in memory that the file is mapped into; None where it must be read.
 
@@ -269,7 +279,19 @@ def _opened(address: str, files: Sequence[WeightFile]) -> OpenedWeights:
             tensors[name] = StoredPlace(file, version, entry)
     if len(tensors) > limits.STORED_TENSORS:
         raise WeightsUnavailable(f"{address!r} has {len(tensors)} tensors; {limits.STORED_TENSORS} are the limit")
-    return OpenedWeights(address, state.digest(), tensors, metadata, len(counted))
+    return OpenedWeights(address, state.digest(), tensors, metadata, len(counted), _tied(tensors))
+
+
+def _tied(tensors: Mapping[str, StoredPlace]) -> dict[str, str]:
+    first: dict[tuple[int, int, int], str] = {}
+    found: dict[str, str] = {}
+    for name, place in tensors.items():
+        entry = place.entry
+        if entry.dtype is not None and entry.decoding is None and entry.size:
+            before = first.setdefault((id(place.file), entry.start, entry.size), name)
+            if before != name and tensors[before].entry.dtype is entry.dtype:
+                found[name] = before
+    return found
 
 
 def _read(address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:

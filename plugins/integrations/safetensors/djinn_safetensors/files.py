@@ -24,7 +24,7 @@ from djinn.weights import (
     saved_at,
 )
 
-_USERS = ("accelerate", "diffusers", "safetensors", "sentence_transformers", "transformers")
+_USERS = ("accelerate", "diffusers", "peft", "safetensors", "sentence_transformers", "transformers")
 
 
 class OnCpu:
