@@ -10,7 +10,7 @@ import torch
 
 from djinn_core.errors import ConfigurationError, UnsupportedOperation, WeightsUnavailable
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.stored import read_stored
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
 from djinn_core.logs import get_logger
@@ -187,7 +187,8 @@ def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Ma
     Raises:
         WeightsUnavailable: the server may not or cannot write there.
         ConfigurationError: none of the tensors is on a remote device, or they are on several.
-        UnsupportedOperation: one is of a subclass with several tensors in it, or no executor of a pool has all of them.
+        UnsupportedOperation: one is of a subclass with several tensors in it.
+        OutOfMemoryError: the tensors are on several executors of a pool, and none has memory for all.
         RemoteError: one of them could not be computed.
         SessionLost: the remote state is gone.
     """
@@ -213,7 +214,14 @@ def write_weights(
     for one in saved.values():
         recorder.order_after(one.remote.storage)
     handles = [one.remote.handle for one in saved.values()]
-    outcome = recorder.save_weights(address, list(saved), handles, metadata, seconds)
+    try:
+        outcome = recorder.save_weights(address, list(saved), handles, metadata, seconds)
+    except UnsupportedOperation:
+        if device.index:
+            raise
+        # The executors of a pool have them: one gets copies of all, from the others and not through this process.
+        gathered = {name: one.detach().to(logical_device(1)) for name, one in saved.items()}
+        return write_weights(gathered, address, metadata, seconds)
     if outcome.poisoned:
         saved[outcome.poisoned].cpu()  # which raises what the op did
         raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")

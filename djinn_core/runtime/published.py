@@ -36,7 +36,7 @@ def publish(
     Raises:
         WeightsUnavailable: the name or the time is not possible, or the tenant has as much as it may.
         ConfigurationError: a value is no tensor, none of the tensors is on a remote device, or they are on several.
-        UnsupportedOperation: a tensor has no place in a safetensors file, or no executor of a pool has all of them.
+        UnsupportedOperation: a tensor has no place in a safetensors file.
         RemoteError: one of them could not be computed.
         SessionLost: the remote state is gone.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -166,6 +167,21 @@ def test_a_pool_saves_what_one_executor_has(tmp_path):
             name = f"file:{tmp_path}/{tensor.device.index}.safetensors"
             djinn.save_weights({"x": tensor}, name)
             assert load_file(name.removeprefix("file:"))["x"].tolist() == tensor.tolist()
+
+
+def test_a_pool_saves_what_several_executors_have(tmp_path):
+    with configured(executors=2, threads=1, placement_policy="round_robin"):
+        torch.manual_seed(0)
+        local = torch.nn.Sequential(*[torch.nn.Linear(30, 30) for _ in range(4)])
+        model = copy.deepcopy(local).to(REMOTE)
+        model(torch.ones(1, 30, device=REMOTE)).sum().item()
+        djinn.reset_stats()
+        djinn.save_weights(model.state_dict(), f"file:{tmp_path}/x.safetensors")
+        found = load_file(tmp_path / "x.safetensors")
+        assert {name: torch.equal(one, found[name]) for name, one in local.state_dict().items()} == dict.fromkeys(
+            found, True
+        )
+        assert djinn.stats()["bytes_received"] < 4000
 
 
 def test_an_executor_that_dies_while_it_saves_leaves_what_was_there(own_server, tmp_path):
