@@ -21,6 +21,7 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs.admission import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.hookspecs.weights import WeightSink
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
@@ -55,6 +56,7 @@ from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
+from djinn_core.server.weights.published import PublishedSink
 from djinn_core.server.weights.saving import save
 from djinn_core.server.weights.shared_weights import Origin
 from djinn_core.server.weights.store import WeightStore
@@ -621,10 +623,19 @@ class ExecutorSession:
             if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 return SaveWeightsReply(0, f"{name!r} is no dense tensor")
             tensors[name] = value
+        made: list[WeightSink] = []
+
+        def create(size: int) -> WeightSink:
+            made.append(self._context.weights.create(request.address, size, request.seconds))
+            return made[-1]
+
         try:
             with torch.inference_mode():
-                create = partial(self._context.weights.create, request.address, seconds=request.seconds)
-                return SaveWeightsReply(save(tensors, dict(request.metadata), create, self._delivered))
+                nbytes = save(tensors, dict(request.metadata), create, self._delivered)
+            for sink in made:
+                if isinstance(sink, PublishedSink):
+                    self._uploads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
+            return SaveWeightsReply(nbytes)
         except WeightsUnavailable as error:
             return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
         except (OSError, ValueError, RuntimeError, MemoryError) as error:

@@ -106,6 +106,31 @@ def test_what_is_replaced_or_removed_stays_with_those_who_use_it(served):
     assert held.sum().item() == 2000
 
 
+def test_the_publisher_and_those_who_attach_share_memory(own_server):
+    server = own_server("--threads", "1", "--snapshot-seconds", "0")
+    with configured(connection_file=server.file):
+        kept = torch.arange(100_000, device=REMOTE)
+        weight = torch.ones(1000, 100, device=REMOTE)
+        other = torch.ones(1000, 100, device=REMOTE)[:500]  # a part of its memory is not shared
+        djinn.publish("mine", {"weight": weight, "other": other, "kept": kept})
+        before = torch.accelerator.memory_allocated()
+        attached = djinn.attach("mine")["weight"]
+        assert attached.sum().item() == 100_000
+        assert torch.accelerator.memory_allocated() == before
+        assert djinn.attach("mine")["other"].sum().item() == 50_000
+        weight += 1
+        attached[0] = 5
+        assert weight.sum().item() == 200_000
+        assert attached.sum().item() == 99_900 + 500
+        assert djinn.attach("mine")["weight"].sum().item() == 100_000
+        djinn.unpublish("mine")
+        assert kept[-1].item() == 99_999
+        kill_executor()
+        assert kept.sum().item() == sum(range(100_000))
+        assert weight.sum().item() == 200_000
+        assert attached.sum().item() == 99_900 + 500
+
+
 def test_a_name_expires(served):
     djinn.publish("short", {"x": torch.ones(2, device=REMOTE)}, ttl=1.5)
     held = djinn.attach("short")["x"]

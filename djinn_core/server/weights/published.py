@@ -104,7 +104,7 @@ class PublishedWeights:
             made = max([_now(), *(one.made + 1 for one in self._publications() if one.name == name)])
             file = f"{name}@{made:x}-{_now() + int(seconds * 1000):x}-{secrets.token_hex(8)}{_SUFFIX}"
             try:
-                return _Replacing(self, name, LocalSink(self._folder / file, size))
+                return PublishedSink(self, name, LocalSink(self._folder / file, size))
             except OSError as error:
                 raise WeightsUnavailable(f"{name!r} cannot be published: {error.strerror or error}") from error
 
@@ -190,13 +190,18 @@ class PublishedWeights:
         return [one for path in self._folder.iterdir() if (one := _living(path)) is not None]
 
 
-class _Replacing:
-    """A file that is being published, as `WeightSink`; those that it replaces are removed when it is there."""
+class PublishedSink:
+    """A file that is being published, as `WeightSink`; those that it replaces are removed when it is there.
+
+    Attributes:
+        address: names this file and no later one.
+    """
 
     def __init__(self, published: PublishedWeights, name: str, inner: LocalSink) -> None:
         self._published = published
         self._name = name
         self._inner = inner
+        self.address = f"{SCHEME}:{inner.path.name.removesuffix(_SUFFIX)}"
 
     def write(self, data: memoryview) -> None:
         """As `WeightSink.write`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -13,11 +13,11 @@ import torch
 from djinn_core.errors import ProtocolError, WeightsUnavailable
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
-from djinn_core.ir.values import contiguous_strides
+from djinn_core.ir.values import contiguous_strides, storage_of
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.recovery.journal import Journal
 from djinn_core.server.recovery.snapshot_format import StoredValue
-from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.running.values import Poison, ValueTable, memory_of
 from djinn_core.server.weights.shared_weights import Origin, SessionShares, WeightKey
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
 from djinn_core.server.weights.weight_reader import WeightReader
@@ -223,6 +223,36 @@ class UploadAssembly:
             value = torch.empty(0, dtype=dtype_from_name(header.dtype), device=self._runtime.device)
             self._values[header.handle] = value.set_(storage, offset, header.shape, header.stride)
         self.shares.add(header.handle, origin)
+
+    def lend(self, address: str, saved: Mapping[str, int]) -> None:
+        """Share the memory of values that were just saved at an address with sessions that read them there.
+
+        `saved`: their handles, by the names of the tensors. Left out is what is not all of its memory, and what earlier programs
+        may write by another value that the client numbers as other memory.
+        """
+        if not self._sharing:
+            return
+        try:
+            opened = self._reader.open(address)
+        except WeightsUnavailable:  # it was replaced or has expired already
+            return
+        owners: dict[int, set[int]] = {}
+        for handle, value in self._values.items():
+            if memory := memory_of(value):
+                owners.setdefault(memory, set()).add(storage_of(handle))
+        for name, handle in saved.items():
+            value = self._values[handle]
+            if not isinstance(value, torch.Tensor) or not value.is_contiguous() or value.is_conj() or value.is_neg():
+                continue
+            if not value.numel() or len(owners[memory_of(value)]) > 1:
+                continue
+            storage, size = value.untyped_storage(), opened.tensors[name].entry.size
+            if storage.nbytes() != size:
+                continue
+            key = WeightKey(opened.version, name, 0, size)
+            if self._reader.shared.share(key, storage) is storage:
+                self._hold_file(opened.address, opened.version)
+                self.shares.add(handle, Origin(opened.address, key))
 
     def read_again(self, stored: Sequence[StoredValue]) -> None:
         """Make the values of a snapshot that are read from where they came; those that cannot be are poison."""
