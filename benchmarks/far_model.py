@@ -116,7 +116,7 @@ def passed() -> int:
 
 
 def client(command: list[str], device: str, cache: Path, way: str, env: dict[str, str]) -> dict[str, Any]:
-    """What the program says, and the bytes that went over the network meanwhile."""
+    """The answer of the program, with the bytes that went over the network meanwhile."""
     before = passed()
     done = subprocess.run(
         [*command, sys.executable, "-W", "ignore", "-c", PROGRAM, device, cache, way],

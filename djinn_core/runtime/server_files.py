@@ -93,7 +93,8 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
         if address is None:
             return save(obj, f, *args, **options)
         if not _on_server(obj):
-            Path(address).parent.mkdir(parents=True, exist_ok=True)
+            if address.startswith("file:"):
+                Path(address).parent.mkdir(parents=True, exist_ok=True)
             return save(obj, f, *args, **options)
         tree = _Encoder()
         structure = json.dumps(tree.encode(obj, ""))
@@ -139,7 +140,7 @@ def _load(address: str, map_location: Any) -> object:
 
 
 def _file(address: str) -> str:
-    return address if address.endswith(_SUFFIX) else address + _SUFFIX
+    return address if address.endswith(_SUFFIX) or address.startswith("published:") else address + _SUFFIX
 
 
 def _on_server(value: object) -> bool:

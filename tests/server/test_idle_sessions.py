@@ -98,25 +98,21 @@ def takes_less(process, nbytes):
     return psutil.Process(process).memory_full_info().uss < nbytes
 
 
-def run_idle(own_server, python, environment, sessions, room, steps, kills):
-    """Sessions that wait for each other's turns give way while they do; the executor is killed before some steps."""
+def test_idle_sessions_give_way_and_survive_their_executor(own_server, python, plain_environment):
+    sessions = 3
     server = own_server("--idle-minutes", "0.01", "--threads", "1")
-    env = environment | {"DJINN_CONNECTION_FILE": str(server.file)}
+    env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
     clients = [python.start_talking("-c", CLIENT, str(number), env=env) for number in range(sessions)]
     try:
         (executor,) = {int(client.stdout.readline()) for client in clients}
-        for step in range(1, steps + 1):
-            # Clients that do nothing do not notice that their executor died.
-            present = sessions if step == 1 or not kills else 0
-            wait_for(partial(idle_on_disk, server, present), "idle sessions to give way")
-            if not kills:
-                wait_for(partial(takes_less, executor, room * EACH), "the allocator to give freed memory back")
+        for step in (1, 2):
+            wait_for(partial(idle_on_disk, server, sessions), "idle sessions to give way")
+            wait_for(partial(takes_less, executor, 4 * EACH), "the allocator to give freed memory back")
             for number, client in enumerate(clients):
                 client.stdin.write("step\n")
                 client.stdin.flush()
-                if kills and number == sessions // 2:  # while others are coming back, or go
-                    (there,) = {executor.process for executor in status_of(server).executors}
-                    os.kill(there, signal.SIGKILL)
+                if (step, number) == (2, 1):  # while some are coming back, and others are away
+                    os.kill(executor, signal.SIGKILL)
                 total, first = json.loads(client.stdout.readline())
                 assert total == SUM + (number + step) * (EACH // 4)
                 assert first == number + step
@@ -124,14 +120,6 @@ def run_idle(own_server, python, environment, sessions, room, steps, kills):
         for client in clients:
             with client:  # which closes its pipes
                 client.kill()
-
-
-def test_idle_sessions_give_way_and_go_on(own_server, python, plain_environment):
-    run_idle(own_server, python, plain_environment, sessions=3, room=4, steps=2, kills=False)
-
-
-def test_idle_sessions_survive_their_executor(own_server, python, plain_environment):
-    run_idle(own_server, python, plain_environment, sessions=3, room=3, steps=2, kills=True)
 
 
 def test_weights_that_can_be_read_again_are_dropped(own_server, python, plain_environment, tmp_path):
@@ -146,12 +134,13 @@ def test_weights_that_can_be_read_again_are_dropped(own_server, python, plain_en
     found = []
     try:
         assert client.stdout.readline() == "ready\n"
+        wait_for(lambda: idle_on_disk(server, 1), "the session to give way")
+        shown = python.run("-m", "djinn_core.cli", "status", "--connection-file", server.file, env=env).stdout
+        assert "MiB on disk" in shown
         for _ in range(2):
             wait_for(lambda: idle_on_disk(server, 1), "the session to give way")
             size = sum(path.stat().st_size for path in journals.glob("*.journal"))
             assert EACH <= size < EACH + 2 * MIB  # what was written, and not what was read
-            shown = python.run("-m", "djinn_core.cli", "status", "--connection-file", server.file, env=env).stdout
-            assert "MiB on disk" in shown
             client.stdin.write("step\n")
             client.stdin.flush()
             found.append(json.loads(client.stdout.readline()))

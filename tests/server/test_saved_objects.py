@@ -84,6 +84,13 @@ def test_objects_come_back_as_they_were(saved):
     assert found["like"] == given["like"]
 
 
+def test_an_object_is_published(saved):
+    torch.save({"x": torch.ones(2, device=REMOTE), "step": 3}, "published:object")
+    assert torch.load("published:object")["step"] == 3
+    assert djinn.attach("object")["x"].tolist() == [1, 1]
+    djinn.unpublish("object")
+
+
 def test_what_text_does_not_describe_is_refused(saved):
     one = torch.ones(1, device=REMOTE)
     with pytest.raises(djinn.UnsupportedOperation, match=r"'a\.1' is of type set"):
