@@ -32,7 +32,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves lock changelog changelog-draft dist unseen clean FORCE
+.PHONY: help venv demo test pytest lint format test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves lock changelog changelog-draft dist unseen clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -99,6 +99,9 @@ clusters: $(READY) ## programs of the zoo, random and small ones on random clust
 
 interrupts: $(READY) ## press Ctrl-C, and again, at random moments of training, generation, upload and planning; ARGS="--presses 40"
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/chaos/run_interrupts.py $(ARGS)
+
+idle: $(READY) ## twenty idle sessions where three have room, and an executor that is killed meanwhile; ARGS="--kills 10 --limit"
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/chaos/run_idle.py --json $(ARGS)
 
 fuzz: $(READY) ## malformed input, mutations of real work on a live executor, bad arguments for ops; ARGS="--inputs 100000 --mutations 10000"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/fuzz/run_fuzz.py --json $(ARGS)

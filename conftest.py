@@ -88,6 +88,7 @@ def serving(python, plain_environment, tmp_path_factory):
 
     options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0", "--models", tempfile.gettempdir()]
     options += ["--save-weights", str(tmp_path_factory.mktemp("saved"))]
+    options += ["--published", str(tmp_path_factory.mktemp("published"))]
     server = start_server(python.start, tmp_path_factory.mktemp("serving"), *options, env=plain_environment)
     yield read_connection_file(server.file)
     assert server.stop() == 0, server.log.read_text()

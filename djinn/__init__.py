@@ -37,7 +37,7 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.interception.recording.capture import is_capturing
-from djinn_core.interception.runtime_interface import CacheMemory
+from djinn_core.interception.runtime_interface import CacheMemory, Publication
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import Graph
@@ -56,8 +56,8 @@ from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, Schedulin
 from djinn_core.logs import set_debug_level
 from djinn_core.role import is_client
 from djinn_core.runtime.captured import capture, execute, explain, get_graph, plan
+from djinn_core.runtime.client import attach as _attach_device
 from djinn_core.runtime.client import (
-    attach,
     cancel,
     configure,
     get_runtime_state,
@@ -76,8 +76,10 @@ from djinn_core.runtime.coordinator import Coordinator, coordinator
 from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
 from djinn_core.runtime.kv_session import KvSession, kv_session
-from djinn_core.runtime.open_weights import RemoteWeights, open_weights, save_weights
+from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
+from djinn_core.runtime.published import attach, publish, published, unpublish
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
+from djinn_core.runtime.server_files import save_at_addresses as _save_at_addresses
 from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.scheduler import Scheduler
 
@@ -111,6 +113,7 @@ __all__ = [
     "PluginError",
     "ProgramStopped",
     "ProtocolError",
+    "Publication",
     "QuotaExceeded",
     "RemoteAcceleratorError",
     "RemoteError",
@@ -136,6 +139,7 @@ __all__ = [
     "WeightsUnavailable",
     "WorkloadProfile",
     "WorkloadType",
+    "attach",
     "cancel",
     "capture",
     "configure",
@@ -154,7 +158,10 @@ __all__ = [
     "last_profile",
     "open_weights",
     "plan",
+    "publish",
+    "published",
     "register_init_hook",
+    "remove_weights",
     "reset_stats",
     "save_weights",
     "set_debug_level",
@@ -162,9 +169,11 @@ __all__ = [
     "stats",
     "synchronize",
     "topology",
+    "unpublish",
     "verify",
 ]
 
 if is_client():
-    attach()
-del attach, is_client
+    _attach_device()
+    _save_at_addresses()
+del _attach_device, _save_at_addresses, is_client

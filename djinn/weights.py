@@ -4,6 +4,29 @@ from __future__ import annotations
 
 from djinn_core.builtins.weights import LocalFile, open_folder
 from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES
-from djinn_core.runtime.open_weights import RemoteWeights, WeightSlice, server_weights
+from djinn_core.runtime.open_weights import (
+    RemoteWeights,
+    WeightSlice,
+    open_weights,
+    remove_weights,
+    save_weights,
+    server_weights,
+)
+from djinn_core.runtime.server_files import address_in, leave_note, loading_stays_on, place_of, saved_at
 
-__all__ = ["WEIGHT_SUFFIXES", "LocalFile", "RemoteWeights", "WeightSlice", "open_folder", "server_weights"]
+__all__ = [
+    "WEIGHT_SUFFIXES",
+    "LocalFile",
+    "RemoteWeights",
+    "WeightSlice",
+    "address_in",
+    "leave_note",
+    "loading_stays_on",
+    "open_folder",
+    "open_weights",
+    "place_of",
+    "remove_weights",
+    "save_weights",
+    "saved_at",
+    "server_weights",
+]

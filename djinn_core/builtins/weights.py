@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -111,7 +112,7 @@ class LocalSink:
 
     def __init__(self, path: Path, size: int) -> None:
         """Raises `OSError` where it cannot be made, or the disk has no room for `size` bytes."""
-        self._path = path
+        self.path = path
         _remove_abandoned(path.parent)
         # The file is no secret: its mode is what the server's umask makes of it.
         self._aside = path.with_name(f".{path.name}{_UNFINISHED}{secrets.token_hex(8)}")
@@ -132,8 +133,8 @@ class LocalSink:
     def commit(self) -> None:
         """As `WeightSink.commit`."""
         os.fsync(self._descriptor)
-        self._aside.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._aside.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:
@@ -186,12 +187,7 @@ class FileSource:
 
     def create(self, address: str, size: int, permissions: WeightPermissions) -> WeightSink:
         """As `WritableSource.create`; folders are made."""
-        path = _path(address)
-        if path.suffix != ".safetensors" or path.name == path.suffix:
-            raise WeightsUnavailable(f"{address!r} is no file whose name ends with .safetensors")
-        for folder in permissions.saving[:1]:
-            path = folder / path  # an absolute path is itself
-        found = permissions.resolve_new(path)
+        found = _writable(address, permissions)
         try:
             found.parent.mkdir(parents=True, exist_ok=True)
             if found.is_dir():
@@ -199,6 +195,28 @@ class FileSource:
             return LocalSink(found, size)
         except OSError as error:
             raise WeightsUnavailable(f"{address!r} cannot be written: {error.strerror or error}") from error
+
+    def remove(self, address: str, permissions: WeightPermissions) -> None:
+        """As `WritableSource.remove`; folders that are empty then are removed as well."""
+        found = _writable(address, permissions)
+        try:
+            found.unlink()
+        except OSError as error:
+            raise WeightsUnavailable(f"{address!r} cannot be removed: {error.strerror or error}") from error
+        folders = {folder.resolve() for folder in permissions.saving}
+        with contextlib.suppress(OSError):  # it is not empty
+            while found.parent not in folders:
+                found = found.parent
+                found.rmdir()
+
+
+def _writable(address: str, permissions: WeightPermissions) -> Path:
+    path = _path(address)
+    if path.suffix != ".safetensors" or path.name == path.suffix:
+        raise WeightsUnavailable(f"{address!r} is no file whose name ends with .safetensors")
+    for folder in permissions.saving[:1]:
+        path = folder / path  # an absolute path is itself
+    return permissions.resolve_new(path)
 
 
 def _path(address: str) -> Path:

@@ -26,6 +26,7 @@ COMMANDS = {
     "kill": "End a session on a server.",
     "plan": "Plan a model for a cluster that is only described.",
     "plugins": "List the plugins, built-in, installed and broken ones.",
+    "published": "List the weights that are published under names, and remove some.",
     "run": "Run a script written for CUDA on the remote device.",
     "serve": "Offer this machine's devices to clients.",
     "status": "Show a server's sessions, executors and memory.",

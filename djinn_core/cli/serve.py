@@ -16,7 +16,7 @@ from djinn_core.config import resolve
 from djinn_core.directories import cache_directory
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.addresses import is_loopback
-from djinn_core.launch.executor_config import NetworkConfig, StoreConfig
+from djinn_core.launch.executor_config import ModelConfig, NetworkConfig, StoreConfig
 from djinn_core.launch.http_hosts import allow_host
 from djinn_core.launch.private_files import private_directory
 from djinn_core.server.gateway.gateway import GatewayHandle, serve
@@ -44,6 +44,7 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
             config.executor.models,
             folders=tuple(folder.resolve() for folder in config.executor.models.folders),
             saving=config.executor.models.saving.resolve() if config.executor.models.saving is not None else None,
+            published=_published(config.executor.models, keeps=bool(store.limit)),
         ),
         recovery=attrs.evolve(
             recovery,
@@ -73,6 +74,12 @@ def _weight_files(store: StoreConfig) -> tuple[Path, ...]:
         if not files:
             raise ConfigurationError(f"--warm {path}: there is no file *.safetensors in it")
     return tuple(file.resolve() for files in found for file in files)
+
+
+def _published(models: ModelConfig, *, keeps: bool) -> Path | None:
+    """The directory for what is published. A server that keeps no weights on its disk (`keeps`) has one if it was named."""
+    directory = models.published or (cache_directory() / "published" if keeps else None)
+    return _private(directory, "published weights") if models.publish_hours and directory is not None else None
 
 
 def _private(directory: Path, what: str) -> Path | None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from djinn_core.errors import ConfigurationError, DjinnError
-from djinn_core.wire.messages import PRESSURE, ExecutorStatus, Status
+from djinn_core.wire.messages import PRESSURE, ExecutorStatus, SessionStatus, Status
 
 PATIENCE = 5.0  # seconds for each server
 
@@ -85,9 +85,9 @@ def _show(url: str, answer: Status | DjinnError) -> None:
 
 def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) -> None:
     device = executor.device
-    memory = f"{_size(device.memory)} of memory" if device.memory else "memory unknown"
+    memory = f"{shown_size(device.memory)} of memory" if device.memory else "memory unknown"
     if device.memory and device.memory_free is not None:
-        memory = f"{_size(device.memory_free)} of {_size(device.memory)} free"
+        memory = f"{shown_size(device.memory_free)} of {shown_size(device.memory)} free"
     if device.spill:
         memory += f", memory pressure: {PRESSURE[min(device.pressure, len(PRESSURE) - 1)]}"
     title = f"{numbered or device.id} {device.name}".strip()
@@ -96,14 +96,22 @@ def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) ->
     if not executor.sessions:
         console.print("    no sessions")
         return
-    table = Table("owner", "memory", "values", "submissions", "age", "session", box=None, pad_edge=True)
+    names = ["owner", "memory", "values", "submissions", "age", "session"]
+    idle = any(s.host or s.disk for s in executor.sessions)
+    table = Table(*names, *(["idle"] if idle else []), box=None, pad_edge=True)
     for s in executor.sessions:
-        counts = (_size(s.memory), f"{s.values:,}", f"{s.submissions:,}", f"{s.age:.0f} s")
-        table.add_row(Text(s.client), *counts, s.session[:8])
+        counts = (shown_size(s.memory), f"{s.values:,}", f"{s.submissions:,}", f"{s.age:.0f} s")
+        table.add_row(Text(s.client), *counts, s.session[:8], *([_aside(s)] if idle else []))
     console.print(Padding(table, (0, 0, 0, 3)))
 
 
-def _size(count: int) -> str:
+def _aside(session: SessionStatus) -> str:
+    places = ((session.host, "in host memory"), (session.disk, "on disk"))
+    return ", ".join(f"{shown_size(nbytes)} {where}" for nbytes, where in places if nbytes)
+
+
+def shown_size(count: int) -> str:
+    """A number of bytes, as people read it."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB"):
         if amount < 1024:

@@ -175,6 +175,13 @@ class WritableSource(WeightSource, Protocol):
             WeightsUnavailable: it may not be written, or cannot be.
         """
 
+    def remove(self, address: str, permissions: WeightPermissions) -> None:
+        """Remove the file at an address that may be written to, checked as for `create`.
+
+        Raises:
+            WeightsUnavailable: there is none, or it may not or cannot be removed.
+        """
+
 
 @hookspec
 def djinn_register_weight_sources(settings: Any) -> Iterable[WeightSource]:

@@ -81,6 +81,23 @@ class SavedWeights:
     poisoned: str = ""
 
 
+@attrs.frozen
+class Publication:
+    """Weights that are published under a name.
+
+    Attributes:
+        name: the name.
+        nbytes: bytes of the file on the server's disk.
+        age: seconds since it was published, when the server was asked.
+        seconds_left: seconds for which it stayed published then.
+    """
+
+    name: str
+    nbytes: int
+    age: float
+    seconds_left: float
+
+
 class Runtime(Protocol):
     """Runs programs on remote devices."""
 
@@ -142,12 +159,35 @@ class Runtime(Protocol):
         """Have the executor make the value `handle` of a logical device of what it reads itself. It waits for nothing."""
 
     def save_weights(
-        self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]
+        self,
+        address: str,
+        names: Sequence[str],
+        handles: Sequence[int],
+        metadata: Mapping[str, str],
+        seconds: float = 0.0,
     ) -> SavedWeights:
         """Have the executor write values to a safetensors file; one round trip. The caller must hold the recorders' lock.
 
+        `seconds`: how long it lives at an address `published:`; 0: as long as the server allows.
+
         Raises:
             WeightsUnavailable: the server cannot or may not write there.
+            SessionLost: the remote state is gone.
+        """
+
+    def remove_weights(self, address: str, device: int = 0) -> None:
+        """Remove the file at an address, or a published name; one round trip. The caller must hold the recorders' lock.
+
+        Raises:
+            WeightsUnavailable: there is none, or it may not or cannot be removed.
+            SessionLost: the remote state is gone.
+        """
+
+    def published(self, device: int = 0) -> tuple[Publication, ...]:
+        """The names that are published at the executors of a logical device; one round trip. The caller must hold the recorders' lock.
+
+        Raises:
+            WeightsUnavailable: nothing is published there.
             SessionLost: the remote state is gone.
         """
 

@@ -48,6 +48,7 @@ class MemoryConfig:
     Attributes:
         limit: bytes that they may hold together; 0: as much as the device has.
         policy: name of the policy that orders evictions then; empty: the built-in one.
+        idle_minutes: time without a message after which a session's values are moved off the device; 0: they stay.
     """
 
     limit: int = attrs.field(
@@ -62,6 +63,14 @@ class MemoryConfig:
     policy: str = attrs.field(
         default="",
         metadata=Flag("--memory-policy", "What --memory-gib evicts first, such as lru. Default: next_use.").metadata,
+    )
+    idle_minutes: float = attrs.field(
+        default=0.0,
+        metadata=Flag(
+            "--idle-minutes",
+            "After how long without work a session's values are moved to the host's memory, and then to disk; 0: never.",
+            least=0,
+        ).metadata,
     )
 
 
@@ -131,6 +140,8 @@ class ModelConfig:
         folders: folders that clients may name models in; caches of the Hugging Face hub included.
         addresses: patterns of other addresses that they may name.
         saving: where each tenant has a folder for weights that its clients save; None: they save none.
+        published: where each tenant has a folder for weights that its clients publish under names; None: they publish none.
+        publish_hours: the longest that such a name lives; 0: nothing is published.
     """
 
     folders: tuple[Path, ...] = attrs.field(
@@ -157,10 +168,24 @@ class ModelConfig:
         ).metadata,
     )
 
+    published: Path | None = attrs.field(
+        default=None,
+        metadata=Flag(
+            "--published",
+            "Directory for weights that clients publish under names. Default: djinn/published in your cache directory.",
+        ).metadata,
+    )
+    publish_hours: float = attrs.field(
+        default=168.0,
+        metadata=Flag(
+            "--publish-hours", "How long a published name lives at the most; 0: there are none.", least=0
+        ).metadata,
+    )
+
     @property
     def permissions(self) -> WeightPermissions:
         """Permissions before a tenant has come, which may get a folder to save weights in."""
-        return WeightPermissions(self.folders, self.addresses, self.folders if self == EVERYTHING else ())
+        return WeightPermissions(self.folders, self.addresses, self.folders if self.folders == _ANYWHERE else ())
 
 
 _ANYWHERE: Final = (Path(), Path("/"))  # relative paths begin in the working directory
@@ -252,7 +277,9 @@ class ExecutorConfig:
     def with_settings(self, settings: Settings) -> ExecutorConfig:
         """The same with the settings in place of what is not configured."""
         memory = MemoryConfig(
-            self.memory.limit or bytes_of(settings.memory_gib), self.memory.policy or settings.memory_policy
+            self.memory.limit or bytes_of(settings.memory_gib),
+            self.memory.policy or settings.memory_policy,
+            self.memory.idle_minutes,
         )
         return attrs.evolve(
             self,

@@ -10,7 +10,7 @@ import torch
 
 from djinn_core.errors import ConfigurationError, UnsupportedOperation, WeightsUnavailable
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.stored import read_stored
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
 from djinn_core.logs import get_logger
@@ -115,6 +115,10 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
         """As `weights[name]`."""
         return self[name]
 
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors, by name."""
+        return dict(self)
+
     def get_slice(self, name: str) -> WeightSlice:
         """The tensor `name`, to be read in part; it raises as `weights[name]`."""
         return WeightSlice(self._stored(name), self._device)
@@ -149,13 +153,22 @@ def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWe
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
     """
-    index = device
-    if not isinstance(index, int):
-        chosen = torch.device(index)
-        if not is_remote(chosen):
-            raise ConfigurationError(f"weights are opened on a remote device, not on {chosen}")
-        index = chosen.index or 0
+    index = index_of(device)
     return RemoteWeights(address, current().open_weights(address, index), index)
+
+
+def index_of(device: torch.device | str | int) -> int:
+    """Index of a remote device.
+
+    Raises:
+        ConfigurationError: it is another one.
+    """
+    if isinstance(device, int):
+        return device
+    chosen = torch.device(device)
+    if not is_remote(chosen):
+        raise ConfigurationError(f"weights are opened on a remote device, not on {chosen}")
+    return chosen.index or 0
 
 
 def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str] | None = None) -> int:
@@ -174,10 +187,18 @@ def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Ma
     Raises:
         WeightsUnavailable: the server may not or cannot write there.
         ConfigurationError: none of the tensors is on a remote device, or they are on several.
-        UnsupportedOperation: one is of a subclass with several tensors in it, or no executor of a pool has all of them.
+        UnsupportedOperation: one is of a subclass with several tensors in it.
+        OutOfMemoryError: the tensors are on several executors of a pool, and none has memory for all.
         RemoteError: one of them could not be computed.
         SessionLost: the remote state is gone.
     """
+    return write_weights(tensors, address, metadata or {})
+
+
+def write_weights(
+    tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str], seconds: float = 0.0
+) -> int:
+    """As `save_weights`; what is published lives for so many seconds."""
     devices = {tensor.device for tensor in tensors.values() if is_remote(tensor.device)}
     if len(devices) != 1:
         found = ", ".join(sorted(map(str, devices))) or "none"
@@ -193,11 +214,33 @@ def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Ma
     for one in saved.values():
         recorder.order_after(one.remote.storage)
     handles = [one.remote.handle for one in saved.values()]
-    outcome = recorder.save_weights(address, list(saved), handles, metadata or {})
+    try:
+        outcome = recorder.save_weights(address, list(saved), handles, metadata, seconds)
+    except UnsupportedOperation:
+        if device.index:
+            raise
+        # The executors of a pool have them: one gets copies of all, from the others and not through this process.
+        gathered = {name: one.detach().to(logical_device(1)) for name, one in saved.items()}
+        return write_weights(gathered, address, metadata, seconds)
     if outcome.poisoned:
         saved[outcome.poisoned].cpu()  # which raises what the op did
         raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")
     return outcome.nbytes
+
+
+def remove_weights(address: str, device: torch.device | str | int = 0) -> None:
+    """Remove a file that was saved on the server. Programs that have read a tensor of it keep what they have.
+
+    Args:
+        address: as for `save_weights`.
+        device: a remote device of the server, or its index.
+
+    Raises:
+        WeightsUnavailable: there is no such file, or it may not or cannot be removed.
+        ConfigurationError: `device` is not a remote device.
+        SessionLost: the remote state is gone.
+    """
+    current().remove_weights(address, index_of(device))
 
 
 def server_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights | None:

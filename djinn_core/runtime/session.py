@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from djinn_core.errors import ProtocolError, WeightsUnavailable
-from djinn_core.interception.runtime_interface import CacheMemory, SavedWeights, Submission, SubmissionReply
+from djinn_core.interception.runtime_interface import (
+    CacheMemory,
+    Publication,
+    SavedWeights,
+    Submission,
+    SubmissionReply,
+)
 from djinn_core.interrupts import held
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
@@ -28,7 +34,16 @@ from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply, CacheRequest
 from djinn_core.wire.messages import StatsReply, StatsRequest
 from djinn_core.wire.tensors import dtype_from_name
-from djinn_core.wire.weight_messages import OpenWeights, OpenWeightsReply, SaveWeights, SaveWeightsReply
+from djinn_core.wire.weight_messages import (
+    OpenWeights,
+    OpenWeightsReply,
+    PublishedReply,
+    PublishedRequest,
+    RemoveWeights,
+    RemoveWeightsReply,
+    SaveWeights,
+    SaveWeightsReply,
+)
 
 
 class Session:
@@ -179,6 +194,7 @@ class Session:
         reply = self.replies.ask(OpenWeights(address), OpenWeightsReply)
         if reply.refused:
             raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+        there = reply.address or address
         found = WeightListing({}, dict(reply.metadata))
         for one in reply.tensors:
             try:
@@ -186,11 +202,16 @@ class Session:
             except ProtocolError:  # a quantized format, or a dtype of a later PyTorch
                 found.unreadable[one.name] = one.dtype
             else:
-                found.tensors[one.name] = StoredTensor(address, reply.version, one.name, dtype, one.shape)
+                found.tensors[one.name] = StoredTensor(there, reply.version, one.name, dtype, one.shape)
         return found
 
     def save_weights(
-        self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]
+        self,
+        address: str,
+        names: Sequence[str],
+        handles: Sequence[int],
+        metadata: Mapping[str, str],
+        seconds: float = 0.0,
     ) -> SavedWeights:
         """As `Runtime.save_weights`.
 
@@ -204,11 +225,38 @@ class Session:
                 f"a file has at most {limits.STORED_TENSORS:,} tensors, with names of at most {limits.STORED_NAME:,} characters, "
                 f"and an address at most {limits.STORED_ADDRESS:,}"
             )
-        message = SaveWeights(address, tuple(names), pack_handles(handles), tuple(metadata.items()))
+        message = SaveWeights(address, tuple(names), pack_handles(handles), tuple(metadata.items()), seconds)
         reply = self.replies.ask(message, SaveWeightsReply)
         if reply.refused and not reply.poisoned:
             raise WeightsUnavailable(f"{self.server}: {reply.refused}")
         return SavedWeights(reply.nbytes, reply.poisoned)
+
+    def remove_weights(self, address: str, device: int = 0) -> None:
+        """As `Runtime.remove_weights`.
+
+        Raises:
+            WeightsUnavailable: there is no such file, or it may not or cannot be removed.
+            SessionLost: the executor is gone.
+        """
+        del device  # this session has one
+        if len(address) > limits.STORED_ADDRESS or not is_text(address):
+            raise WeightsUnavailable(f"an address is text of at most {limits.STORED_ADDRESS} characters")
+        reply = self.replies.ask(RemoveWeights(address), RemoveWeightsReply)
+        if reply.refused:
+            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+
+    def published(self, device: int = 0) -> tuple[Publication, ...]:
+        """As `Runtime.published`.
+
+        Raises:
+            WeightsUnavailable: the server publishes nothing.
+            SessionLost: the executor is gone.
+        """
+        del device  # this session has one
+        reply = self.replies.ask(PublishedRequest(), PublishedReply)
+        if reply.refused:
+            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+        return tuple([Publication(one.name, one.nbytes, one.age, one.left) for one in reply.entries])
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:
         """As `Runtime.caches`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ class ExecutorContext:
         unauthenticated: connections that have not shown a ticket yet, at all addresses together.
         events: tells observers what happens; in a session's own context with the session.
         policies: admission policies of plugins.
+        idle_seconds: time without a message after which a session's values are moved off the device; 0: they stay.
+        moving: held while they are moved, so that one session's are at a time.
         client: in a session's own context, what policies are told of its client: `tenant`, `key`, `client`, `device`.
     """
 
@@ -46,6 +49,8 @@ class ExecutorContext:
     unauthenticated: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
     events: ServerEvents = attrs.field(factory=ServerEvents)
     policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
+    idle_seconds: float = 0.0
+    moving: threading.Lock = attrs.field(factory=threading.Lock)
     client: Mapping[str, Any] = attrs.field(factory=dict)
 
     def request(self, stage: str, client: Mapping[str, Any], sessions: int) -> AdmissionRequest:

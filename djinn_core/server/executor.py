@@ -32,7 +32,7 @@ from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionL
 from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
-from djinn_core.launch.executor_config import ExecutorConfig, StoreConfig
+from djinn_core.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
 from djinn_core.launch.listen_addresses import in_places
 from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Ready, Sessions, Start
 from djinn_core.launch.private_directory import remove_abandoned
@@ -91,8 +91,7 @@ class Executor:
         self._device_id = device.capabilities.id
         self._context = context
         self._config = config
-        saving = partial(context.weights.save_in, config.models.saving, context.disk) if config.models.saving else None
-        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts, saving)
+        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts, _folders(context, config.models))
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
@@ -344,6 +343,17 @@ class Executor:
         self._context.events.close(_LAST_EVENTS_SECONDS)
 
 
+def _folders(context: ExecutorContext, models: ModelConfig) -> Sequence[Callable[[str], None]]:
+    """Give a tenant its folders for weights; called with its name."""
+    found: list[Callable[[str], None]] = []
+    if models.saving is not None:
+        found.append(partial(context.weights.save_in, models.saving, context.disk))
+    if models.published is not None and models.publish_hours:
+        longest = models.publish_hours * 3600
+        found.append(partial(context.weights.publish_in, models.published, longest, context.disk))
+    return found
+
+
 def _serve_guest(guest: PeerConnection, connection: Connection) -> None:
     try:
         guest.serve(connection)
@@ -438,7 +448,12 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     events.observe_with(registry)
     weights = WeightReader(registry.weight_sources, config.models.permissions)
     context = ExecutorContext(
-        SharedDevice(opened.runtime), weights=weights, disk=disk, events=events, policies=policies
+        SharedDevice(opened.runtime),
+        weights=weights,
+        disk=disk,
+        events=events,
+        policies=policies,
+        idle_seconds=config.memory.idle_minutes * 60,
     )
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)

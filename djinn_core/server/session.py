@@ -21,10 +21,12 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs.admission import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.hookspecs.weights import WeightSink
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.device_stats import device_figures, reset_device_peak
+from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
@@ -54,6 +56,7 @@ from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
+from djinn_core.server.weights.published import PublishedSink
 from djinn_core.server.weights.saving import save
 from djinn_core.server.weights.shared_weights import Origin
 from djinn_core.server.weights.store import WeightStore
@@ -113,7 +116,12 @@ from djinn_core.wire.upload_messages import (
 from djinn_core.wire.weight_messages import (
     OpenWeights,
     OpenWeightsReply,
+    PublishedEntry,
+    PublishedReply,
+    PublishedRequest,
     ReadWeights,
+    RemoveWeights,
+    RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
     StoredTensorEntry,
@@ -147,6 +155,7 @@ class ExecutorSession:
         self.exchange = PeerExchange(peer_listener or PeerListener())
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
+        self._idle = IdleMoves(context, self._turn, self.values, self._uploads, self.exchange, self._memory)
         self._wanted = CancellationState(self._turn, self._usage)
         self._counts = SessionCounters()
         self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
@@ -174,9 +183,11 @@ class ExecutorSession:
                     connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
-        frame = self._next_frame(connection)
+        frame = self._backlog.popleft() if self._backlog else self._idle.receive(connection, self._state_here)
         started = time.perf_counter()
         message = _read(frame)
+        if not isinstance(message, Goodbye):
+            self._idle.come_back()
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if isinstance(message, Submit):
             self._submit(message, connection, started)
@@ -195,6 +206,11 @@ class ExecutorSession:
         elif isinstance(message, SaveWeights):
             # A session that is recovered has saved it before.
             reply = connection.decide(lambda before: before or encode(self._save_weights(message)))
+            connection.send(Frame(reply))
+        elif isinstance(message, PublishedRequest):
+            connection.send(Frame(encode(self._list_published())))
+        elif isinstance(message, RemoveWeights):
+            reply = connection.decide(lambda before: before or encode(self._remove_weights(message)))
             connection.send(Frame(reply))
         elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
@@ -257,6 +273,7 @@ class ExecutorSession:
     def _state_here(self) -> Found | None:
         """As `_state`, for this server: what was read and not written since is read again."""
         found = self._uploads.shares.stored()
+        self._uploads.hold_only({origin.key.version for _, _, origin in found})
         return self._state_without(tuple([_stored(*one) for one in found]))
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> Found | None:
@@ -577,7 +594,9 @@ class ExecutorSession:
             return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
         tensors = opened.tensors.items()
         listed = [StoredTensorEntry(name, place.entry.dtype_name, place.entry.shape) for name, place in tensors]
-        reply = encode(OpenWeightsReply(opened.version, tuple(listed), tuple(opened.metadata.items())))
+        address = "" if opened.address == request.address else opened.address
+        described = opened.version, tuple(listed), tuple(opened.metadata.items())
+        reply = encode(OpenWeightsReply(*described, address=address))
         if len(reply) > most:
             text = f"what is at {request.address!r} takes {len(reply):,} bytes to list; {most:,} are the limit"
             return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
@@ -604,14 +623,46 @@ class ExecutorSession:
             if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 return SaveWeightsReply(0, f"{name!r} is no dense tensor")
             tensors[name] = value
+        made: list[WeightSink] = []
+
+        def create(size: int) -> WeightSink:
+            made.append(self._context.weights.create(request.address, size, request.seconds))
+            return made[-1]
+
         try:
             with torch.inference_mode():
-                create = partial(self._context.weights.create, request.address)
-                return SaveWeightsReply(save(tensors, dict(request.metadata), create, self._delivered))
+                nbytes = save(tensors, dict(request.metadata), create, self._delivered)
+            for sink in made:
+                if isinstance(sink, PublishedSink):
+                    self._uploads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
+            return SaveWeightsReply(nbytes)
         except WeightsUnavailable as error:
             return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])
+
+    def _list_published(self) -> PublishedReply:
+        published = self._context.weights.published
+        if published is None:
+            return PublishedReply(
+                refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
+            )
+        try:
+            found = published.listing()
+        except OSError as error:
+            return PublishedReply(refused=f"what is published cannot be listed: {error.strerror}")
+        now = time.time()
+        times = [(max(0.0, now - one.made / 1000), max(0.0, one.expires / 1000 - now)) for one in found]
+        return PublishedReply(
+            tuple([PublishedEntry(one.name, one.nbytes, *both) for one, both in zip(found, times, strict=True)])
+        )
+
+    def _remove_weights(self, request: RemoveWeights) -> RemoveWeightsReply:
+        try:
+            self._context.weights.remove(request.address)
+        except WeightsUnavailable as error:
+            return RemoveWeightsReply(str(error)[: limits.FAILURE_TEXT])
+        return RemoveWeightsReply()
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:
@@ -707,7 +758,8 @@ class ExecutorSession:
     def measured(self) -> SessionGauges:
         """As `MeteredSession.measured`."""
         kept = len(self._templates), self._templates.instructions
-        amounts = dict(zip(EVERY_SESSION, (*kept, self.values.poisoned(), self.exchange.kept_bytes), strict=True))
+        others = self.values.poisoned(), self.exchange.kept_bytes, sum(self._idle.figures().values())
+        amounts = dict(zip(EVERY_SESSION, (*kept, *others), strict=True))
         if self._memory is None:
             return SessionGauges(amounts)
         held, pinned = self._memory.cache_bytes()
@@ -728,6 +780,7 @@ class ExecutorSession:
                 "templates": len(self._templates),
                 "peer_bytes": self.exchange.bytes_sent,
                 "peer_kept": self.exchange.kept_bytes,
+                **self._idle.figures(),
             }
             | (self.device.compiling.figures() if self.device.compiling else {})
             | (self.device.ledger.figures() if self.device.ledger else {})

@@ -7,7 +7,8 @@ from typing import Final, Protocol
 
 import attrs
 
-EVERY_SESSION: Final = ("templates", "template_instructions", "poisoned_values", "peer_pending_bytes")  # has these
+# Every session has these.
+EVERY_SESSION: Final = ("templates", "template_instructions", "poisoned_values", "peer_pending_bytes", "idle_bytes")
 
 
 @attrs.define

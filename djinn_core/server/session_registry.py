@@ -56,7 +56,8 @@ class SessionEntry:
             _log.exception("cannot read a session's figures", session=self.id, error=repr(error))
             figures = {}
         values, memory, submissions = (max(0, figures.get(n, 0)) for n in ("values", "memory", "submissions"))
-        return SessionStatus(self.id, self.client, values, memory, submissions, time.monotonic() - self.since)
+        aside = max(0, figures.get("idle_host", 0)), max(0, figures.get("idle_disk", 0))
+        return SessionStatus(self.id, self.client, values, memory, submissions, time.monotonic() - self.since, *aside)
 
 
 class SessionRegistry:

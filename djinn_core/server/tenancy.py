@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from djinn_core.launch.tickets import Badge
@@ -31,7 +31,7 @@ class Tenancy:
         disk: Disk,
         store: WeightStore | None = None,
         accounts: Path | None = None,
-        save_for: Callable[[str], None] | None = None,
+        folders: Sequence[Callable[[str], None]] = (),
     ) -> None:
         """Make one that has no tenant yet.
 
@@ -40,9 +40,9 @@ class Tenancy:
             disk: what the tenant has on disk.
             store: of all tenants.
             accounts: where a tenant's next executor finds what this one has used of its time; None: nowhere.
-            save_for: lets the tenant save weights; raises OSError.
+            folders: give the tenant a folder for weights each; they raise OSError.
         """
-        self._save_for = save_for
+        self._folders = folders
         self.store = store
         self._usage = usage
         self._disk = disk
@@ -76,7 +76,7 @@ class Tenancy:
                 self._tenant = badge.tenant
                 self.store = self._store_of(badge)
                 self._open_account(badge.tenant)
-                self._let_save(badge.tenant)
+                self._give_folders(badge.tenant)
             if badge.tenant != self._tenant:
                 _log.error("a gateway sent a client to another tenant's executor", tenant=badge.tenant)
                 return  # `refusal` says so
@@ -102,12 +102,12 @@ class Tenancy:
         except OSError as error:
             _log.warning("time on the device is counted again", tenant=tenant, error=str(error))
 
-    def _let_save(self, tenant: str) -> None:
-        try:
-            if self._save_for is not None:
-                self._save_for(tenant)
-        except OSError as error:
-            _log.warning("no weights are saved: the tenant's folder cannot be used", tenant=tenant, error=str(error))
+    def _give_folders(self, tenant: str) -> None:
+        for give in self._folders:
+            try:
+                give(tenant)
+            except OSError as error:
+                _log.warning("a folder for the tenant's weights cannot be used", tenant=tenant, error=str(error))
 
     def _store_of(self, badge: Badge) -> WeightStore | None:
         if self._shared is None or badge.tenant in _OPERATOR:

@@ -60,7 +60,11 @@ from djinn_core.wire.upload_messages import (
 from djinn_core.wire.weight_messages import (
     OpenWeights,
     OpenWeightsReply,
+    PublishedReply,
+    PublishedRequest,
     ReadWeights,
+    RemoveWeights,
+    RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
 )
@@ -385,7 +389,7 @@ class StatusRequest(Message, frozen=True):
 
 
 class SessionStatus(msgspec.Struct, frozen=True):
-    """One session: memory in bytes, age in seconds."""
+    """One session: memory in bytes, age in seconds; bytes of an idle one in the host's memory, and on disk."""
 
     session: Name
     client: Name
@@ -393,6 +397,8 @@ class SessionStatus(msgspec.Struct, frozen=True):
     memory: Count
     submissions: Count
     age: float
+    host: Count = 0
+    disk: Count = 0
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
@@ -463,6 +469,10 @@ AnyMessage = (
     | OpenWeights
     | OpenWeightsReply
     | ReadWeights
+    | PublishedReply
+    | PublishedRequest
+    | RemoveWeights
+    | RemoveWeightsReply
     | SaveWeights
     | SaveWeightsReply
     | CacheRequest

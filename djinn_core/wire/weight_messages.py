@@ -8,7 +8,7 @@ import msgspec
 
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles
-from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Name, PrintableFields
+from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Name, PrintableFields, Seconds
 
 TensorName = Annotated[str, msgspec.Meta(max_length=limits.STORED_NAME)]
 # Files of fine-tuned weights describe their training at length: only the frame bounds it.
@@ -31,7 +31,10 @@ class OpenWeights(Message, frozen=True):
 
 
 class OpenWeightsReply(PrintableFields, Message, frozen=True):
-    """Answer to `OpenWeights`: the tensors, and the version of the files that they are in. `refused` says why there are none."""
+    """Answer to `OpenWeights`: the tensors, and the version of the files that they are in. `refused` says why there are none.
+
+    `address` names these files; empty: as the one that was asked for does.
+    """
 
     texts = ("refused",)
 
@@ -39,6 +42,7 @@ class OpenWeightsReply(PrintableFields, Message, frozen=True):
     tensors: Annotated[tuple[StoredTensorEntry, ...], msgspec.Meta(max_length=limits.STORED_TENSORS)] = ()
     metadata: tuple[tuple[MetadataText, MetadataText], ...] = ()
     refused: str = ""
+    address: WeightAddress = ""
 
 
 class ReadWeights(Message, frozen=True):
@@ -58,12 +62,16 @@ class ReadWeights(Message, frozen=True):
 
 
 class SaveWeights(Message, frozen=True):
-    """Write values to a safetensors file at an address, under these names. Answered by `SaveWeightsReply`."""
+    """Write values to a safetensors file at an address, under these names. Answered by `SaveWeightsReply`.
+
+    `seconds`: how long it lives at an address `published:`; 0: as long as the executor allows.
+    """
 
     address: WeightAddress
     names: Annotated[tuple[TensorName, ...], msgspec.Meta(max_length=limits.STORED_TENSORS)] = ()
     handles: Handles = ()
     metadata: tuple[tuple[MetadataText, MetadataText], ...] = ()
+    seconds: Seconds = 0.0
 
 
 class SaveWeightsReply(PrintableFields, Message, frozen=True):
@@ -77,3 +85,39 @@ class SaveWeightsReply(PrintableFields, Message, frozen=True):
     nbytes: Count
     refused: str = ""
     poisoned: TensorName = ""
+
+
+class PublishedEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A published file: its name, its bytes, and the seconds since it was made and until it expires."""
+
+    name: Name
+    nbytes: Count
+    age: Seconds
+    left: Seconds
+
+
+class PublishedRequest(Message, frozen=True):
+    """Ask what the tenant has published. Answered by `PublishedReply`."""
+
+
+class PublishedReply(PrintableFields, Message, frozen=True):
+    """Answer to `PublishedRequest`. `refused` says why nothing is published here."""
+
+    texts = ("refused",)
+
+    entries: tuple[PublishedEntry, ...] = ()
+    refused: str = ""
+
+
+class RemoveWeights(Message, frozen=True):
+    """Remove the file at an address that can be saved to, or a published name. Answered by `RemoveWeightsReply`."""
+
+    address: WeightAddress
+
+
+class RemoveWeightsReply(PrintableFields, Message, frozen=True):
+    """Answer to `RemoveWeights`. `refused` says why the file is still there, or was not."""
+
+    texts = ("refused",)
+
+    refused: str = ""

@@ -43,6 +43,8 @@ OTHERS = (
     messages.OpenWeights,
     messages.ReadWeights,
     messages.SaveWeights,
+    messages.PublishedRequest,
+    messages.RemoveWeights,
 )
 NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace

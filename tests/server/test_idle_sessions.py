@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from functools import partial
 
 import psutil
+import torch
+from configured import configured
+from safetensors.torch import save_file
+from servers import wait_for
+
+import djinn
+from djinn_core.runtime.connecting.status import ask_servers
+from djinn_core.server import idle, inline
+from djinn_core.server.context import ExecutorContext
+from djinn_core.server.idle import next_place
 
 MIB = 1 << 20
 EACH = 16 * MIB  # what a session holds
@@ -43,3 +56,124 @@ def test_six_sessions_where_three_have_room(own_server, python, plain_environmen
         for client in clients:
             with client:  # which closes its pipes
                 client.kill()
+
+
+# --- by time, without a memory limit ------------------------------------------------------------------------------
+
+OPENS = """
+import json, sys, torch, djinn
+torch.set_num_threads(1)
+weights = djinn.open_weights(sys.argv[1])
+read = weights["weight"]
+written = weights["weight"]
+torch.manual_seed(3)
+written.add_(torch.rand(1, device="remote_accelerator:0"))
+view = written[1:3]
+djinn.synchronize()
+torch.manual_seed(5)
+print("ready", flush=True)
+for line in sys.stdin:
+    view.mul_(2)
+    found = [read.sum().item(), written.sum().item(), torch.rand(1, device="remote_accelerator:0").item()]
+    print(json.dumps(found), flush=True)
+"""
+
+
+def status_of(server):
+    (status,) = ask_servers(server.settings()).values()
+    return status
+
+
+def sessions_of(server):
+    return [one for executor in status_of(server).executors for one in executor.sessions]
+
+
+def idle_on_disk(server, count=0):
+    """True if the values of all sessions are on disk, and there are that many; 0: some."""
+    found = sessions_of(server)
+    return len(found) == (count or len(found)) > 0 and all(one.disk and not one.memory for one in found)
+
+
+def takes_less(process, nbytes):
+    return psutil.Process(process).memory_full_info().uss < nbytes
+
+
+def test_idle_sessions_give_way_and_survive_their_executor(own_server, python, plain_environment):
+    sessions = 3
+    server = own_server("--idle-minutes", "0.01", "--threads", "1")
+    env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
+    clients = [python.start_talking("-c", CLIENT, str(number), env=env) for number in range(sessions)]
+    try:
+        (executor,) = {int(client.stdout.readline()) for client in clients}
+        for step in (1, 2):
+            wait_for(partial(idle_on_disk, server, sessions), "idle sessions to give way")
+            wait_for(partial(takes_less, executor, 4 * EACH), "the allocator to give freed memory back")
+            for number, client in enumerate(clients):
+                client.stdin.write("step\n")
+                client.stdin.flush()
+                if (step, number) == (2, 1):  # while some are coming back, and others are away
+                    os.kill(executor, signal.SIGKILL)
+                total, first = json.loads(client.stdout.readline())
+                assert total == SUM + (number + step) * (EACH // 4)
+                assert first == number + step
+    finally:
+        for client in clients:
+            with client:  # which closes its pipes
+                client.kill()
+
+
+def test_weights_that_can_be_read_again_are_dropped(own_server, python, plain_environment, tmp_path):
+    values = torch.arange(EACH // 4, dtype=torch.float32).view(1024, -1) % 100
+    save_file({"weight": values}, tmp_path / "x.safetensors")
+    journals = tmp_path / "journals"
+    server = own_server(
+        "--idle-minutes", "0.01", "--models", str(tmp_path), "--journal", str(journals), "--threads", "1"
+    )
+    env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
+    client = python.start_talking("-c", OPENS, f"file:{tmp_path}/x.safetensors", env=env)
+    found = []
+    try:
+        assert client.stdout.readline() == "ready\n"
+        wait_for(lambda: idle_on_disk(server, 1), "the session to give way")
+        shown = python.run("-m", "djinn_core.cli", "status", "--connection-file", server.file, env=env).stdout
+        assert "MiB on disk" in shown
+        for _ in range(2):
+            wait_for(lambda: idle_on_disk(server, 1), "the session to give way")
+            size = sum(path.stat().st_size for path in journals.glob("*.journal"))
+            assert EACH <= size < EACH + 2 * MIB  # what was written, and not what was read
+            client.stdin.write("step\n")
+            client.stdin.flush()
+            found.append(json.loads(client.stdout.readline()))
+    finally:
+        with client:
+            client.kill()
+    torch.manual_seed(3)
+    expected = values + torch.rand(1)
+    torch.manual_seed(5)
+    for step in range(2):
+        expected[1:3] *= 2
+        assert found[step] == [values.sum().item(), expected.sum().item(), torch.rand(1).item()]
+
+
+def test_values_go_to_the_host_before_they_go_to_disk(monkeypatch):
+    assert [next_place(*at) for at in (("", "cuda"), ("host", "cuda"), ("disk", "cuda"), ("", "cpu"))] == [
+        "host",
+        "disk",
+        "",
+        "disk",
+    ]
+    moved = []
+
+    def beside(where, _):
+        moved.append(where)
+        return next_place(where, "cuda")
+
+    monkeypatch.setattr(idle, "next_place", beside)
+    monkeypatch.setattr(inline, "ExecutorContext", partial(ExecutorContext, idle_seconds=0.05))
+    with configured(executor="inline"):
+        held = torch.arange(1000, device="remote_accelerator:0")
+        view = held[10:20]
+        djinn.synchronize()
+        wait_for(lambda: "host" in moved, "the session to give way, and to find no journal to go on to")
+        view += 1
+        assert held.sum().item() == sum(range(1000)) + 10

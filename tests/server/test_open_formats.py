@@ -110,3 +110,18 @@ def test_a_pickle_that_runs_code_is_refused_and_the_session_goes_on(tmp_path):
         djinn.open_weights(f"file:{tmp_path}/old.pt")
     assert not (tmp_path / "ran").exists()
     assert kept.sum().item() == 3
+
+
+def test_tied_weights_are_read_once(tmp_path):
+    values = torch.arange(100_000.0)
+    torch.save({"embedding": values, "head": values, "other": values + 1}, tmp_path / "tied.pt")
+    before = torch.accelerator.memory_allocated()
+    found = djinn.open_weights(f"file:{tmp_path}/tied.pt")
+    embedding, head, other = found["embedding"], found["head"], found["other"]
+    assert equal(head, values)
+    assert torch.accelerator.memory_allocated() - before == 2 * values.nbytes
+    head += 1
+    assert equal(embedding, values)
+    assert equal(head, values + 1)
+    assert equal(other, values + 1)
+    assert torch.accelerator.memory_allocated() - before == 3 * values.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -159,13 +160,23 @@ def test_the_programs_own_executor_writes_where_its_user_may(tmp_path, monkeypat
         assert djinn.open_weights(f"file:{tmp_path}/new/x.safetensors")["x"].sum().item() == 6
 
 
-def test_a_pool_saves_what_one_executor_has(tmp_path):
+def test_a_pool_saves_what_one_or_several_executors_have(tmp_path):
     with configured(executors=2, threads=1, placement_policy="round_robin"):
         first, second = (torch.full((4,), float(n)).to(f"remote_accelerator:{n}") for n in (1, 2))
         for tensor in (first, second):
             name = f"file:{tmp_path}/{tensor.device.index}.safetensors"
             djinn.save_weights({"x": tensor}, name)
             assert load_file(name.removeprefix("file:"))["x"].tolist() == tensor.tolist()
+        local = torch.nn.Sequential(*[torch.nn.Linear(30, 30) for _ in range(4)])
+        model = copy.deepcopy(local).to(REMOTE)
+        model(torch.ones(1, 30, device=REMOTE)).sum().item()
+        djinn.reset_stats()
+        djinn.save_weights(model.state_dict(), f"file:{tmp_path}/x.safetensors")
+        assert djinn.stats()["bytes_received"] < 4000
+        found = load_file(tmp_path / "x.safetensors")
+        assert {name: torch.equal(one, found[name]) for name, one in local.state_dict().items()} == dict.fromkeys(
+            found, True
+        )
 
 
 def test_an_executor_that_dies_while_it_saves_leaves_what_was_there(own_server, tmp_path):

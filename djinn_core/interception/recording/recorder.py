@@ -26,6 +26,7 @@ from djinn_core.interception.recording.program_prediction import OPENING, Predic
 from djinn_core.interception.recording.split_submission import in_parts
 from djinn_core.interception.runtime_interface import (
     CacheMemory,
+    Publication,
     Runtime,
     SavedWeights,
     Submission,
@@ -205,10 +206,23 @@ class Recorder:
         return self._asked(lambda runtime: runtime.open_weights(address, device))
 
     def save_weights(
-        self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]
+        self,
+        address: str,
+        names: Sequence[str],
+        handles: Sequence[int],
+        metadata: Mapping[str, str],
+        seconds: float = 0.0,
     ) -> SavedWeights:
         """Write tensors where the server is, as they are after what was recorded so far; see `Runtime.save_weights`."""
-        return self._asked(lambda runtime: runtime.save_weights(address, names, handles, metadata))
+        return self._asked(lambda runtime: runtime.save_weights(address, names, handles, metadata, seconds))
+
+    def remove_weights(self, address: str, device: int) -> None:
+        """Remove a file where the server is; see `Runtime.remove_weights`."""
+        self._asked(lambda runtime: runtime.remove_weights(address, device))
+
+    def published(self, device: int) -> tuple[Publication, ...]:
+        """The names that are published; see `Runtime.published`."""
+        return self._asked(lambda runtime: runtime.published(device))
 
     def _asked(self, question: Callable[[Runtime], T]) -> T:
         require_stack_room()

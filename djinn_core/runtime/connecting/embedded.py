@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import attrs
 
 from djinn_core.config import Settings
+from djinn_core.directories import cache_directory
+from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.own_journals import own_journals
+from djinn_core.launch.private_files import private_directory
+from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import attach, client_name
@@ -20,6 +25,8 @@ from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import names_for_executors
 from djinn_core.runtime.connecting.restarting import outliving
 from djinn_core.torch_private import load_early
+
+_log = get_logger("djinn.launch")
 
 
 def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
@@ -46,8 +53,18 @@ def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
 
 def _start_executor(settings: Settings) -> OwnExecutor:
     there = attrs.evolve(settings, plugins=names_for_executors(settings.plugins))
-    config = ExecutorConfig(settings.device, models=EVERYTHING).with_settings(there)
+    models = attrs.evolve(EVERYTHING, published=_published())
+    config = ExecutorConfig(settings.device, models=models).with_settings(there)
     return OwnExecutor(config, own_journals() if settings.recover else None, settings.executors)
+
+
+def _published() -> Path | None:
+    """The directory for what programs of this user publish, so that others of theirs find it; None if there cannot be one."""
+    try:
+        return private_directory(cache_directory() / "own-published", "published weights")
+    except (OSError, ConfigurationError) as error:
+        _log.warning("no weights can be published", error=str(error))
+        return None
 
 
 def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[Opened, ...]:

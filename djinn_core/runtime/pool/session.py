@@ -13,6 +13,7 @@ from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost, Unsuppo
 from djinn_core.interception.runtime_interface import (
     CacheMemory,
     DescribedValue,
+    Publication,
     SavedWeights,
     Submission,
     SubmissionReply,
@@ -371,7 +372,12 @@ class PoolSession:
         return listing
 
     def save_weights(
-        self, address: str, names: Sequence[str], handles: Sequence[int], metadata: Mapping[str, str]
+        self,
+        address: str,
+        names: Sequence[str],
+        handles: Sequence[int],
+        metadata: Mapping[str, str],
+        seconds: float = 0.0,
     ) -> SavedWeights:
         """As `Runtime.save_weights`, by the executor that has all of the tensors.
 
@@ -387,7 +393,19 @@ class PoolSession:
                 f"no executor of the pool has all tensors that are to be saved at {address!r}: "
                 "save those of one device at a time, or fetch them and save them here"
             )
-        return self.members[min(holders)].save_weights(address, names, handles, metadata)
+        return self.members[min(holders)].save_weights(address, names, handles, metadata, seconds)
+
+    def remove_weights(self, address: str, device: int = 0) -> None:
+        """As `Runtime.remove_weights`, at the first executor's server, or that of the one with the index."""
+        self.members[max(0, device - 1)].remove_weights(address)
+
+    def published(self, device: int = 0) -> tuple[Publication, ...]:
+        """As `Runtime.published`: the names of the first executor's server, or of the one with the index.
+
+        Raises:
+            WeightsUnavailable: it publishes nothing.
+        """
+        return self.members[max(0, device - 1)].published()
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
         """As `Runtime.read_weights`, on the executor that uses it first."""

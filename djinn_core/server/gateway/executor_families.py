@@ -106,6 +106,7 @@ GAUGES: Final = (
     ExecutorFamily("kv_cache_pinned_bytes", "Bytes of KV caches that clients have pinned in memory"),
     ExecutorFamily("evicted_bytes", "Bytes of live values whose memory was taken"),
     ExecutorFamily("spill_bytes", "Bytes in the spill space"),
+    ExecutorFamily("idle_bytes", "Bytes of values that idle sessions have in the host's memory or on disk"),
     ExecutorFamily("store_weights", "Weights that are kept on disk"),
     ExecutorFamily("shared_weight_bytes", "Bytes of tensors that the executor read itself and no session has written"),
     ExecutorFamily("store_bytes", "Bytes of weights that are kept on disk"),

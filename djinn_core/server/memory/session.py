@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from djinn_core.ir.values import storage_of
+from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
 from djinn_core.server.memory.allocation import Allocation, has_memory
 from djinn_core.server.memory.budgets import ACTIVATION, CACHE, KINDS, NAMES, Usage, kind_of
@@ -27,6 +28,7 @@ from djinn_core.wire.messages import ValueHints
 IDLE_SECONDS = 10.0  # after which a session's values make room before those of others
 OUTLOOKS_LIMIT = 512
 LETTERS_LIMIT = 16 << 20  # of what clients say about their values
+_log = get_logger("djinn.server")
 Plain = Callable[[CompiledTemplate, RunRequest, Sequence[Any], ValueTable], RunOutcome]
 
 
@@ -142,6 +144,28 @@ class SessionMemory:
         caches = {storage_of(handle) for handle, kind in list(self._kinds.items()) if kind == CACHE}
         held, pinned = (sum(map(self.values.bytes_of, storages)) for storages in (caches, list(self._pinned)))
         return held, pinned
+
+    def give_way(self) -> None:
+        """Move all values off the device that may be, because the session is idle; each comes back when it is used."""
+        with self._ledger.lock:
+            for holding in self._holdings(self._tensors()):
+                if holding.movable:
+                    try:
+                        self._ledger.evict(holding)
+                    except OSError as error:
+                        _log.warning(
+                            "bytes of an idle session cannot be spilled", bytes=holding.nbytes, error=str(error)
+                        )
+                        break
+            self.values.forget_addresses()
+            self._ledger.relax()
+
+    def away(self) -> int:
+        """Bytes of its values that lie elsewhere; for any thread."""
+        return sum(holding.nbytes for holding in self._holdings(self._tensors()) if not holding.resident)
+
+    def _tensors(self) -> dict[int, torch.Tensor]:
+        return {handle: value for handle, value in self.values.items() if has_memory(value)}
 
     def figures(self) -> dict[str, int]:
         """Bytes that its last program used, by kind, and which share of the memory the budget of its phase gives to each."""

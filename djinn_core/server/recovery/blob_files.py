@@ -47,13 +47,18 @@ class _Growing:
 
 
 class BlobFiles:
-    """Blob files of one session's journal. Used by one thread at a time, except `prove`, which the store may call from any thread."""
+    """Blob files of one session's journal. Used by one thread at a time, except `prove`, which the store may call from any thread.
+
+    Attributes:
+        held: versions of files with weights that the snapshot which is being written names, and that are kept here as well.
+    """
 
     def __init__(self, folder: Path) -> None:
         """The folder is made when something is put into it."""
         self._folder = folder
         self._growing: dict[int, _Growing] = {}
         self._proven: set[bytes] = set()  # what has the digest that it is named by
+        self.held: set[bytes] = set()
 
     # --- what comes in ----------------------------------------------------------------------------------------
 
@@ -172,8 +177,8 @@ class BlobFiles:
         return sum(s.st_size for s in (path.stat() for path in self._files()) if s.st_nlink == 1)
 
     def retain(self, digests: set[bytes]) -> None:
-        """Delete all blob files except `digests`."""
-        kept = {digest.hex() for digest in digests}
+        """Delete all blob files except `digests` and what is `held`."""
+        kept = {digest.hex() for digest in digests | self.held}
         for path in self._files():
             if path.name not in kept:
                 path.unlink(missing_ok=True)

@@ -51,6 +51,15 @@ class ExecutorChannel(SessionChannel, Protocol):
     def snapshot_if_due(self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]) -> None:
         """Called between two frames. If it is due, compact the journal to a snapshot of `state()`; `still` is a lock held meanwhile."""
 
+    def put_aside(
+        self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
+    ) -> JournalReader | None:
+        """Compact the journal to a snapshot of `state()` now, and read that; None if it cannot be. `still`: as for `snapshot_if_due`.
+
+        Raises:
+            SessionLost: what was written cannot be read.
+        """
+
     def resend(self) -> None:
         """Resend what the process before had sent and the client has not received."""
 
@@ -79,6 +88,14 @@ class PlainExecutorChannel(PlainChannel):
 
     def snapshot_if_due(self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]) -> None:
         """As `ExecutorChannel.snapshot_if_due`: there is no journal."""
+
+    def put_aside(
+        self,
+        state: Callable[[], StateParts | None],  # noqa: ARG002 - there is no journal
+        still: AbstractContextManager[object],  # noqa: ARG002
+    ) -> JournalReader | None:
+        """As `ExecutorChannel.put_aside`: there is no journal."""
+        return None
 
     def resend(self) -> None:
         """As `ExecutorChannel.resend`: there is no process before this one."""

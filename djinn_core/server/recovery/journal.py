@@ -165,13 +165,14 @@ class Journal:
 
     def compact(
         self, base: SnapshotHeader, memory: Sequence[Buffer], kept: Sequence[Frame], transfers: Sequence[Shipped] = ()
-    ) -> None:
+    ) -> bool:
         """Compact the journal to a snapshot: the session's state, its memory, and answers that the client has not received yet.
 
-        `transfers`: records of those that wait, or are under way. A process that dies meanwhile leaves the old journal.
+        `transfers`: records of those that wait, or are under way. A process that dies meanwhile leaves the old journal. False if it
+        stays as it is.
         """
         if not self.open:
-            return
+            return False
         path = self.path.with_suffix(".new")
         path.unlink(missing_ok=True)
         new: Journal | None = None
@@ -186,13 +187,13 @@ class Journal:
             for record in transfers:
                 new.append(*record)
             if not new.open:  # which has said why
-                return
+                return False
             path.replace(self.path)
         except OSError as error:
             if new is not None:
                 new.end()
             _log.warning("a journal stays as it is", error=str(error))
-            return
+            return False
         with self._lock:
             os.close(self._file)
             self._file, size = new.hand_over()
@@ -202,6 +203,7 @@ class Journal:
         self._disk.forget(path)
         self._beside = self.contents.own_bytes() if self.contents is not None else 0
         self._look()
+        return True
 
     def hand_over(self) -> tuple[int, int]:
         """Release the file descriptor and the size to the caller. The object must not be used afterwards."""
@@ -299,6 +301,7 @@ class JournalReader:
         self.transfers = PastTransfers(self._read_at)
         self._contents = contents_folder(path)
         self._base_at = 0
+        self._mapped: list[tuple[int, memoryview]] | None = None
         self.base: SnapshotHeader | None = None
         self.cuts: dict[int, int] = {}
         self.tried = 0
@@ -364,9 +367,16 @@ class JournalReader:
     def memory(self) -> Sequence[memoryview]:
         """The memory of the snapshot."""
         memory = [memoryview(buffer) for buffer in self._read_at(self._base_at).body]
-        for position, digest in sorted(self.base.elsewhere) if self.base is not None else ():
-            memory.insert(position, mapped(self._contents, digest))
+        for position, part in self.map_files():
+            memory.insert(position, part)
         return memory
+
+    def map_files(self) -> Sequence[tuple[int, memoryview]]:
+        """The parts of that memory that are in files of their own, by position; from then on they are there even if the files are not."""
+        if self._mapped is None:
+            found = sorted(self.base.elsewhere) if self.base is not None else ()
+            self._mapped = [(position, mapped(self._contents, digest)) for position, digest in found]
+        return self._mapped
 
     def _read_at(self, start: int) -> Frame:
         try:

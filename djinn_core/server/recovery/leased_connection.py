@@ -104,20 +104,41 @@ class LeasedConnection(ReliableConnection):
             return
         if self._early or (self._past is not None and not self._past.over):
             return
+        self._compact(journal, state, still)
+        self._schedule.taken(started)
+
+    def put_aside(
+        self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
+    ) -> JournalReader | None:
+        """As `ExecutorChannel.put_aside`."""
+        journal = self._journal
+        if journal is None or self._early or (self._past is not None and not self._past.over):
+            return None
+        if not self._compact(journal, state, still):
+            return None
+        reader = JournalReader(journal.path)
+        reader.map_files()  # a journal that is given up while the session is idle must not take its values along
+        return reader
+
+    def _compact(
+        self, journal: Journal, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
+    ) -> bool:
+        """Replace the journal by a snapshot of `state()`; False if it stays as it is."""
+        done = False
         with self._reading, still:  # no other thread reads ahead meanwhile
             if self._early:
-                return
+                return False
             taken = state() if journal.open else None
             if taken is not None:
                 with self._sending, self._keeping:
                     base = SnapshotHeader(self._inbox.received, self._outbox.sent, taken[0])
                     kept = [frame for _, frame in self._outbox.kept()]
-                journal.compact(base, taken[1], kept, taken[2])
+                done = journal.compact(base, taken[1], kept, taken[2])
                 self._usage.count("journal_snapshots")
         if taken is not None and self._past is not None:  # it holds the file that was there before
             self._past.close()
             self._past = None
-        self._schedule.taken(started)
+        return done
 
     def receive(self, timeout: float | None = None) -> Frame:
         """As `Connection.receive`: frames from the journal come first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -60,9 +61,12 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class SavedBytes:
     """Room that a tenant has for saved files, within what it may have on disk. Files of its other executors count as well."""
 
-    def __init__(self, disk: Disk, folder: Path) -> None:
+    def __init__(self, disk: Disk, folder: Path, what: str = "saved", most: int = MOST_FILES) -> None:
+        """`what` has happened to the files in `folder`, for messages; `most`: the number of them that there may be."""
         self._disk = disk
         self._folder = folder
+        self._what = what
+        self._most = most
 
     def check(self, size: int) -> None:
         """Note that a file of `size` bytes is to be written.
@@ -70,12 +74,25 @@ class SavedBytes:
         Raises:
             WeightsUnavailable: that is more than the tenant may have, or than the disk has left.
         """
-        there = [path.lstat().st_size for path in self._folder.rglob("*") if path.is_file()]
-        if len(there) >= MOST_FILES:
-            raise WeightsUnavailable(f"{len(there):,} files were saved on the server; {MOST_FILES:,} are the limit")
-        too_much = self._disk.takes("saved weights", sum(there) + size, self._folder)
+        there = self._sizes()
+        if len(there) >= self._most:
+            raise WeightsUnavailable(
+                f"{len(there):,} files were {self._what} on the server; {self._most:,} are the limit"
+            )
+        too_much = self._disk.takes(self._folder, sum(there) + size, self._folder)
         if not too_much and size > free_bytes(self._folder) - self._disk.reserve:
             too_much = f"the disk has only {free_bytes(self._folder):,} bytes left"
         if too_much:
-            self._disk.has("saved weights", sum(there))
-            raise WeightsUnavailable(f"{size:,} bytes are not saved: {too_much}")
+            self._disk.has(self._folder, sum(there))
+            raise WeightsUnavailable(f"{size:,} bytes are not {self._what}: {too_much}")
+
+    def count(self) -> None:
+        """Note what is there now."""
+        self._disk.has(self._folder, sum(self._sizes()))
+
+    def _sizes(self) -> list[int]:
+        found: list[int] = []
+        for path in self._folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                found += [path.lstat().st_size] if path.is_file() else []
+        return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -13,11 +13,11 @@ import torch
 from djinn_core.errors import ProtocolError, WeightsUnavailable
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
-from djinn_core.ir.values import contiguous_strides
+from djinn_core.ir.values import contiguous_strides, storage_of
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.recovery.journal import Journal
 from djinn_core.server.recovery.snapshot_format import StoredValue
-from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.running.values import Poison, ValueTable, memory_of
 from djinn_core.server.weights.shared_weights import Origin, SessionShares, WeightKey
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
 from djinn_core.server.weights.weight_reader import WeightReader
@@ -151,7 +151,9 @@ class UploadAssembly:
         strides = contiguous_strides(request.shape) if _countable(request.shape) else ()
         header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
         self._check_new(header)
-        key = WeightKey(request.version, request.name, request.start, request.size)
+        whole = WeightKey(request.version, request.name, request.start, request.size)
+        key = self._reader.untied(request.address, whole)
+        self._hold_file(request.address, request.version)
         known = self._reader.shared.find(key) if self._sharing else None
         if known is not None:
             self._share(header, known, Origin(request.address, key))
@@ -222,11 +224,42 @@ class UploadAssembly:
             self._values[header.handle] = value.set_(storage, offset, header.shape, header.stride)
         self.shares.add(header.handle, origin)
 
+    def lend(self, address: str, saved: Mapping[str, int]) -> None:
+        """Share the memory of values that were just saved at an address with sessions that read them there.
+
+        `saved`: their handles, by the names of the tensors. Left out is what is not all of its memory, and what earlier programs
+        may write by another value that the client numbers as other memory.
+        """
+        if not self._sharing:
+            return
+        try:
+            opened = self._reader.open(address)
+        except WeightsUnavailable:  # it was replaced or has expired already
+            return
+        owners: dict[int, set[int]] = {}
+        for handle, value in self._values.items():
+            if memory := memory_of(value):
+                owners.setdefault(memory, set()).add(storage_of(handle))
+        for name, handle in saved.items():
+            value = self._values[handle]
+            if not isinstance(value, torch.Tensor) or not value.is_contiguous() or value.is_conj() or value.is_neg():
+                continue
+            if not value.numel() or len(owners[memory_of(value)]) > 1:
+                continue
+            storage, size = value.untyped_storage(), opened.tensors[name].entry.size
+            if storage.nbytes() != size:
+                continue
+            key = WeightKey(opened.version, name, 0, size)
+            if self._reader.shared.share(key, storage) is storage:
+                self._hold_file(opened.address, opened.version)
+                self.shares.add(handle, Origin(opened.address, key))
+
     def read_again(self, stored: Sequence[StoredValue]) -> None:
         """Make the values of a snapshot that are read from where they came; those that cannot be are poison."""
         for one in stored:
             key = WeightKey(one.version, one.name, one.start, one.size)
             header = UploadPart(one.handle, one.dtype, one.shape, one.stride, one.size)
+            self._hold_file(one.address, one.version)
             try:
                 storage = self._reader.shared.find(key)
                 if storage is None and self._map(header, Origin(one.address, key), one.offset):
@@ -240,6 +273,16 @@ class UploadAssembly:
                 self._poison(one.handle, "WeightsUnavailable", str(error))
             except (RuntimeError, MemoryError) as error:
                 self._refuse(header, error)
+
+    def _hold_file(self, address: str, version: bytes) -> None:
+        """Have the journal hold on to a file that may be removed before this session is recovered."""
+        if self.journal is not None and self.journal.contents is not None and self.journal.open:
+            self._reader.hold(address, self.journal.contents.path(version))
+
+    def hold_only(self, versions: set[bytes]) -> None:
+        """Have the journal hold on to no other files, once a snapshot has taken its place."""
+        if self.journal is not None and self.journal.contents is not None:
+            self.journal.contents.held = versions
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
         """Take one part.

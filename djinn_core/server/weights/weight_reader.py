@@ -27,6 +27,8 @@ from djinn_core.logs import get_logger
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.formats.file_formats import read_headers
 from djinn_core.server.weights.formats.file_header import HeaderEntry
+from djinn_core.server.weights.published import SCHEME as PUBLISHED
+from djinn_core.server.weights.published import PublishedWeights
 from djinn_core.server.weights.saving import SavedBytes
 from djinn_core.server.weights.shared_weights import SharedWeights, WeightKey
 from djinn_core.wire import limits
@@ -54,22 +56,27 @@ class OpenedWeights:
     """The tensors at an address.
 
     Attributes:
+        address: names these files, where the address that was asked for may name others later.
         version: digest of the files' headers, sizes and versions.
         tensors: by name, in the order of the files.
         metadata: what the files say of themselves.
         files: number of the files.
+        tied: names of tensors whose bytes are those of another one, with its name.
     """
 
+    address: str
     version: bytes
     tensors: Mapping[str, StoredPlace]
     metadata: Mapping[str, str]
     files: int = 1
+    tied: Mapping[str, str] = attrs.field(factory=dict)
 
 
 class WeightReader:
     """Opens addresses, reads tensors, and makes files at addresses. Thread-safe.
 
     Attributes:
+        published: the names that the tenant has published; None: it publishes nothing.
         shared: what sessions have read and hold in the device's memory.
         reads: tensors, or parts of them, that were read. read_bytes: how many bytes they have.
     """
@@ -79,6 +86,7 @@ class WeightReader:
         self._permissions = permissions or WeightPermissions()
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
         self._saved: SavedBytes | None = None
+        self.published: PublishedWeights | None = None
         self._lock = threading.Lock()
         self._readers: ThreadPoolExecutor | None = None
         self._under_way: weakref.WeakValueDictionary[WeightKey, Future[torch.Tensor]] = weakref.WeakValueDictionary()
@@ -88,7 +96,7 @@ class WeightReader:
     @property
     def schemes(self) -> tuple[str, ...]:
         """Schemes of the addresses that it opens."""
-        return tuple(sorted(self._sources))
+        return tuple(sorted({*self._sources, *([PUBLISHED] if self.published is not None else [])}))
 
     def open(self, address: str) -> OpenedWeights:
         """The tensors at an address; the files are looked at again, so that a new version is found.
@@ -97,6 +105,7 @@ class WeightReader:
             WeightsUnavailable: there are none, they may not be read, or they are malformed.
         """
         found = self._open(address)
+        address = found.address
         with self._lock:
             known = self._opened.get(address)
             if known is None or known.version != found.version:
@@ -117,18 +126,45 @@ class WeightReader:
         self._saved = SavedBytes(disk, folder)
         self._permissions = attrs.evolve(self._permissions, saving=(folder,))
 
-    def create(self, address: str, size: int) -> WeightSink:
-        """Begin to write a file of `size` bytes at an address.
+    def publish_in(self, folders: Path, longest: float, disk: Disk, tenant: str) -> None:
+        """Let the tenant publish weights, and find what it has published; as `PublishedWeights`."""
+        self.published = PublishedWeights(folders, longest, disk, tenant)
+
+    def hold(self, address: str, link: Path) -> None:
+        """Keep the file at an address as `link` as well, where it may be removed while a session needs it."""
+        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
+            self.published.hold(address, link)
+
+    def create(self, address: str, size: int, seconds: float = 0.0) -> WeightSink:
+        """Begin to write a file of `size` bytes at an address; a published one lives for so many seconds.
 
         Raises:
             WeightsUnavailable: it may not be written, or cannot be.
         """
+        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
+            return self.published.create(address, size, seconds)
         source = self._source(address)
         if not isinstance(source, WritableSource):
             raise WeightsUnavailable(f"nothing can be saved at {address!r}: the source {source.name}: is for reading")
         if self._saved is not None:
             self._saved.check(size)
         return source.create(address, size, self._permissions)
+
+    def remove(self, address: str) -> None:
+        """Remove the file at an address that can be saved to, or a published name.
+
+        Raises:
+            WeightsUnavailable: there is none, or it may not or cannot be removed.
+        """
+        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
+            self.published.remove(address)
+            return
+        source = self._source(address)
+        if not isinstance(source, WritableSource):
+            raise WeightsUnavailable(f"nothing can be removed at {address!r}: the source {source.name}: is for reading")
+        source.remove(address, self._permissions)
+        if self._saved is not None:
+            self._saved.count()
 
     def _files(self) -> int:
         return sum(opened.files for opened in self._opened.values())
@@ -153,6 +189,14 @@ class WeightReader:
             self.read_bytes += key.size
             begun = self._under_way[key] = self._readers.submit(_read, address, place, key.start, key.size)
         return begun
+
+    def untied(self, address: str, key: WeightKey) -> WeightKey:
+        """The key by which these bytes are read once, where the file has them under several names, as it has tied weights."""
+        with self._lock:
+            opened = self._opened.get(address)
+        if opened is None or opened.version != key.version or key.name not in opened.tied:
+            return key
+        return attrs.evolve(key, name=opened.tied[key.name])
 
     def map(self, address: str, key: WeightKey) -> torch.Tensor | None:
         """A part of a tensor as bytes in memory that the file is mapped into; None where it must be read.
@@ -198,13 +242,15 @@ class WeightReader:
         scheme = _SCHEME.match(address)
         source = self._sources.get(scheme[1]) if scheme else None
         if source is None:
-            known = ", ".join(f"{name}:" for name in sorted(self._sources)) or "none"
+            known = ", ".join(f"{name}:" for name in self.schemes) or "none"
             raise WeightsUnavailable(f"the server reads no weights from {address!r} (it knows {known})")
         if _HOSTILE.search(address):
             raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
         return source
 
     def _open(self, address: str) -> OpenedWeights:
+        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
+            return _opened(*self.published.open(address))
         source = self._source(address)
         try:
             files = source.open(address, self._permissions)
@@ -233,7 +279,19 @@ def _opened(address: str, files: Sequence[WeightFile]) -> OpenedWeights:
             tensors[name] = StoredPlace(file, version, entry)
     if len(tensors) > limits.STORED_TENSORS:
         raise WeightsUnavailable(f"{address!r} has {len(tensors)} tensors; {limits.STORED_TENSORS} are the limit")
-    return OpenedWeights(state.digest(), tensors, metadata, len(counted))
+    return OpenedWeights(address, state.digest(), tensors, metadata, len(counted), _tied(tensors))
+
+
+def _tied(tensors: Mapping[str, StoredPlace]) -> dict[str, str]:
+    first: dict[tuple[int, int, int], str] = {}
+    found: dict[str, str] = {}
+    for name, place in tensors.items():
+        entry = place.entry
+        if entry.dtype is not None and entry.decoding is None and entry.size:
+            before = first.setdefault((id(place.file), entry.start, entry.size), name)
+            if before != name and tensors[before].entry.dtype is entry.dtype:
+                found[name] = before
+    return found
 
 
 def _read(address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:

@@ -1,17 +1,37 @@
-"""Checkpoints of `Accelerator.save_state` keep the random state of the remote device."""
+"""Checkpoints of `Accelerator.save_state` keep the random state of the remote device, and stay on the server where they are saved there."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from djinn.libraries import loading_random_state, rebind, saving_random_state
+import torch
+
+from djinn.libraries import is_remote, loading_random_state, rebind, saving_random_state
+from djinn.weights import address_in, loading_stays_on
 
 
 def adapt_checkpointing(module: Any) -> None:
     """`accelerate.checkpointing`: `Accelerator.save_state` and `load_state`."""
     for name, wrap in {
         "save_accelerator_state": saving_random_state,
-        "load_accelerator_state": loading_random_state,
+        "load_accelerator_state": _loading,
     }.items():
         function = getattr(module, name)
         rebind(function, wrap(function, position=0), ("accelerate",))
+
+
+def _loading(load: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """`load_accelerator_state`, which loads optimizers by way of the CPU."""
+    plain = loading_random_state(load, position=position)
+
+    @functools.wraps(load)
+    def loaded(input_dir: Any, models: Sequence[torch.nn.Module], *args: Any, **options: Any) -> Any:
+        devices = {parameter.device for model in models for parameter in model.parameters()}
+        if address_in(input_dir) is None or len(devices) != 1 or not all(map(is_remote, devices)):
+            return plain(input_dir, models, *args, **options)
+        with loading_stays_on(*devices):
+            return plain(input_dir, models, *args, **options)
+
+    return loaded

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import djinn
+
 REMOTE = "remote_accelerator:0"
 ROWS = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(0, 4, (32,), generator=torch.Generator().manual_seed(1))
@@ -86,6 +88,26 @@ def test_a_state_that_is_saved_and_loaded_includes_random_numbers(make, tmp_path
     accelerator.load_state(tmp_path)
     torch.testing.assert_close({name: value.cpu() for name, value in model.state_dict().items()}, weights)
     assert torch.rand(3, device=REMOTE).tolist() == drawn
+
+
+def test_a_state_that_is_saved_on_the_server_stays_there(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    accelerator = make()
+    _, _, model = train(accelerator)
+    (optimizer,) = accelerator._optimizers
+    accelerator.save_state(f"file:{tmp_path}/there")
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == [
+        "model.safetensors",
+        "optimizer.bin.safetensors",
+    ]
+    before = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    djinn.reset_stats()
+    accelerator.load_state(f"file:{tmp_path}/there")
+    assert djinn.stats()["bytes_uploaded"] == torch.get_rng_state().nbytes
+    torch.testing.assert_close((model.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0)
 
 
 def test_memory_of_the_device_is_what_maps_are_made_of():

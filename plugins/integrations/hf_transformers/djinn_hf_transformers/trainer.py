@@ -1,10 +1,14 @@
-"""Checkpoints of `Trainer` keep the random state of the remote device."""
+"""Checkpoints of `Trainer`: they keep the device's random state, and stay on the server where their folder is an address of it."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from djinn.libraries import loading_random_state, saving_random_state
+from djinn.libraries import is_remote, loading_random_state, saving_random_state
+from djinn.weights import address_in, loading_stays_on, remove_weights, saved_at
 
 
 def adapt_trainer(module: Any) -> None:
@@ -12,3 +16,35 @@ def adapt_trainer(module: Any) -> None:
     trainer = module.Trainer
     trainer._save_rng_state = saving_random_state(trainer._save_rng_state, position=1)
     trainer._load_rng_state = loading_random_state(trainer._load_rng_state, position=1)
+    trainer._load_from_checkpoint = _staying(trainer._load_from_checkpoint)
+    trainer._load_optimizer_and_scheduler = _staying(trainer._load_optimizer_and_scheduler)
+    module.rotate_checkpoints = _rotating(module.rotate_checkpoints)
+
+
+def _rotating(rotate: Callable[..., Any]) -> Callable[..., Any]:
+    """`rotate_checkpoints`: what is removed here is removed from the server as well."""
+
+    @functools.wraps(rotate)
+    def rotated(output_dir: Any, *args: Any, **options: Any) -> Any:
+        files = list(Path(output_dir).rglob("*")) if address_in(output_dir) else []
+        noted = {file: address for file in files if file.is_file() and (address := saved_at(file)) is not None}
+        done = rotate(output_dir, *args, **options)
+        for file, address in noted.items():
+            if not file.exists():
+                remove_weights(address)
+        return done
+
+    return rotated
+
+
+def _staying(load: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that loads a part of a checkpoint to the CPU, on its way to the device."""
+
+    @functools.wraps(load)
+    def loaded(self: Any, checkpoint: Any, *args: Any, **options: Any) -> Any:
+        if address_in(checkpoint) is None or not is_remote(self.args.device):
+            return load(self, checkpoint, *args, **options)
+        with loading_stays_on(self.args.device):
+            return load(self, checkpoint, *args, **options)
+
+    return loaded

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from djinn.libraries import is_remote, is_the_only_accelerator, logical_device, rebind
-from djinn.weights import RemoteWeights, server_weights
+from djinn.weights import RemoteWeights, open_weights, saved_at, server_weights
 
 
 class _ServerCheckpoint(str):
@@ -25,6 +25,12 @@ class _ServerCheckpoint(str):
 
     __slots__ = ("weights",)
     weights: RemoteWeights
+
+
+def _checkpoint(path: str, weights: RemoteWeights) -> _ServerCheckpoint:
+    found = _ServerCheckpoint(path)
+    found.weights = weights
+    return found
 
 
 def adapt_loading(module: Any) -> None:
@@ -89,11 +95,14 @@ def _asking_server(resolve: Callable[..., Any], loading: ContextVar[torch.device
         device = loading.get()
         address = None if device is None or args else _address(**options)
         weights = server_weights(address, device) if address is not None and device is not None else None
-        if weights is None:
-            return resolve(*args, **options)
-        checkpoint = _ServerCheckpoint(f"{weights.address}/model.safetensors")
-        checkpoint.weights = weights
-        return [checkpoint], None
+        if weights is not None:
+            return [_checkpoint(f"{weights.address}/model.safetensors", weights)], None
+        files, others = resolve(*args, **options)
+        if device is not None and files:  # those that `save_pretrained` has had the server write
+            addresses = [saved_at(file) for file in files]
+            opened = [None if address is None else open_weights(address, device) for address in addresses]
+            files = [_checkpoint(f, one) if one is not None else f for f, one in zip(files, opened, strict=True)]
+        return files, others
 
     return asking
 

@@ -6,7 +6,10 @@ import copy
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils import _pytree as pytree
+
+import djinn
 
 REMOTE = "remote_accelerator:0"
 WORDS = "[PAD] [UNK] [MASK] [CLS] [SEP] the cat sat on a mat and dog ran far away from home today".split()
@@ -282,3 +285,47 @@ def test_adapters_are_trained_beside_frozen_weights():
         found.append(on_cpu(trained))
     assert len(found[0]) == 4
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+
+
+# --- addresses of the server ----------------------------------------------------------------------------------
+
+
+def test_models_are_saved_where_the_server_is_and_loaded_from_there(model, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    address, expected = f"file:{tmp_path}/there", {name: one.clone() for name, one in model.state_dict().items()}
+    saved = copy.deepcopy(model).to(REMOTE)
+    djinn.synchronize()
+    djinn.reset_stats()
+    saved.save_pretrained(address, max_shard_size="10KB")
+    assert djinn.stats()["bytes_received"] < 5000
+    assert {path.suffix for path in (tmp_path / "there").iterdir()} == {".safetensors"}
+    whole = {}
+    for path in (tmp_path / "there").iterdir():
+        whole |= load_file(path)
+    assert {name: torch.equal(one, expected[name]) for name, one in whole.items()} == dict.fromkeys(expected, True)
+    djinn.reset_stats()
+    loaded = AutoModelForCausalLM.from_pretrained(address, device_map=REMOTE)
+    djinn.synchronize()
+    assert djinn.stats()["bytes_sent"] < 20_000
+    assert djinn.stats()["bytes_received"] < 5000
+    for found in (loaded, AutoModelForCausalLM.from_pretrained(address)):
+        assert all(torch.equal(one.cpu(), expected[name]) for name, one in found.state_dict().items())
+    assert found.device == torch.device("cpu")
+
+
+def test_checkpoints_of_the_trainer_stay_on_the_server(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    address, options = f"file:{tmp_path}/there", {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+    whole = trainer(llama(attention_dropout=0.3), address, **options)
+    djinn.reset_stats()
+    whole.train()
+    assert djinn.stats()["bytes_received"] < 40_000
+    kept = {path.name: sorted(file.name for file in path.iterdir()) for path in (tmp_path / "there").iterdir()}
+    assert kept == {f"checkpoint-{n}": ["model.safetensors", "optimizer.pt.safetensors"] for n in (3, 4)}
+    resumed = trainer(llama(attention_dropout=0.3), tmp_path / "other")
+    djinn.reset_stats()
+    resumed.train(resume_from_checkpoint=f"{address}/checkpoint-3")
+    assert djinn.stats()["bytes_received"] < 20_000
+    assert losses(resumed)[-1] == losses(whole)[-1]

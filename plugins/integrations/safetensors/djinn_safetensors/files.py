@@ -8,13 +8,64 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from djinn.libraries import DEVICE_NAME, device_type, fetched_together, is_remote, rebind
+from djinn.libraries import DEVICE_NAME, device_type, fetched_together, is_remote, logical_device, rebind
+from djinn.weights import (
+    RemoteWeights,
+    WeightSlice,
+    address_in,
+    leave_note,
+    open_weights,
+    place_of,
+    save_weights,
+    saved_at,
+)
 
-_USERS = ("accelerate", "diffusers", "safetensors", "sentence_transformers", "transformers")
+_USERS = ("accelerate", "diffusers", "peft", "safetensors", "sentence_transformers", "transformers")
+
+
+class OnCpu:
+    """Weights at an address whose tensors come here, as the object that `safe_open` returns."""
+
+    def __init__(self, weights: RemoteWeights) -> None:
+        self._weights = weights
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._weights, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing, as the weights themselves."""
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """The tensor called `name`, here."""
+        return self._weights[name].cpu()
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors, by name; they come in one round trip."""
+        found = self._weights.get_tensors()
+        with fetched_together(found.values()):
+            return {name: tensor.cpu() for name, tensor in found.items()}
+
+    def get_slice(self, name: str) -> _SliceOnCpu:
+        """The tensor called `name`, of which rows can be asked for."""
+        return _SliceOnCpu(self._weights.get_slice(name))
+
+
+class _SliceOnCpu:
+    def __init__(self, inner: WeightSlice) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._inner[index].cpu()
 
 
 def adapt_reading(module: Any) -> None:
@@ -23,6 +74,10 @@ def adapt_reading(module: Any) -> None:
 
     @functools.wraps(opened, updated=())
     def safe_open(filename: Any, framework: str, device: Any = None, **options: Any) -> Any:
+        address = saved_at(filename)
+        if address is not None:
+            place = place_of(device)
+            return OnCpu(open_weights(address)) if place is None else open_weights(address, place)
         if _names_remote(device):
             device = torch.device(device).index or 0
         return opened(filename, framework, **({} if device is None else {"device": device}), **options)
@@ -31,9 +86,24 @@ def adapt_reading(module: Any) -> None:
 
 
 def adapt_saving(module: Any) -> None:
-    """`safetensors.torch`: what is saved is fetched in one round trip."""
-    for save in (module.save, module.save_file):
-        rebind(save, _fetching_together(save), _USERS)
+    """`safetensors.torch`: what is saved is fetched in one round trip, or saved by the server where the path is an address of it."""
+    rebind(module.save, _fetching_together(module.save), _USERS)
+    rebind(module.save_file, _at_address(_fetching_together(module.save_file)), _USERS)
+
+
+def _at_address(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def saved(tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Mapping[str, str] | None = None) -> Any:
+        address = address_in(filename)
+        if address is None:
+            return save(tensors, filename, metadata=metadata)
+        if not any(is_remote(tensor.device) for tensor in tensors.values()):
+            tensors = {name: tensor.to(logical_device(0)) for name, tensor in tensors.items()}
+        save_weights(tensors, address, metadata)
+        leave_note(address, address)
+        return None
+
+    return saved
 
 
 def _fetching_together(save: Callable[..., Any]) -> Callable[..., Any]:

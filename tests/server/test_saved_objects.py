@@ -1,0 +1,180 @@
+"""`torch.save` and `torch.load` with an address of the server: tensors stay there, and objects come back as they were."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from configured import configured
+from safetensors.torch import load_file, safe_open
+from servers import start_server
+
+import djinn
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, python, plain_environment):
+    """The folder in which a server saves what this program tells it to."""
+    where, folder = tmp_path_factory.mktemp("served"), tmp_path_factory.mktemp("saved")
+    server = start_server(python.start, where, "--save-weights", str(folder), "--threads", "1", env=plain_environment)
+    with configured(connection_file=server.file):
+        djinn.init()
+        yield folder / "default"
+    server.stop()
+
+
+def test_an_optimizer_is_saved_there_and_goes_on(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(100, 80), torch.nn.Linear(80, 100)).to(REMOTE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    inputs = torch.ones(4, 100, device=REMOTE)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step().item()
+    djinn.reset_stats()
+    torch.save({"optimizer": optimizer.state_dict(), "model": model.state_dict(), "step": 1}, "file:run/all.pt")
+    expected = [step().item() for _ in range(2)]
+    found = torch.load("file:run/all.pt", map_location=REMOTE, weights_only=True)
+    assert type(found["model"]) is collections.OrderedDict
+    assert found["optimizer"]["param_groups"] == optimizer.state_dict()["param_groups"]
+    model.load_state_dict(found["model"])
+    optimizer.load_state_dict(found["optimizer"])
+    assert found["step"] == 1
+    assert [step().item() for _ in range(2)] == expected
+    assert djinn.stats()["bytes_received"] < 5000
+    assert djinn.stats()["bytes_sent"] < 15_000
+    names = load_file(saved / "run" / "all.pt.safetensors").keys()
+    assert {"model.0.weight", "optimizer.state.0.exp_avg"} <= names
+    here = torch.load("file:run/all.pt", map_location="cpu")
+    assert torch.equal(here["model"]["0.weight"], torch.load("file:run/all.pt")["model"]["0.weight"].cpu())
+    assert not list(tmp_path.iterdir())  # nothing is left here where there is no folder for it
+
+
+def test_objects_come_back_as_they_were(saved):
+    tied = torch.nn.Parameter(torch.randn(3, device=REMOTE))
+    here = torch.arange(4)
+    given = {
+        "tied": [tied, tied],
+        "here": here,
+        3: (1, 2.5, None, True, "text", float("inf")),
+        "like": {"dtype": torch.bfloat16, "device": torch.device("cpu")},
+        "frozen": torch.nn.Parameter(torch.ones(2, device=REMOTE), requires_grad=False),
+    }
+    torch.save(given, "file:object.pt")
+    found = torch.load("file:object.pt")
+    assert list(found) == list(given)
+    assert found["tied"][0] is found["tied"][1]
+    assert isinstance(found["tied"][0], torch.nn.Parameter)
+    assert found["tied"][0].device == torch.device(REMOTE)
+    assert torch.equal(found["tied"][0].cpu(), tied.cpu())
+    assert found["frozen"].requires_grad is False
+    assert found["here"].device == torch.device("cpu")
+    assert torch.equal(found["here"], here)
+    assert found[3] == given[3]
+    assert found["like"] == given["like"]
+
+
+def test_an_object_is_published(saved):
+    torch.save({"x": torch.ones(2, device=REMOTE), "step": 3}, "published:object")
+    assert torch.load("published:object")["step"] == 3
+    assert djinn.attach("object")["x"].tolist() == [1, 1]
+    djinn.unpublish("object")
+
+
+def test_what_text_does_not_describe_is_refused(saved):
+    one = torch.ones(1, device=REMOTE)
+    with pytest.raises(djinn.UnsupportedOperation, match=r"'a\.1' is of type set"):
+        torch.save({"x": one, "a": [1, {2}]}, "file:refused.pt")
+    with pytest.raises(djinn.UnsupportedOperation, match="state_dict"):
+        torch.save(torch.nn.Linear(2, 2).to(REMOTE), "file:refused.pt")
+    with pytest.raises(djinn.UnsupportedOperation, match="keys"):
+        torch.save({"x": one, (1, 2): 3}, "file:refused.pt")
+    with pytest.raises(djinn.UnsupportedOperation, match="one device"):
+        torch.load("file:refused.pt", map_location={"a": "b"})
+    with pytest.raises(djinn.WeightsUnavailable, match="no 'refused"):
+        torch.load("file:refused.pt")
+    assert not (saved / "refused.pt.safetensors").exists()
+
+
+def test_descriptions_that_are_malformed(saved):
+    one = torch.ones(1, device=REMOTE)
+    for text in (
+        "{",
+        "[" * 5000,
+        '{"tensor": 5}',
+        '{"tensor": "y"}',
+        '{"dict": [[1]]}',
+        '{"dtype": "load"}',
+        '{"os": 1}',
+    ):
+        djinn.save_weights({"x": one}, "file:bad.safetensors", {"djinn.object": text})
+        with pytest.raises(djinn.WeightsUnavailable, match="malformed"):
+            torch.load("file:bad.safetensors")
+    djinn.save_weights({"x": one}, "file:bad.safetensors")
+    with pytest.raises(djinn.WeightsUnavailable, match=r"not written by torch\.save"):
+        torch.load("file:bad.safetensors")
+
+
+def test_what_has_no_tensors_of_the_device_is_saved_here(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file:run").mkdir()
+    torch.save({"x": torch.ones(2)}, "file:run/here.pt")
+    assert torch.load("file:run/here.pt")["x"].tolist() == [1, 1]
+    torch.save({"x": torch.ones(2, device=REMOTE)}, "file:run/there.pt")
+    assert b"on the server" in (tmp_path / "file:run" / "there.pt").read_bytes()
+    assert torch.load("file:run/there.pt")["x"].device == torch.device(REMOTE)
+    assert [path.name for path in (saved / "run").glob("*here*")] == ["there.pt.safetensors"]
+
+
+def test_files_are_removed(saved, tmp_path):
+    one = {"x": torch.ones(3, device=REMOTE)}
+    djinn.save_weights(one, "file:gone/deep/x.safetensors")
+    held = djinn.open_weights("file:gone/deep/x.safetensors")
+    djinn.remove_weights("file:gone/deep/x.safetensors")
+    assert not (saved / "gone").exists()
+    assert held["x"].tolist() == [1, 1, 1]
+    (tmp_path / "x.safetensors").write_bytes(b"")
+    for address in (
+        "file:gone/deep/x.safetensors",
+        f"file:{tmp_path}/x.safetensors",
+        "file:../x.safetensors",
+        "hf://a/b",
+    ):
+        with pytest.raises(djinn.WeightsUnavailable):
+            djinn.remove_weights(address)
+    assert (tmp_path / "x.safetensors").exists()
+
+
+def test_safetensors_writes_and_reads_there(saved):
+    import safetensors.torch
+
+    there = {"a": torch.arange(6.0, device=REMOTE).view(2, 3), "b": torch.ones(4, device=REMOTE)}
+    djinn.synchronize()
+    djinn.reset_stats()
+    safetensors.torch.save_file(there, "file:st/x.safetensors", {"step": "3"})
+    remote = safetensors.torch.load_file("file:st/x.safetensors", device=REMOTE)
+    assert djinn.stats()["bytes_received"] < 1500
+    assert remote["a"].device == torch.device(REMOTE)
+    for found in (
+        remote,
+        safetensors.torch.load_file("file:st/x.safetensors"),
+        load_file(saved / "st" / "x.safetensors"),
+    ):
+        assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [[0, 1, 2], [3, 4, 5]], "b": [1] * 4}
+    with safetensors.safe_open("file:st/x.safetensors", "pt") as opened:
+        assert opened.metadata() == {"step": "3"}
+        assert opened.get_slice("a")[1:].tolist() == [[3, 4, 5]]
+        assert opened.get_tensor("b").device == torch.device("cpu")
+    safetensors.torch.save_file({"c": torch.ones(2)}, "file:st/c.safetensors")
+    with safe_open(saved / "st" / "c.safetensors", "pt") as opened:
+        assert opened.get_tensor("c").tolist() == [1, 1]
