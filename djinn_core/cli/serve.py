@@ -93,7 +93,9 @@ def _serve(config: GatewayConfig) -> None:
 
 def _announce(serving: GatewayHandle) -> None:
     for executor in serving.executors:
-        click.echo(f"Executor for {executor.device.id} ({executor.device.name}), process {executor.process_id}")
+        click.echo(
+            f"Executor for {executor.ready.device.id} ({executor.ready.device.name}), process {executor.process_id}"
+        )
     for url in serving.urls:
         click.echo(f"Listening at {url}")
     if serving.operations:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.devices import Device
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.hookspecs.launchers import Launcher
     from djinn_core.hookspecs.memory import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
     from djinn_core.hookspecs.optimizations import Optimization
@@ -87,6 +88,7 @@ class Registry:
     placement_policies: tuple[PlacementPolicy, ...] = ()
     schedulers: tuple[ScheduleMaker, ...] = ()
     transports: tuple[Transport, ...] = ()
+    launchers: tuple[Launcher, ...] = ()
     devices: tuple[Device, ...] = ()
     compilers: tuple[Compiler, ...] = ()
     memory_policies: tuple[MemoryPolicy, ...] = ()

@@ -30,6 +30,7 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.values import new_storage
+from djinn_core.launch.launchers import LOCAL
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
@@ -331,8 +332,9 @@ def _measured(pool: PoolSession, opened: tuple[Opened, ...]) -> None:
 
 
 def _connect() -> tuple[Opened, ...]:
-    # The executors start while plugins are loaded.
-    executors = start_executors(context.settings or resolve(context.overrides).settings)
+    # The executors start while plugins are loaded, unless a plugin starts them.
+    before = context.settings or resolve(context.overrides).settings
+    executors = start_executors(before) if before.engine == LOCAL else ()
     try:
         return open_connections(settings(), registry(), executors)
     except BaseException:
