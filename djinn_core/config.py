@@ -101,6 +101,11 @@ def _resources(value: object) -> tuple[tuple[str, float], ...]:
     return found
 
 
+def _or_none(value: object) -> object:
+    """The object as it is; None for empty text."""
+    return None if value == "" else value
+
+
 def _json_table(value: object) -> Mapping[str, Any]:
     """A table, or one as JSON text."""
     if not value:
@@ -345,7 +350,7 @@ class Settings:
     engine_address: str = attrs.field(default="", converter=_text)
     resources: tuple[tuple[str, float], ...] = attrs.field(default=(), converter=_resources)
     runtime_env: Mapping[str, Any] = attrs.field(factory=dict, converter=_json_table, repr=False)
-    placement_group: Any = attrs.field(default=None)
+    placement_group: Any = attrs.field(default=None, converter=_or_none)
     executors: int = attrs.field(default=1, converter=_count)
     executor: str = attrs.field(default="process", converter=_executor)
     device: str = attrs.field(default="", converter=_text)

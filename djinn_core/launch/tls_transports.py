@@ -20,8 +20,16 @@ def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transpor
 
 
 def trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transport, ...]:
-    """The transports to an executor that shows a certificate of its own, of that fingerprint; empty: it has none."""
-    return with_tls(transports, TlsOptions(fingerprints=(fingerprint,))) if fingerprint else tuple(transports)
+    """The transports to an executor that shows a certificate of its own, of that fingerprint; empty: it has none.
+
+    Those of `transports` that accept other certificates are left out.
+    """
+    known = tuple(transports)
+    if not fingerprint:
+        return known
+    secured = under_tls(known, TlsOptions(fingerprints=(fingerprint,)))
+    schemes = {scheme for transport in secured for scheme in transport.schemes}
+    return (*secured, *(transport for transport in known if schemes.isdisjoint(transport.schemes)))
 
 
 def secure_schemes(transports: Iterable[Transport]) -> frozenset[str]:
