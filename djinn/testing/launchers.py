@@ -147,6 +147,9 @@ class LauncherConformance(Ending):
             with pytest.raises(StartupError, match="no-such-device"):
                 executor.wait_ready(SECONDS)
             assert not executor.alive
+            executor = executor.again()
+            with pytest.raises(StartupError, match="no-such-device"):
+                executor.wait_ready(SECONDS)
         finally:
             executor.close(0.0)
 

@@ -51,7 +51,7 @@ class HolderCalls(Protocol):
         """End the holder, and give back its place. Calling it again does nothing."""
 
     def again(self) -> HolderCalls:
-        """End the holder, and have another one made in its place; returns at once.
+        """End the holder, and have another one made in its place, also after `end`; returns at once.
 
         Raises:
             StartupError: the engine cannot be asked.
@@ -61,8 +61,10 @@ class HolderCalls(Protocol):
 class HeldExecutor:
     """As `Launched`, over the calls of an engine."""
 
-    def __init__(self, calls: HolderCalls) -> None:
+    def __init__(self, calls: HolderCalls, *, follows: bool = False) -> None:
+        """`follows`: it takes the place of another executor, whose journals are there."""
         self._calls = calls
+        self._follows = follows
         self._ready: Ready | None = None
         self._fingerprint = self._place = self._tenant = ""
         self._reading = threading.Lock()
@@ -110,7 +112,7 @@ class HeldExecutor:
                     self._calls.wait_placed()
                     said = self._calls.call("wait_ready", timeout, timeout=timeout + _ANSWER_SECONDS)
                 except StartupError:
-                    self.close(0.0)
+                    self._end(0.0, for_good=not self._follows)  # the next one may start, and finds the journals
                     raise
                 line, self._fingerprint, self._place = said
                 self._ready = msgspec.json.decode(line, type=Ready)
@@ -162,16 +164,22 @@ class HeldExecutor:
 
     def close(self, drain_seconds: float = 5.0) -> None:
         """As `Launched.close`."""
+        self._end(drain_seconds, for_good=True)
+
+    def _end(self, drain_seconds: float, *, for_good: bool) -> None:
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
         with contextlib.suppress(StartupError):  # it has ended, or its machine does not answer
-            self._calls.call("close", drain_seconds, True, timeout=drain_seconds + _ANSWER_SECONDS)
+            self._calls.call("close", drain_seconds, for_good, timeout=drain_seconds + _ANSWER_SECONDS)
         self._calls.end()
 
     def again(self) -> HeldExecutor:
         """As `Launched.again`."""
+        if not self._closed:
+            with contextlib.suppress(StartupError):
+                self._calls.call("close", 0.0, False, timeout=_ANSWER_SECONDS)
+        self._closed = False  # until there is another one, what is left has to be closed
+        calls = self._calls.again()
         self._closed = True
-        with contextlib.suppress(StartupError):
-            self._calls.call("close", 0.0, False, timeout=_ANSWER_SECONDS)
-        return HeldExecutor(self._calls.again())
+        return HeldExecutor(calls, follows=True)

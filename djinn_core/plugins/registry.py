@@ -104,6 +104,11 @@ class Registry:
     owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)
     plugin_settings: tuple[SettingRow, ...] = ()
 
+    def used_in(self, kinds: Collection[str], names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Those names of plugins without which a process that uses objects of `kinds` would lack something; None stays None."""
+        others = {row.name for row in self.rows if row.status == "active" and not {*row.kind.split(",")} & {*kinds}}
+        return None if names is None else tuple(name for name in names if name not in others)
+
     def owner(self, objects: str, name: str) -> str:
         """The plugin that registered object `name` among `objects` (a field of this class), as messages name it."""
         row = self.owners.get((objects, name))

@@ -10,7 +10,7 @@ import torch
 from held_launcher import HeldLauncher, HeldPlugin
 
 import djinn
-from djinn.launchers import LocalLauncher
+from djinn.launchers import ExecutorHolder, LocalLauncher, StartupError
 from djinn.testing import LauncherConformance, open_connections
 
 
@@ -80,6 +80,25 @@ def test_executors_outlive_their_holders(fresh_executors, held):
     assert opened.executor._process.wait() == 1
     assert (kept + 1).sum().item() == 9
     assert opened.executor.process_id != process
+
+
+def test_a_start_that_fails_leaves_the_journal_to_the_next(held, monkeypatch):
+    djinn.init()
+    (opened,) = open_connections()
+    kept = torch.ones(3, device="remote_accelerator:0") + 1
+    assert kept.sum().item() == 6
+    ready, failed = ExecutorHolder.wait_ready, []
+
+    def fail_once(holder, timeout):
+        if failed:
+            return ready(holder, timeout)
+        failed.append(holder)
+        raise StartupError("not now")
+
+    monkeypatch.setattr(ExecutorHolder, "wait_ready", fail_once)
+    os.kill(opened.executor.process_id, signal.SIGKILL)
+    assert (kept + 1).sum().item() == 9
+    assert failed
 
 
 def test_an_engine_that_there_is_not(held):

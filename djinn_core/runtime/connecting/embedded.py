@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from djinn_core.launch.launchers import LOCAL, EngineConfig, launcher_named
 from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_core.launch.own_journals import own_journals
 from djinn_core.logs import get_logger
+from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import attach, client_name
@@ -30,12 +31,12 @@ from djinn_core.torch_private import load_early
 _log = get_logger("djinn.runtime")
 
 
-def start_executors(settings: Settings, launchers: Iterable[Launcher] = ()) -> tuple[OwnExecutor, ...]:
+def start_executors(settings: Settings, registry: Registry | None = None) -> tuple[OwnExecutor, ...]:
     """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
 
     Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
 
-    `launchers`: those of plugins, of which the settings may name one.
+    `registry`: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
 
     Raises:
         PluginError: a plugin has hooks for executors, and these cannot import it.
@@ -43,13 +44,13 @@ def start_executors(settings: Settings, launchers: Iterable[Launcher] = ()) -> t
     """
     if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
         return ()
-    launcher = launcher_named(settings.engine, launchers)
+    launcher = launcher_named(settings.engine, registry.launchers if registry is not None else ())
     started: list[OwnExecutor] = []
     try:
         for wish in (
             EngineConfig().with_settings(settings).wishes(settings.executors, partial(_tell, settings.progress))
         ):
-            started.append(_start_executor(settings, launcher, wish))  # noqa: PERF401 - those that have started are closed
+            started.append(_start_executor(settings, launcher, wish, registry))  # noqa: PERF401 - those that have started are closed
     except BaseException:
         for executor in started:
             executor.close(0.0)
@@ -65,8 +66,11 @@ def _tell(progress: bool, line: str) -> None:
         _log.info("executors are being started", waiting=line)
 
 
-def _start_executor(settings: Settings, launcher: Launcher, wish: LaunchWish) -> OwnExecutor:
-    there = attrs.evolve(settings, plugins=names_for_executors(settings.plugins))
+def _start_executor(settings: Settings, launcher: Launcher, wish: LaunchWish, registry: Registry | None) -> OwnExecutor:
+    names = names_for_executors(settings.plugins)
+    if registry is not None:  # other machines need not have what only clients use
+        names = registry.used_in(EXECUTOR_KINDS, names)
+    there = attrs.evolve(settings, plugins=names)
     config = ExecutorConfig(settings.device, models=EVERYTHING).with_settings(there)
     if settings.recover and launcher.name != LOCAL:  # the launcher knows a folder on the other machine
         recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))

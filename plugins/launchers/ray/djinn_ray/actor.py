@@ -14,7 +14,6 @@ from djinn_ray.groups import Group
 
 _LOOK_SECONDS: Final = 5.0  # between two lines about a place that is waited for
 _RETRY_SECONDS: Final = 0.5  # after which an actor that cannot be reached is asked again
-_CALLS: Final = 16  # at a time: one waits for the executor's end, the others are short
 _LOST: Final = -9
 _log = get_logger("djinn.launch.ray")
 
@@ -181,8 +180,12 @@ class ActorCalls:
     def again(self) -> ActorCalls:
         """As `HolderCalls.again`: in the same bundle, which Ray places anew if its node was lost."""
         self._kill()
+        if self._ended:  # it had given back its place
+            self._group.take()
+        self._ended = False
+        made = ActorCalls(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
         self._ended = True
-        return ActorCalls(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
+        return made
 
 
 def _reason(error: BaseException) -> str:

@@ -16,6 +16,8 @@ from djinn_ray import resources
 # Ray sets the first to the processors of an actor where it is unset, mostly 1; the others are secrets.
 WITHOUT: Final = ("OMP_NUM_THREADS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_REDIS_PASSWORD")
 
+_CALLS: Final = 16  # of an actor at a time: one waits for the executor's end, the others are short
+
 
 @attrs.frozen
 class Settings:
@@ -35,10 +37,14 @@ class Settings:
 
 
 class Group:
-    """The placement group of the executors that are launched together. Methods may be called from several threads."""
+    """The placement group of the executors that are launched together. Methods may be called from several threads.
+
+    Attributes:
+        users: how many executors use it.
+    """
 
     def __init__(self, ray: ModuleType, settings: Settings, wish: LaunchWish) -> None:
-        """Have the group made, or take the user's.
+        """Without making it; or the user's, where there is one.
 
         Raises:
             StartupError: the cluster cannot be asked, or it has no group of that name.
@@ -47,18 +53,17 @@ class Group:
         self._name, self._count = wish.group, wish.count
         self._runtime_env = dict(wish.runtime_env)
         self._lock = threading.Lock()
-        self._users = 0
+        self.users = 0
+        self._placement: Any = None
         self._own = not wish.placement_group
         wished = {name: amount for name, amount in wish.resources.items() if amount}
-        with self.asking("there is no placement group for executors"):
-            if self._own:
-                self._bundles = [wished or {"CPU": 1.0}] * wish.count
-                name = f"djinn-{wish.group}"
-                self._placement = ray.util.placement_group(self._bundles, settings.strategy, name=name)
-            else:
-                given = wish.placement_group
-                self._placement = ray.util.get_placement_group(given) if isinstance(given, str) else given
-                self._bundles = [wished or dict(bundle) for bundle in self._placement.bundle_specs]
+        if self._own:
+            self._bundles = [wished or {"CPU": 1.0}] * wish.count
+            return
+        with self.asking("there is no such placement group"):
+            given = wish.placement_group
+            self._placement = ray.util.get_placement_group(given) if isinstance(given, str) else given
+            self._bundles = [wished or dict(bundle) for bundle in self._placement.bundle_specs]
 
     def bundle(self, number: int) -> Mapping[str, float]:
         """Resources of an executor."""
@@ -77,7 +82,7 @@ class Group:
         index = number % len(self._bundles)
         options = resources.actor_options(self.bundle(number)) | {
             "name": f"djinn-{self._name}-{number}" + (f"-{attempt}" if attempt else ""),
-            "max_concurrency": 16,
+            "max_concurrency": _CALLS,
             "max_restarts": 0,  # the client starts the next one, which recovers the sessions
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._placement, index),
             "_labels": {"djinn.group": self._name, "djinn.executor": str(number)},
@@ -112,15 +117,23 @@ class Group:
             raise StartupError(f"{failed}: {type(error).__name__}: {error}") from error
 
     def take(self) -> None:
-        """Note an executor that uses the group."""
+        """Note an executor that uses the group, which is made for the first.
+
+        Raises:
+            StartupError: the cluster cannot be asked.
+        """
         with self._lock:
-            self._users += 1
+            if not self.users and self._own:
+                with self.asking("there is no placement group for executors"):
+                    name, strategy = f"djinn-{self._name}", self.settings.strategy
+                    self._placement = self.ray.util.placement_group(self._bundles, strategy, name=name)
+            self.users += 1
 
     def release(self) -> None:
         """Note that an executor does not use it any more; the last one has it removed, unless it is the user's."""
         with self._lock:
-            self._users -= 1
-            last = self._users == 0
+            self.users -= 1
+            last = self.users == 0
         if last and self._own:
             with contextlib.suppress(Exception):  # the cluster was left
                 self.ray.util.remove_placement_group(self._placement)

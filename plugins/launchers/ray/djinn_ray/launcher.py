@@ -6,6 +6,7 @@ import atexit
 import signal
 import threading
 from types import ModuleType
+from weakref import WeakValueDictionary
 
 import djinn
 from djinn.launchers import ExecutorOptions, HeldExecutor, Launched, LaunchWish, StartupError
@@ -24,15 +25,15 @@ class RayLauncher:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._group: tuple[str, Group] | None = None
+        self._groups: WeakValueDictionary[str, Group] = WeakValueDictionary()  # as long as executors use them
 
     def launch(self, options: ExecutorOptions, wish: LaunchWish) -> Launched:
         """As `Launcher.launch`."""
         with self._lock:
             ray = _connected(wish.address)
-            if self._group is None or self._group[0] != wish.group or not wish.number:
-                self._group = wish.group, Group(ray, self._settings, wish)
-            group = self._group[1]
+            group = self._groups.get(wish.group)
+            if group is None or not group.users:
+                group = self._groups[wish.group] = Group(ray, self._settings, wish)
         with group.asking("the Ray cluster does not tell its nodes"):
             head = resources.head_address(ray.nodes())
         threads = 0 if options.threads else resources.threads_of(wish.resources)
