@@ -16,11 +16,11 @@ pytest.importorskip("ray", reason="make test-ray installs Ray and runs these tes
 HEAD, WORKER = "10.77.0.1", "10.77.0.2"
 SECONDS = 240
 RAY = [sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "start"]
-ORDINARY = subprocess.Popen.__base__ or subprocess.Popen  # tests fork executors from a prepared Python otherwise
 
 
 def run(*command, **options):
-    process = ORDINARY(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    ordinary = subprocess.Popen.__base__  # the tests' own forks executors from a prepared Python
+    process = ordinary(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
     said, _ = process.communicate(timeout=SECONDS)
     return process.returncode, said
 
