@@ -21,12 +21,13 @@ import attrs
 import msgspec
 
 from djinn_core.builtins.tls_contexts import fingerprint_of_file
-from djinn_core.errors import StartupError
+from djinn_core.errors import DjinnError, StartupError
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
 from djinn_core.launch.listen_addresses import ListenAddresses
 from djinn_core.launch.own_journals import LEAST, LIMIT, SHARE
+from djinn_core.launch.private_files import private_directory
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.self_signed import self_signed
 from djinn_core.launch.version import djinn_version
@@ -78,7 +79,7 @@ class ExecutorHolder:
             host = _address_towards(towards)
             tls = self._identity(host)
             self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without)
-        except (OSError, StartupError) as error:
+        except (OSError, DjinnError) as error:
             self._unlock()
             if isinstance(error, StartupError):
                 raise
@@ -193,10 +194,11 @@ def _own_folder(base: Path, name: str, locks: list[int]) -> Path:
 
     Raises:
         OSError: there cannot be one, or another process has it.
+        ConfigurationError: others may write there.
     """
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if base.lstat().st_uid != os.geteuid() or base.is_symlink():
-        raise PermissionError(f"{base} belongs to another user")
+    private_directory(base, "certificates and journals of executors")
+    if base.is_symlink():
+        raise PermissionError(f"{base} leads elsewhere")
     folder = base / name
     folder.mkdir(mode=0o700, exist_ok=True)
     # A file, since network file systems lock nothing that is not open for writing.
