@@ -81,7 +81,7 @@ def test_a_pool_that_an_engine_holds_trains_and_outlives_its_executors(held):
     assert {opened.url.partition("://")[0] for opened in open_connections()} == {"tcps"}
 
 
-def test_executors_outlive_their_holders(fresh_executors, held):
+def test_executors_outlive_their_holders(held):
     """A holder that is killed ends its executor without a word; the next one finds the journal."""
     djinn.init()
     (opened,) = open_connections()
