@@ -32,7 +32,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves lock changelog changelog-draft dist unseen clean FORCE
+.PHONY: help venv demo test pytest lint format test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills lock changelog changelog-draft dist unseen clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -90,6 +90,20 @@ test-darwin-simulated: $(READY) ## a large part of the suite without what only L
 
 test-matrix: $(READY) ## the suite on each Python from 3.11 to 3.14 that can be had here, and which cannot; ARGS="--only 3.13 --tests tests/system"
 	$(BIN)/python tests/matrix/run_matrix.py --torch '$(TORCH)' $(ARGS)
+
+# Ray and what it needs, on top of the environment: too large for that itself.
+$(VENV)-ray/ready.stamp: $(READY) plugins/launchers/ray/pyproject.toml
+	$(BIN)/python -m venv --without-pip $(VENV)-ray
+	$(VENV)-ray/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(VENV)-ray/packages
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" > "$$(cat $(VENV)-ray/packages)/below.pth"
+	$(VENV)-ray/bin/python -m pip install --no-build-isolation -e './plugins/launchers/ray[ray]'
+	touch $@
+
+test-ray: $(VENV)-ray/ready.stamp ## executors on a Ray cluster of three nodes on this machine; installs Ray beside the environment; ARGS="-k gateway"
+	OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest plugins/launchers/ray $(ARGS)
+
+ray-kills: $(VENV)-ray/ready.stamp ## kill executors, actors and nodes of a Ray cluster at random moments of real programs; ARGS="--kills 100 --only node"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-ray/bin/python -W ignore plugins/launchers/ray/tests/run_kills.py $(ARGS)
 
 documents: $(READY) ## run the commands of all documents
 	ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)

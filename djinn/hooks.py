@@ -33,6 +33,7 @@ from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
 from djinn_core.hookspecs.growth import GrowthTolerant
 from djinn_core.hookspecs.integrations import Integration
 from djinn_core.hookspecs.interception import Interceptor
+from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.optimizations import (
@@ -106,6 +107,7 @@ from djinn_core.ir.schedule import (
 from djinn_core.ir.stream import Stream
 from djinn_core.ir.substitution import Substitution
 from djinn_core.ir.values import TensorMeta, storage_of
+from djinn_core.wire.executor_reports import Ready, Sessions
 
 __all__ = [
     "API_VERSION",
@@ -119,6 +121,7 @@ __all__ = [
     "AssignmentRequest",
     "Authenticator",
     "BackgroundCalibrated",
+    "Badge",
     "Buffer",
     "CalibratedCostModel",
     "Calibration",
@@ -144,6 +147,7 @@ __all__ = [
     "ExecutionPhase",
     "ExecutionSchedule",
     "ExecutorLoad",
+    "ExecutorOptions",
     "Fetch",
     "Frame",
     "Free",
@@ -156,6 +160,9 @@ __all__ = [
     "Interceptor",
     "InvalidStage",
     "Judge",
+    "LaunchWish",
+    "Launched",
+    "Launcher",
     "Limits",
     "Lineage",
     "Link",
@@ -189,6 +196,7 @@ __all__ = [
     "Program",
     "ProtocolError",
     "Quota",
+    "Ready",
     "Receive",
     "RemoteError",
     "Renderer",
@@ -207,6 +215,7 @@ __all__ = [
     "ServerObserver",
     "SessionHints",
     "SessionLost",
+    "Sessions",
     "StartupError",
     "Step",
     "Stream",

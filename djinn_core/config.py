@@ -7,6 +7,7 @@ A value is looked for in this order: an argument of `djinn.configure` or a flag 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import stat
@@ -79,6 +80,43 @@ def _limits(value: object) -> tuple[tuple[str, int], ...]:
         return tuple((str(device), _size(size)) for device, size in value)
     parts = [name.rpartition("=") for name in _names(value)]
     return tuple((device.strip(), _size(size)) for device, _, size in parts)
+
+
+def _resources(value: object) -> tuple[tuple[str, float], ...]:
+    """Pairs of a resource and an amount, from a table or from `name=amount` in a list."""
+    if not value:
+        return ()
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
+        pairs = list(value)
+    else:
+        pairs = [(name, amount) for name, _, amount in (part.rpartition("=") for part in _names(value))]
+    try:
+        found = tuple((str(name).strip(), _number(amount)) for name, amount in pairs)
+    except ValueError:
+        found = ()
+    if not found or not all(name and 0.0 < amount < float("inf") for name, amount in found):
+        raise ValueError("must be amounts above 0 by resource, such as 'GPU=1,CPU=2'")
+    return found
+
+
+def _or_none(value: object) -> object:
+    """The object as it is; None for empty text."""
+    return None if value == "" else value
+
+
+def _json_table(value: object) -> Mapping[str, Any]:
+    """A table, or one as JSON text."""
+    if not value:
+        return {}
+    try:
+        table = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        table = None
+    if not isinstance(table, Mapping):
+        raise ValueError("must be a table, or JSON of one")  # noqa: TRY004 - see _text
+    return dict(table)
 
 
 @attrs.frozen
@@ -258,7 +296,12 @@ class Settings:
             the beginning where no other answers.
         standby_seconds: how long a server may not answer before one of them does.
         standby_gib: how much of a session this machine keeps for that, in GiB.
-        executors: how many executors to start on this machine, where no server is named.
+        engine: name of the launcher that starts executors; `local`: as processes on this machine.
+        engine_address: address of what it starts them with, such as a cluster; empty: it finds that itself.
+        resources: pairs of a resource and how much of it each executor takes, as the engine counts them.
+        runtime_env: environment of executors in the form of the engine: packages, variables.
+        placement_group: reservation of the engine that the executors go into, as its object or its name.
+        executors: how many executors to start, where no server is named.
         executor: `process`, or `inline` to debug without a second process.
         device: kind or id of the devices to ask servers for, such as `cuda:0`; empty for all of theirs.
         server_devices: which devices of each server to use, by number, id or kind; none: all that `device` names.
@@ -305,6 +348,11 @@ class Settings:
     standby: tuple[str, ...] = attrs.field(default=(), converter=_names)
     standby_seconds: float = attrs.field(default=20.0, converter=_seconds)
     standby_gib: float = attrs.field(default=8.0, converter=_gib)
+    engine: str = attrs.field(default="local", converter=_text)
+    engine_address: str = attrs.field(default="", converter=_text)
+    resources: tuple[tuple[str, float], ...] = attrs.field(default=(), converter=_resources)
+    runtime_env: Mapping[str, Any] = attrs.field(factory=dict, converter=_json_table, repr=False)
+    placement_group: Any = attrs.field(default=None, converter=_or_none)
     executors: int = attrs.field(default=1, converter=_count)
     executor: str = attrs.field(default="process", converter=_executor)
     device: str = attrs.field(default="", converter=_text)
@@ -352,6 +400,7 @@ def bytes_of(gib: float | None) -> int:
     return int((gib or 0) * 2**30)
 
 
+_SECRET = frozenset({"token", "runtime_env"})  # whose values are shown nowhere: an environment may have secrets in it
 NAMES = tuple(name for name in attrs.fields_dict(Settings) if name != "plugin_settings")
 
 
@@ -383,7 +432,7 @@ class Resolved:
 
     def _shown(self, name: str) -> str:
         value = getattr(self.settings, name)
-        if name == "token" and value is not None:
+        if name in _SECRET and value:
             return HIDDEN
         return str(value) if isinstance(value, (str, Path)) else repr(value)
 
@@ -506,5 +555,5 @@ def _convert(name: str, value: object, origin: str) -> Any:
     try:
         return convert(value)
     except ValueError as error:
-        shown = HIDDEN if name == "token" else repr(value)
+        shown = HIDDEN if name in _SECRET else repr(value)
         raise ConfigurationError(f"The setting `{name}` {error}, and not {shown} ({origin}).") from None

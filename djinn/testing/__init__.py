@@ -15,6 +15,7 @@ from djinn.testing.costs import CostModelConformance
 from djinn.testing.devices import DeviceConformance
 from djinn.testing.integrations import IntegrationConformance
 from djinn.testing.interception import InterceptorConformance
+from djinn.testing.launchers import LauncherConformance
 from djinn.testing.memory import MemoryPolicyConformance, sample_evictions
 from djinn.testing.observers import ObserverConformance
 from djinn.testing.optimizations import OptimizationConformance
@@ -53,6 +54,7 @@ __all__ = [
     "DeviceConformance",
     "IntegrationConformance",
     "InterceptorConformance",
+    "LauncherConformance",
     "MemoryPolicyConformance",
     "ObserverConformance",
     "OptimizationConformance",

@@ -100,7 +100,8 @@ def _serve(config: GatewayConfig) -> None:
 
 def _announce(serving: GatewayHandle) -> None:
     for executor in serving.executors:
-        click.echo(f"Executor for {executor.device.id} ({executor.device.name}), process {executor.process_id}")
+        device, where = executor.ready.device, f" on {executor.place}" if executor.place else ""
+        click.echo(f"Executor for {device.id} ({device.name}), process {executor.process_id}{where}")
     for url in serving.urls:
         click.echo(f"Listening at {url}")
     if serving.operations:

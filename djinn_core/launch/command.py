@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from djinn_core.errors import StartupError
@@ -29,12 +30,13 @@ def executor_command(module: str, device: str, report: int) -> list[str]:
     return [sys.executable, "-P", "-m", module, "--device", device, "--report-fd", str(report)]
 
 
-def executor_environment() -> dict[str, str]:
+def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
     """This process's environment, with its import path, so that the executor imports the same code.
 
-    Secrets that came in the environment are left out: an executor needs none of them.
+    Secrets that came in the environment are left out: an executor needs none of them. So are the variables in `without`.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "DJINN_TOKEN"}
+    left_out = {"DJINN_TOKEN", *without}
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment["PYTHONPATH"] = os.pathsep.join(_import_path())
     return environment
 

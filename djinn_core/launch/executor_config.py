@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Final
 
 import attrs
+import msgspec
 
 from djinn_core.config import Settings, bytes_of
 from djinn_core.delivery.snapshot_schedule import SNAPSHOT_SECONDS
+from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.launch.command import EXECUTOR_MODULE
@@ -201,6 +203,8 @@ class RecoveryConfig:
         journals: directory for what sessions take, from which the next executor recovers them when this one dies; None: nowhere.
         journal_limit: bytes that each journal may have.
         snapshot_seconds: shortest time between two snapshots of a session, to which its journal is compacted.
+        outlives_parent: True if another parent starts an executor in its place when its own parent dies: it then ends like one
+            that was killed, tells its clients nothing and leaves its journals.
     """
 
     lease_seconds: float = attrs.field(
@@ -236,6 +240,7 @@ class RecoveryConfig:
             least=0,
         ).metadata,
     )
+    outlives_parent: bool = False
 
 
 @attrs.frozen
@@ -290,6 +295,29 @@ class ExecutorConfig:
             log=attrs.evolve(self.log, debug=settings.debug),
         )
 
+    @property
+    def recoverable(self) -> bool:
+        """True if sessions are to outlive the executor, by journals."""
+        return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
+
     def sendable(self) -> ExecutorConfig:
         """The same with values of plugins' settings that JSON can hold."""
         return attrs.evolve(self, plugins=self.plugins.sendable())
+
+    def encode(self) -> bytes:
+        """JSON of it, for a launcher on another machine; `decode_config` reads it."""
+        return msgspec.json.encode(self.sendable(), enc_hook=str)
+
+
+def decode_config(data: bytes) -> ExecutorConfig:
+    """The configuration that `ExecutorConfig.encode` wrote.
+
+    Raises:
+        StartupError: it is not valid; the two machines run different versions of Djinn.
+    """
+    try:
+        return msgspec.json.decode(data, type=ExecutorConfig, dec_hook=lambda kind, text: kind(text))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StartupError(
+            f"the configuration of an executor cannot be read ({error}): both machines must run the same Djinn"
+        ) from error

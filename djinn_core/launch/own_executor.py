@@ -7,11 +7,13 @@ import threading
 import attrs
 
 from djinn_core.errors import StartupError
+from djinn_core.hookspecs.launchers import Launcher, LaunchWish
+from djinn_core.hookspecs.transports import Transport
 from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.orders import Ready
 from djinn_core.launch.own_journals import LIMIT, OwnJournals
-from djinn_core.launch.process import ExecutorProcess
+from djinn_core.launch.tls_transports import trusting
 from djinn_core.logs import get_logger
+from djinn_core.wire.executor_reports import Ready
 
 LEASE_SECONDS = 30.0  # for the connection: the executor itself ends with the program
 _log = get_logger("djinn.launch")
@@ -20,21 +22,28 @@ _log = get_logger("djinn.launch")
 class OwnExecutor:
     """One executor process after the other, with the same journals. Methods may be called from several threads."""
 
-    def __init__(self, config: ExecutorConfig, journals: OwnJournals | None = None, share: int = 1) -> None:
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        launcher: Launcher,
+        wish: LaunchWish,
+        journals: OwnJournals | None = None,
+    ) -> None:
         """Start the first process and return at once.
 
         Args:
             config: how to start it.
-            journals: where sessions write what they take, so that the next process goes on with them; None: nowhere.
-                Closed with this.
-            share: how many executors share the room that there is for journals.
+            launcher: what starts it.
+            wish: where.
+            journals: where sessions on this machine write what they take, so that the next process goes on with them; None:
+                nowhere, or where the launcher has them. Closed with this.
 
         Raises:
             StartupError: it cannot be started.
         """
         self._journals = journals
         if journals is not None:
-            limit = min(LIMIT, journals.room() // share)
+            limit = min(LIMIT, journals.room() // wish.count)
             recovery = attrs.evolve(
                 config.recovery, lease_seconds=LEASE_SECONDS, journals=journals.path, journal_limit=limit
             )
@@ -42,12 +51,12 @@ class OwnExecutor:
         self._config = config
         self._closed = False
         self._lock = threading.RLock()
-        self._process = ExecutorProcess(config)
+        self._process = launcher.launch(config, wish)
 
     @property
     def recoverable(self) -> bool:
         """True if a new process can recover the sessions of one that died."""
-        return self._journals is not None and not self._journals.empty
+        return self._config.recoverable and (self._journals is None or not self._journals.empty)
 
     @property
     def alive(self) -> bool:
@@ -65,12 +74,16 @@ class OwnExecutor:
         return self._process.ending()
 
     def wait_ready(self, timeout: float) -> Ready:
-        """As `ExecutorProcess.wait_ready`."""
+        """As `Launched.wait_ready`."""
         return self._process.wait_ready(timeout)
 
     def issue_ticket(self, client: str) -> str:
-        """As `ExecutorProcess.issue_ticket`."""
+        """As `Launched.issue_ticket`."""
         return self._process.issue_ticket(client)
+
+    def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
+        """The transports that reach it, which accept its certificate and no other where it has one of its own."""
+        return trusting(transports, self._process.fingerprint)
 
     def start_again(self) -> None:
         """Start a process in the place of one that has ended; does nothing where it runs.
@@ -84,11 +97,10 @@ class OwnExecutor:
             if self._process.alive:
                 return
             _log.warning("an executor died; another one goes on with what it did", how=self.ending)
-            self._process.close(0.0)
-            self._process = ExecutorProcess(self._config)
+            self._process = self._process.again()
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """End it as `ExecutorProcess.close` does, and start no other."""
+        """End it as `Launched.close` does, and start no other."""
         with self._lock:
             self._closed = True
             self._process.close(drain_seconds)

@@ -10,9 +10,11 @@ import subprocess
 import threading
 import time
 import weakref
+from collections.abc import Collection
 from typing import Self
 
 from djinn_core.errors import StartupError
+from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.launch.command import executor_command, executor_environment
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
 from djinn_core.launch.listen_addresses import ListenAddresses
@@ -26,17 +28,16 @@ from djinn_core.launch.orders import (
     Failed,
     Full,
     Order,
-    Ready,
     Report,
-    Sessions,
     Start,
     read_answer,
     to_line,
 )
 from djinn_core.launch.pipe_lines import LineReader, write_line
 from djinn_core.launch.private_directory import make_private_directory
-from djinn_core.launch.tickets import LIFETIME, NO_TENANT, Badge, issue, new_key
+from djinn_core.launch.tickets import issue, new_key
 from djinn_core.logs import get_logger
+from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.messages import DeviceInfo
 
 _log = get_logger("djinn.launch")
@@ -49,13 +50,19 @@ class ExecutorProcess:
     Methods may be called from several threads. In a forked child the object is inert: `close` leaves the executor alone.
     """
 
-    def __init__(self, config: ExecutorConfig) -> None:
+    place = ""
+    fingerprint = ""  # it shows the certificate that it is configured with, which is not its own
+
+    def __init__(self, config: ExecutorConfig, without: Collection[str] = ()) -> None:
         """Start the process and return at once; `wait_ready` waits for it.
+
+        `without`: names of environment variables that it does not get.
 
         Raises:
             StartupError: it cannot be started.
         """
         self.config = config
+        self._without = frozenset(without)
         self._key = new_key()
         self._ready: Ready | None = None
         self._reports = 0
@@ -68,7 +75,7 @@ class ExecutorProcess:
         receiving, sending = os.pipe()
         self._answers = LineReader(receiving)
         try:
-            self._process = _spawn(config, sending, owned)
+            self._process = _spawn(config, sending, owned, self._without)
         except (OSError, StartupError) as error:
             os.close(receiving)
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -157,7 +164,7 @@ class ExecutorProcess:
         """Predicate of a sentence about the process: how it ended, or that it has closed its pipe but still runs."""
         return _ending(self._process)
 
-    def issue_ticket(self, client: str = "", lifetime: float = LIFETIME, badge: Badge = NO_TENANT) -> str:
+    def issue_ticket(self, client: str = "", lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
         """A ticket that lets one connection in, within `lifetime` seconds; `client` says for people who asked."""
         if badge.tenant != self._tenant:
             self._tenant = badge.tenant
@@ -223,6 +230,15 @@ class ExecutorProcess:
                 self._process.wait(drain_seconds + _TERMINATE_SECONDS)
         self._end()
 
+    def again(self) -> ExecutorProcess:
+        """Another process in the place of this one, which has ended.
+
+        Raises:
+            StartupError: it cannot be started.
+        """
+        self.close(0.0)
+        return ExecutorProcess(self.config, self._without)
+
     def __enter__(self) -> Self:
         return self
 
@@ -264,13 +280,13 @@ class ExecutorProcess:
         return None
 
 
-def _spawn(config: ExecutorConfig, report: int, owned: int) -> subprocess.Popen[bytes]:
+def _spawn(config: ExecutorConfig, report: int, owned: int, without: Collection[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         executor_command(config.module, config.device, report),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=(report, owned),
-        env=executor_environment(),
+        env=executor_environment(without),
         bufsize=0,
         process_group=0,  # an interrupt from the keyboard is for the user's program alone
     )

@@ -17,22 +17,10 @@ import time
 import attrs
 import msgspec
 
-from djinn_core.hookspecs.quotas import Quota
+from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
 
 KEY_BYTES = 32
-LIFETIME = 60.0  # seconds; a client dials several addresses, each of which may time out
 CLIENT_LENGTH = 128
-
-
-class Badge(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Identity of a client that a gateway lets in: its tenant, the id of its token, and the tenant's quota."""
-
-    tenant: str = ""
-    token: str = ""
-    quota: Quota = Quota()
-
-
-NO_TENANT = Badge()  # in particular: the process that started the executor
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -49,7 +37,7 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def issue(key: bytes, client: str, lifetime: float = LIFETIME, badge: Badge = NO_TENANT) -> str:
+def issue(key: bytes, client: str, lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
     """A ticket for `client` (a name for people to read), good for one use within `lifetime` seconds."""
     grant = Grant(_plain(client), time.monotonic() + lifetime, secrets.token_urlsafe(12), badge)
     statement = msgspec.json.encode(grant)

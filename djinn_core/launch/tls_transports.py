@@ -19,6 +19,19 @@ def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transpor
     return (*plain, *under_tls(plain, tls))
 
 
+def trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transport, ...]:
+    """The transports to an executor that shows a certificate of its own, of that fingerprint; empty: it has none.
+
+    Those of `transports` that accept other certificates are left out.
+    """
+    known = tuple(transports)
+    if not fingerprint:
+        return known
+    secured = under_tls(known, TlsOptions(fingerprints=(fingerprint,)))
+    schemes = {scheme for transport in secured for scheme in transport.schemes}
+    return (*secured, *(transport for transport in known if schemes.isdisjoint(transport.schemes)))
+
+
 def secure_schemes(transports: Iterable[Transport]) -> frozenset[str]:
     """The schemes of URLs that TLS is spoken at, by the transports that can."""
     return frozenset(scheme for transport in under_tls(transports, TlsOptions()) for scheme in transport.schemes)

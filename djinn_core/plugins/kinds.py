@@ -60,6 +60,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("placement", "placement_policies", "PlacementPolicy", optional="PreferredPolicy"),
     Kind("schedulers", "schedulers", "ScheduleMaker", optional="PreferredScheduler"),
     Kind("transports", "transports", "Transport", ("client", "gateway", "executor")),
+    Kind("launchers", "launchers", "Launcher", ("client", "gateway")),
     Kind("devices", "devices", "Device", ("gateway", "executor")),
     Kind("compilers", "compilers", "Compiler", ("executor",)),
     Kind("memory", "memory_policies", "MemoryPolicy", ("executor",)),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.devices import Device
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.hookspecs.launchers import Launcher
     from djinn_core.hookspecs.memory import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
     from djinn_core.hookspecs.optimizations import Optimization
@@ -87,6 +88,7 @@ class Registry:
     placement_policies: tuple[PlacementPolicy, ...] = ()
     schedulers: tuple[ScheduleMaker, ...] = ()
     transports: tuple[Transport, ...] = ()
+    launchers: tuple[Launcher, ...] = ()
     devices: tuple[Device, ...] = ()
     compilers: tuple[Compiler, ...] = ()
     memory_policies: tuple[MemoryPolicy, ...] = ()
@@ -101,6 +103,11 @@ class Registry:
     rows: tuple[PluginRow, ...] = ()
     owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)
     plugin_settings: tuple[SettingRow, ...] = ()
+
+    def used_in(self, kinds: Collection[str], names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Those names of plugins without which a process that uses objects of `kinds` would lack something; None stays None."""
+        others = {row.name for row in self.rows if row.status == "active" and not {*row.kind.split(",")} & {*kinds}}
+        return None if names is None else tuple(name for name in names if name not in others)
 
     def owner(self, objects: str, name: str) -> str:
         """The plugin that registered object `name` among `objects` (a field of this class), as messages name it."""

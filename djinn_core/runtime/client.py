@@ -31,6 +31,8 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.values import new_storage
+from djinn_core.launch.launchers import LOCAL
+from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
@@ -342,9 +344,15 @@ def start_early() -> None:
         if context.starting or context.session is not None or context.forked:
             return
         try:
-            context.starting = start_executors(context.settings or resolve(context.overrides).settings)
+            context.starting = _own_executors()
         except DjinnError as error:
             log.debug("no executor was started early", reason=str(error))
+
+
+def _own_executors() -> tuple[OwnExecutor, ...]:
+    """Start this program's own executors on this machine; none where a server or a launcher of a plugin has them."""
+    now = context.settings or resolve(context.overrides).settings
+    return start_executors(now) if now.engine == LOCAL else ()
 
 
 def _stop_early() -> None:
@@ -355,9 +363,9 @@ def _stop_early() -> None:
 
 
 def _connect() -> tuple[Opened, ...]:
-    # The executors start while plugins are loaded, or have started before.
+    # The executors start while plugins are loaded, or have started before, unless a plugin starts them.
     executors, context.starting = context.starting, ()
-    executors = executors or start_executors(context.settings or resolve(context.overrides).settings)
+    executors = executors or _own_executors()
     try:
         return open_connections(settings(), registry(), executors)
     except BaseException:

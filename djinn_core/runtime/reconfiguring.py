@@ -33,8 +33,23 @@ AT_ONCE = frozenset(
 PLANNING = frozenset({"exact", "latency_target", "pins", "placement_policy", "scheduler"})
 # What the registry depends on.
 PLUGINS = frozenset({"disable", "plugin_settings", "plugins", "strict", "trace_plugins"})
-# Of executors that are started on this machine, and of connections to servers: a session has one or the other.
-_OWN_EXECUTORS = frozenset({"compilers", "executor", "executors", "memory_gib", "memory_policy", "recover", "threads"})
+# Of executors that this program starts, and of connections to servers: a session has one or the other.
+_OWN_EXECUTORS = frozenset(
+    {
+        "compilers",
+        "engine",
+        "engine_address",
+        "executor",
+        "executors",
+        "memory_gib",
+        "memory_policy",
+        "placement_group",
+        "recover",
+        "resources",
+        "runtime_env",
+        "threads",
+    }
+)
 _SERVERS = frozenset(
     {
         "assignment_hint",

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from djinn_core.errors import StartupError
-from djinn_core.launch.orders import Answer, Belong, Drain, End, Evict, Report, Sessions, Start, read_order, to_line
+from djinn_core.launch.orders import Answer, Belong, Drain, End, Evict, Report, Start, read_order, to_line
 from djinn_core.launch.pipe_lines import LineReader, write_line
 from djinn_core.logs import get_logger
+from djinn_core.wire.executor_reports import Sessions
 
 START_SECONDS = 30.0
 DRAIN_SECONDS = 10.0  # where the executor is terminated by itself, without a limit from its parent
@@ -58,6 +59,7 @@ class Control:
         self._parent = os.getppid()
         self._wake_receive, self._wake_send = os.pipe()
         self._deadline: float | None = None
+        self.orphaned = False  # the parent is gone and has not asked for the end
 
     def catch_signals(self) -> None:
         """Let SIGTERM drain; SIGINT from a terminal is for the parent, which will say what to do."""
@@ -106,12 +108,14 @@ class Control:
         # The pipe alone is not enough: a forked child of the parent may hold its other end open.
         if os.getppid() != self._parent:
             _log.info("the parent process is gone")
+            self.orphaned = self._deadline is None
             return True
         return self._deadline is not None and (serving.idle or time.monotonic() >= self._deadline)
 
     def _follow(self, serving: ControlledExecutor) -> bool:
         more = self._orders.fill()
         self._follow_lines(serving)
+        self.orphaned = not more and self._deadline is None
         return more
 
     def _follow_lines(self, serving: ControlledExecutor) -> None:

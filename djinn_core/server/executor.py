@@ -30,13 +30,14 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.delivery.session_channel import SessionChannel
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
 from djinn_core.launch.listen_addresses import in_places
-from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Ready, Sessions, Start
+from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Start
 from djinn_core.launch.private_directory import remove_abandoned
-from djinn_core.launch.tickets import Badge, TicketChecker
+from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, load_where_started
 from djinn_core.role import become_server
@@ -65,6 +66,7 @@ from djinn_core.server.tenancy import Tenancy
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
@@ -425,6 +427,9 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
             remove_abandoned(Path(start.directory).parent)
             set_start_aside()
             control.run(executor)
+            if control.orphaned and start.config.recovery.outlives_parent:
+                shutil.rmtree(start.directory, ignore_errors=True)
+                os._exit(1)  # clients are told nothing, and journals stay for the executor in its place
     except Exception as error:
         expected = isinstance(error, DjinnError)
         if not expected:

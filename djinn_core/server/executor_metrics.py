@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from djinn_core.launch.orders import LabelledValue, Metered
 from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.memory.budgets import NAMES
@@ -12,6 +11,7 @@ from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.recovery.leased_connection import Leases
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.wire.executor_reports import LabelledValue, Metered
 from djinn_core.wire.messages import PRESSURE
 
 

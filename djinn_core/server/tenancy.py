@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from djinn_core.launch.tickets import Badge
+from djinn_core.hookspecs.launchers import Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.usage_quota import UsageQuota

@@ -13,10 +13,10 @@ from typing import Final
 from djinn_core.errors import QuotaExceeded
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.ir.profile import ExecutionPhase
-from djinn_core.launch.orders import Distribution, LabelledValue, Metered
 from djinn_core.server.rate_limit import Buckets
 from djinn_core.server.session_metrics import EVERY_SESSION, MeteredSession, SessionGauges
 from djinn_core.server.usage_quota import UsageQuota
+from djinn_core.wire.executor_reports import Distribution, LabelledValue, Metered
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Timing
 

@@ -126,7 +126,8 @@ class Welcome(Message, frozen=True):
     gateway's own connection and the gateway passes frames on. `gateway` is where the gateway listens: a client that connected
     to another port came through a tunnel or a proxy, and may not reach `urls`. `devices` are the ids of
     all devices that the server offers, and `number` says which of them the ticket is for: to a server that offers
-    several, `Hello` may name a device by its number.
+    several, `Hello` may name a device by its number. `fingerprint` is that of a certificate that only this executor shows, on a
+    machine that may be another than the gateway's; empty: it shows the gateway's, on the gateway's machine.
     """
 
     ticket: Ticket
@@ -137,6 +138,7 @@ class Welcome(Message, frozen=True):
     gateway: tuple[Address, ...] = ()
     devices: tuple[Name, ...] = ()
     number: Count = 0
+    fingerprint: Name = ""
 
 
 class Refused(PrintableFields, Message, frozen=True):

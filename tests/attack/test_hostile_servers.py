@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -16,7 +17,8 @@ from djinn_core.config import Settings
 from djinn_core.errors import ConfigurationError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
-from djinn_core.launch.tls_transports import with_tls
+from djinn_core.launch.self_signed import self_signed
+from djinn_core.launch.tls_transports import trusting, under_tls, with_tls
 from djinn_core.runtime.connecting.dialling import GatewayConnection, direct_ways, reach_gateway
 from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.runtime.receiving.answers import AnswerReader
@@ -42,9 +44,9 @@ from djinn_http.exchange import Endpoint, HttpExchange
 CPU = DeviceInfo("cpu", "cpu")
 
 
-def ways(transports, reached, *urls):
+def ways(transports, reached, *urls, fingerprint=""):
     listening = (reached.replace("gpu-box", "0.0.0.0"),)  # what a server says that it listens at
-    welcome = Welcome("ticket", urls, "1", "2", CPU, gateway=listening)
+    welcome = Welcome("ticket", urls, "1", "2", CPU, gateway=listening, fingerprint=fingerprint)
     known = with_tls(transports, TlsOptions())
     return [url for url, _ in direct_ways(GatewayConnection(None, reached, False, welcome, ()), known)]
 
@@ -58,6 +60,33 @@ def test_a_server_sends_clients_nowhere_else(transports):
 def test_a_server_talks_no_client_out_of_tls(transports):
     assert ways(transports, "tcps://gpu-box:5556", "tcp://gpu-box:1", "tcps://gpu-box:2") == ["tcps://gpu-box:2"]
     assert ways(transports, "tcp://gpu-box:5556", "tcp://gpu-box:1") == ["tcp://gpu-box:1"]
+
+
+def test_another_machine_is_followed_with_its_certificate_alone(transports, tmp_path):
+    """One that the gateway has named over TLS, or on its own machine: an executor that an engine has started elsewhere."""
+    own = tmp_path / f"{DIRECTORY_PREFIX}x"
+    own.mkdir(mode=0o700)
+    urls = ("tcp://10.0.0.1:22", f"unix://{own}/executor.sock", "tcps://10.0.0.1:5000", "tcps://[::1", "nothing")
+    pinned = "sha256:" + "0" * 64
+    for gateway in ("tcps://gpu-box:5556", "tcp://127.0.0.1:5556"):
+        assert ways(transports, gateway, *urls, fingerprint=pinned) == ["tcps://10.0.0.1:5000"]
+    assert ways(transports, "tcp://gpu-box:5556", *urls, fingerprint=pinned) == []
+    (way,) = trusting(with_tls(transports, TlsOptions(fingerprints=("sha256:" + "1" * 64,))), pinned)[:1]
+    assert way.schemes == ("tcps",)
+    with tcps_listener(transports, tmp_path) as url, pytest.raises(TransportError, match="certificate"):
+        way.connect(url, Limits(), 10.0)
+
+
+@contextlib.contextmanager
+def tcps_listener(transports, tmp_path):
+    """The address of a listener that shows another certificate."""
+    made = self_signed(tmp_path / "tls")
+    (tcps,) = [one for one in under_tls(transports, TlsOptions(made.certificate, made.key)) if "tcps" in one.schemes]
+    listener = tcps.listen("tcps://127.0.0.1:0", Limits(), lambda connection: None)
+    try:
+        yield listener.url
+    finally:
+        listener.close()
 
 
 def test_sockets_on_this_machine_are_followed_where_they_are_an_executors(transports, tmp_path):

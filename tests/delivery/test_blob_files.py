@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from djinn_core.errors import SessionLost
+from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader, remove_stale
 from djinn_core.server.weights.disk import Disk

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from djinn_core.errors import QuotaExceeded, SessionLost
+from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.executor_config import RecoveryConfig
-from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.recovery.journal import (
     Journal,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.launch.executor_config import RecoveryConfig
-from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.server.inline import QueueConnection, connected_pair
 from djinn_core.server.recovery.journal import SessionIdentity

@@ -12,9 +12,9 @@ import pytest
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.peers import inbox as inboxes

@@ -9,12 +9,12 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.builtins.assignment import Affinity, FairShare, Settings, least_loaded
 from djinn_core.errors import AccessRefused
 from djinn_core.hookspecs.assignment import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
-from djinn_core.launch.orders import Metered, Sessions
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.server.gateway import assignment
 from djinn_core.server.gateway.assignment import LoadMeter
+from djinn_core.wire.executor_reports import Metered, Sessions
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
 from tests.shared.servers import start_server
 

@@ -11,10 +11,10 @@ import torch
 import djinn
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
+from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.form import Form, Operand
-from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.runtime.deadlines import due
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity

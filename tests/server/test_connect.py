@@ -218,11 +218,11 @@ def test_what_is_no_url(registry, url):
 
 def test_a_misspelt_variable_is_warned_of(registry, monkeypatch, caplog):
     monkeypatch.setenv("DJINN_SERVER", "tcp://gpu-box:5556")
-    monkeypatch.setenv("DJINN_MINE", "1")
+    monkeypatch.setenv("DJINN_XY", "1")
     with pytest.raises(ConfigurationError):
         open_connections(Settings(servers=("host",), token="t"), registry)
     assert "sets DJINN_SERVER, which means nothing to Djinn: did you mean DJINN_SERVERS?" in caplog.text
-    assert "DJINN_MINE" not in caplog.text
+    assert "DJINN_XY" not in caplog.text
 
 
 def test_the_token_of_a_file_is_for_its_servers_only(server):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.hookspecs.launchers import NO_TENANT, Badge
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.launch.tickets import NO_TENANT, Badge
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.journal import Journal, SessionIdentity, SnapshotHeader

@@ -152,7 +152,7 @@ def test_an_executor_has_room_until_it_is_full_or_busy():
 def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
     def seat(name, full):
         device = SimpleNamespace(id=name, kind="cpu")
-        return SimpleNamespace(executor=SimpleNamespace(device=device, full=lambda: full))
+        return SimpleNamespace(executor=SimpleNamespace(ready=SimpleNamespace(device=device), full=lambda: full))
 
     pool = Pool([], 0.0)
     pool._seats = [seat("cpu:0", "no room"), seat("cpu:1", "")]

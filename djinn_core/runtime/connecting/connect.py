@@ -86,7 +86,7 @@ def open_connections(
     elif settings.executor == "inline":
         opened = (open_inline(settings),)
     else:
-        opened = open_embedded(settings, registry, executors or start_executors(settings))
+        opened = open_embedded(settings, registry, executors or start_executors(settings, registry))
     for member in opened:
         for fallback in member.fallbacks:
             _log.warning(f"fell back from {fallback}", to=member.url)

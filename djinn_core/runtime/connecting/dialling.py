@@ -34,7 +34,7 @@ from djinn_core.launch.addresses import (
     parse_url,
     transport_for,
 )
-from djinn_core.launch.tls_transports import secure_schemes
+from djinn_core.launch.tls_transports import secure_schemes, trusting
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.printable import one_line
@@ -79,7 +79,7 @@ class GatewayConnection:
 class Dialled:
     """An executor that let this client in, at `url`, after the addresses in `fallbacks` did not work.
 
-    `relayed`: the gateway passes frames on.
+    `relayed`: the gateway passes frames on. `fingerprint`: as in `Welcome`.
     """
 
     connection: Connection
@@ -87,6 +87,7 @@ class Dialled:
     url: str
     fallbacks: tuple[str, ...]
     relayed: bool = False
+    fingerprint: str = ""
 
 
 def reach_gateway(
@@ -149,7 +150,7 @@ def reach_executor(gateway: GatewayConnection, transports: Iterable[Transport], 
         except DjinnError as error:  # another program may listen there, as at the end of a tunnel
             fallbacks.append(given_up(url, error))
             continue
-        return Dialled(connection, attached, url, tuple(fallbacks))
+        return Dialled(connection, attached, url, tuple(fallbacks), fingerprint=gateway.welcome.fingerprint)
     try:
         attached = attach(gateway.connection, ticket, timeout, gateway.url)
     except AccessRefused as error:  # an executor that was reached before may have said why
@@ -313,15 +314,29 @@ def direct_ways(gateway: GatewayConnection, transports: tuple[Transport, ...]) -
         _log.info("reached through a tunnel or a proxy: the gateway passes frames on", url=gateway.url)
         return []
     reached = parse_url(gateway.url)
-    urls = _fastest_first(_believed(gateway.welcome.urls, reached, transports), transports)
-    return [(url, transport_for(url, transports)) for url in urls]
+    elsewhere = bool(gateway.welcome.fingerprint)
+    if elsewhere and not _is_authentic(reached, transports):
+        _log.warning("an executor on another machine is named without TLS, which is not followed", url=gateway.url)
+        return []
+    known = trusting(transports, gateway.welcome.fingerprint)
+    urls = _fastest_first(_believed(gateway.welcome.urls, reached, known, elsewhere), known)
+    return [(url, transport_for(url, known)) for url in urls]
 
 
-def _believed(urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...]) -> Iterator[str]:
+def _is_authentic(reached: SplitResult, transports: tuple[Transport, ...]) -> bool:
+    """True if no other machine can have answered in the place of the gateway."""
+    host = reached.hostname or ""
+    return reached.scheme in secure_schemes(transports) or not host or is_loopback(host)
+
+
+def _believed(
+    urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...], elsewhere: bool
+) -> Iterator[str]:
     """Those of a server's `urls` that a client follows, which reached it at `reached`.
 
     They lead to the same host or to a socket of this user's, so that a server cannot have clients talk to a third party, and
-    under TLS where it was reached so.
+    under TLS where it was reached so. `elsewhere`: they lead to any machine, under TLS with the certificate that the transports
+    accept and no other.
     """
     host, secure = reached.hostname or "", secure_schemes(transports)
     for url in urls:
@@ -331,12 +346,12 @@ def _believed(urls: Iterable[str], reached: SplitResult, transports: tuple[Trans
             _log.debug("an address of the server's is left out", error=str(error))
             continue
         if way.capabilities.same_host:
-            if (not host or is_loopback(host)) and is_own_socket(url):
+            if not elsewhere and (not host or is_loopback(host)) and is_own_socket(url):
                 yield url
-        elif reached.scheme in secure and scheme not in secure:
+        elif (elsewhere or reached.scheme in secure) and scheme not in secure:
             _log.warning("the server names an address without TLS, which is not followed", url=url)
         else:
-            yield at_host(url, host) if host else url
+            yield at_host(url, host) if host and not elsewhere else url
 
 
 def _came_through_another(gateway: GatewayConnection) -> bool:

@@ -1,9 +1,11 @@
-"""Embedded executors: processes on this machine, or a thread of this process."""
+"""Embedded executors: processes that a launcher starts, on this machine by default, or a thread of this process."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -11,13 +13,16 @@ import attrs
 from djinn_core.config import Settings
 from djinn_core.directories import cache_directory
 from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.launchers import Launcher, LaunchWish
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig
-from djinn_core.launch.own_executor import OwnExecutor
+from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
+from djinn_core.launch.launchers import LOCAL, EngineConfig, launcher_named
+from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_core.launch.own_journals import own_journals
 from djinn_core.launch.private_files import private_directory
 from djinn_core.logs import get_logger
+from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import attach, client_name
@@ -29,10 +34,12 @@ from djinn_core.torch_private import load_early
 _log = get_logger("djinn.launch")
 
 
-def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
+def start_executors(settings: Settings, registry: Registry | None = None) -> tuple[OwnExecutor, ...]:
     """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
 
     Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
+
+    `registry`: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
 
     Raises:
         PluginError: a plugin has hooks for executors, and these cannot import it.
@@ -40,10 +47,13 @@ def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
     """
     if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
         return ()
+    launcher = launcher_named(settings.engine, registry.launchers if registry is not None else ())
     started: list[OwnExecutor] = []
     try:
-        for _ in range(settings.executors):
-            started.append(_start_executor(settings))  # noqa: PERF401 - those that have started are closed
+        for wish in (
+            EngineConfig().with_settings(settings).wishes(settings.executors, partial(_tell, settings.progress))
+        ):
+            started.append(_start_executor(settings, launcher, wish, registry))  # noqa: PERF401 - those that have started are closed
     except BaseException:
         for executor in started:
             executor.close(0.0)
@@ -51,11 +61,25 @@ def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
     return tuple(started)
 
 
-def _start_executor(settings: Settings) -> OwnExecutor:
-    there = attrs.evolve(settings, plugins=names_for_executors(settings.plugins))
-    models = attrs.evolve(EVERYTHING, published=_published())
+def _tell(progress: bool, line: str) -> None:
+    """Show a user what is waited for."""
+    if progress and sys.stderr.isatty():
+        sys.stderr.write(f"{line}\n")
+    else:
+        _log.info("executors are being started", waiting=line)
+
+
+def _start_executor(settings: Settings, launcher: Launcher, wish: LaunchWish, registry: Registry | None) -> OwnExecutor:
+    names = names_for_executors(settings.plugins)
+    if registry is not None:  # other machines need not have what only clients use
+        names = registry.used_in(EXECUTOR_KINDS, names)
+    there = attrs.evolve(settings, plugins=names)
+    models = attrs.evolve(EVERYTHING, published=_published()) if launcher.name == LOCAL else EVERYTHING
     config = ExecutorConfig(settings.device, models=models).with_settings(there)
-    return OwnExecutor(config, own_journals() if settings.recover else None, settings.executors)
+    if settings.recover and launcher.name != LOCAL:  # the launcher knows a folder on the other machine
+        recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
+        return OwnExecutor(attrs.evolve(config, recovery=recovery), launcher, wish)
+    return OwnExecutor(config, launcher, wish, own_journals() if settings.recover else None)
 
 
 def _published() -> Path | None:
@@ -80,7 +104,8 @@ def open_embedded(settings: Settings, registry: Registry, executors: Sequence[Ow
 
 def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> Opened:
     url = executor.wait_ready(settings.start_timeout).urls[0]
-    connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
+    transports = executor.trusted(registry.transports)
+    connection = transport_for(url, transports).connect(url, Limits(), settings.connect_timeout)
     attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
     channel: ClientChannel = PlainClientChannel(connection)
     if attached.recoverable:

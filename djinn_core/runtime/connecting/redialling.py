@@ -8,6 +8,7 @@ from djinn_core.delivery.reconnect_limit import STARTING_SECONDS
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import called, transport_for
+from djinn_core.launch.tls_transports import trusting
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import (
@@ -32,7 +33,7 @@ class Redialling:
 
     Attributes:
         urls: of the gateway. token: what it is shown. device: the executor's number there.
-        direct: the executor's own address, empty if the gateway passes frames on.
+        direct: the executor's own address, empty if the gateway passes frames on. fingerprint: as in `Welcome`.
         recoverable: whether the executor that takes the place of one that died goes on with its sessions.
         timeout: seconds that any single step may take.
         instance: of the process that had the session last.
@@ -48,6 +49,7 @@ class Redialling:
     session: str
     secret: str = attrs.field(repr=False)
     instance: str = ""
+    fingerprint: str = ""
 
     def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
         """A connection that goes on with the session, and how many frames the executor has received.
@@ -97,6 +99,7 @@ class Redialling:
 
     def _ask_by(self, gateway: GatewayConnection, timeout: float, question: Message) -> Reached:
         """At the executor that the gateway names, or over the gateway's own connection."""
+        self.fingerprint = gateway.welcome.fingerprint
         for url, _ in direct_ways(gateway, self.transports) if self.direct else ():
             try:
                 found = self._ask_at(url, min(timeout, DIRECT_SECONDS), question)
@@ -108,7 +111,7 @@ class Redialling:
         return gateway.connection, ask(gateway.connection, question, Resumed, timeout, gateway.url)
 
     def _ask_at(self, url: str, timeout: float, question: Message) -> Reached:
-        connection = transport_for(url, self.transports).connect(url, Limits(), timeout)
+        connection = transport_for(url, trusting(self.transports, self.fingerprint)).connect(url, Limits(), timeout)
         return connection, ask(connection, question, Resumed, self.timeout, url)
 
 
@@ -121,6 +124,6 @@ def lasting(
         return PlainClientChannel(reached.connection)
     direct = "" if reached.relayed else reached.url
     where = (urls, token, device, direct, attached.recoverable, transports, timeout)
-    redial = Redialling(*where, attached.session, attached.secret, attached.instance)
+    redial = Redialling(*where, attached.session, attached.secret, attached.instance, reached.fingerprint)
     patience = attached.lease + (STARTING_SECONDS if attached.recoverable else 0.0)
     return ResumingConnection(reached.connection, redial, patience, called(urls))

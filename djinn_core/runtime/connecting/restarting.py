@@ -46,8 +46,7 @@ class Restarting:
             if not self.executor.recoverable:
                 raise AccessRefused(f"its executor {self.how} and left no journal")
             self.executor.start_again()
-        url = self.executor.wait_ready(min(self.start_timeout, seconds)).urls[0]
-        connection = transport_for(url, self.transports).connect(url, Limits(), self.timeout)
+        url, connection = self._dial(min(self.start_timeout, seconds))
         resume = Resume(self.session, self.secret, received)
         try:
             resumed = ask(connection, resume, Resumed, self.timeout, url)
@@ -64,10 +63,15 @@ class Restarting:
         Raises:
             DjinnError: there is none, for the time being.
         """
-        url = self.executor.wait_ready(self.start_timeout).urls[0]
-        connection = transport_for(url, self.transports).connect(url, Limits(), self.timeout)
+        url, connection = self._dial(self.start_timeout)
         ask(connection, ControlAttach(self.session, self.secret), Resumed, self.timeout, url)
         return connection
+
+    def _dial(self, seconds: float) -> tuple[str, Connection]:
+        """The address of the executor, and a connection; `seconds`: until it is ready."""
+        url = self.executor.wait_ready(seconds).urls[0]
+        transports = self.executor.trusted(self.transports)
+        return url, transport_for(url, transports).connect(url, Limits(), self.timeout)
 
 
 def outliving(

@@ -8,14 +8,14 @@ import time
 
 import attrs
 
-from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.errors import DjinnError, ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.admission import CONNECTION, AdmissionRequest
 from djinn_core.hookspecs.assignment import AssignmentRequest
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
+from djinn_core.hookspecs.launchers import TICKET_SECONDS, Badge, Launched
 from djinn_core.hookspecs.transports import Connection, Limits, PeerCertified, PeerNamed, Transport
 from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.process import ExecutorProcess
-from djinn_core.launch.tickets import LIFETIME, Badge
+from djinn_core.launch.tls_transports import trusting
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRate
@@ -207,9 +207,14 @@ class Admission:
         where = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
         self.context.events.note("admitted", **facts, **where)
         badge = Badge(identity.tenant, identity.key, identity.quota)
-        ticket = executor.issue_ticket(hello.client, badge=badge)
+        try:
+            ticket = executor.issue_ticket(hello.client, badge=badge)
+        except StartupError as error:  # its machine does not answer, or it has just died
+            _log.error("an executor cannot let a client in", executor=executor.process_id, error=str(error))
+            refuse(connection, "the executor cannot be reached: connect again", retry=True)
+            return
         offered = (ready.device, self.context.urls, pool.devices, number)
-        welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered)
+        welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered, executor.fingerprint)
         send_message(connection, welcome)
         attach = _wish_for_relay(connection)
         if attach is None:
@@ -224,11 +229,12 @@ class Admission:
                 self._refuse(connection, Denial(reason, "relays", again=True), type(attach).__name__, identity)
 
     def _relay(
-        self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: ExecutorProcess, tenant: str
+        self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: Launched, tenant: str
     ) -> None:
-        url = executor.urls[0]
+        url = executor.ready.urls[0]
         try:
-            inner = transport_for(url, self.transports).connect(url, Limits(), HELLO_SECONDS)
+            ways = trusting(self.transports, executor.fingerprint)
+            inner = transport_for(url, ways).connect(url, Limits(), HELLO_SECONDS)
         except DjinnError as error:
             _log.error("cannot reach an executor", executor=executor.process_id, error=str(error))
             refuse(connection, "the executor cannot be reached: connect again", retry=True)
@@ -237,9 +243,9 @@ class Admission:
         self.context.events.note("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
         try:
             send_message(inner, attach)
-            ways = both_ways(connection, inner)
-            with self.relays.watching(tenant, *ways):
-                relay(*ways)
+            pair = both_ways(connection, inner)
+            with self.relays.watching(tenant, *pair):
+                relay(*pair)
         finally:
             inner.close()
             self.trimmer.soon()
@@ -253,7 +259,7 @@ def _peer(connection: Connection) -> str:
 def _wish_for_relay(connection: Connection) -> Attach | Resume | ControlAttach | None:
     """The client's `Attach`, `Resume` or `ControlAttach`, or None if it reached the executor by itself and hung up."""
     try:
-        message = receive_message(connection, LIFETIME)
+        message = receive_message(connection, TICKET_SECONDS)
     except (TransportError, TimeoutError):
         return None
     if not isinstance(message, Attach | Resume | ControlAttach):

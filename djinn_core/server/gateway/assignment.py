@@ -12,9 +12,9 @@ import attrs
 from djinn_core.builtins.assignment import LEAST_LOADED, LeastLoaded
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs.assignment import AssignmentPolicy, AssignmentRefusal, AssignmentRequest, ExecutorLoad
-from djinn_core.launch.orders import Sessions
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
+from djinn_core.wire.executor_reports import Sessions
 
 LOOK_SECONDS: Final = 1.0  # for which a report says how loaded an executor is
 RECENT_SECONDS: Final = 60.0

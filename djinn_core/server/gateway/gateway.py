@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -17,11 +18,12 @@ import attrs
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.directories import runtime_directory
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
+from djinn_core.hookspecs.launchers import Launched
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.launch.launchers import LOCAL, launcher_named
 from djinn_core.launch.listen_addresses import Listening, advertised, chosen_by
 from djinn_core.launch.private_directory import make_private_directory
-from djinn_core.launch.process import ExecutorProcess
 from djinn_core.logs import get_logger
 from djinn_core.plugins.kinds import GATEWAY_KINDS
 from djinn_core.plugins.registry import Registry, load_registry
@@ -33,7 +35,7 @@ from djinn_core.server.gateway.assignment import Assigner
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayContext, GatewayCounters
-from djinn_core.server.gateway.device_discovery import offered
+from djinn_core.server.gateway.device_discovery import ALL, offered
 from djinn_core.server.gateway.gateway_config import GatewayConfig
 from djinn_core.server.gateway.metrics import exporter
 from djinn_core.server.gateway.operations import Operations
@@ -61,7 +63,7 @@ class GatewayHandle:
 
     urls: tuple[str, ...]
     dialled: tuple[str, ...]
-    executors: tuple[ExecutorProcess, ...]
+    executors: tuple[Launched, ...]
     connection_file: Path
     token_from: str
     fingerprint: str = ""
@@ -103,10 +105,19 @@ class Gateway:
             tell(f"Starting an executor for {names}: this takes some seconds")
         except OSError as error:
             raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
-        tenants = Tenants(executors, self._config.start_timeout, expected, events=self._events)
+        elsewhere = self._config.engine.name not in {"", LOCAL}
+        early = self._plugins() if elsewhere else None  # one of them starts the executors
+        tenants = Tenants(
+            executors,
+            self._config.start_timeout,
+            expected,
+            events=self._events,
+            launcher=launcher_named(self._config.engine.name or LOCAL, early.launchers if early is not None else ()),
+            wishes=partial(self._config.engine.wishes, len(executors), tell),
+        )
         self._context = context = GatewayContext(self._gatekeeper, tenants, self._events, self._counts)
         self._operations = self._listen_for_operations(context)
-        registry = self._plugins()
+        registry = early or self._plugins()
         assigner = Assigner.of(registry, self._config.assignment, self._counts.assignments)
         chosen = chosen_by(registry.transports, self._config.network.tls, self._config.network.places)
         ready = tenants.wait_ready()
@@ -279,7 +290,16 @@ def _signals_stop() -> Iterator[None]:
 
 def _executors(config: GatewayConfig, accounts: Path) -> tuple[ExecutorConfig, ...]:
     """`accounts`: where tenants' time on the devices is recorded."""
-    devices = offered(config.devices, config.executor.plugins, config.start_timeout) or ("",)
+    devices: Sequence[str]
+    if config.engine.name in {"", LOCAL}:
+        devices = offered(config.devices, config.executor.plugins, config.start_timeout) or ("",)
+    elif ALL in config.devices:
+        raise ConfigurationError(
+            f"--device all lists the devices of this machine, and the executors are started by {config.engine.name}: "
+            "say --executors and what each takes (the setting `resources`)"
+        )
+    else:
+        devices = (config.devices or ("",)) * config.engine.executors
     for number in range(len(devices)):
         (accounts / str(number)).mkdir()
     return tuple(config.executor_on(device, accounts / str(number)) for number, device in enumerate(devices))

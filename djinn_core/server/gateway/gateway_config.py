@@ -9,6 +9,7 @@ import attrs
 from djinn_core.config import Settings
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
 from djinn_core.launch.flags import Flag
+from djinn_core.launch.launchers import EngineConfig
 
 
 @attrs.frozen
@@ -71,6 +72,7 @@ class GatewayConfig:
         pinned: True if clients check the certificate by its fingerprint, which is in the connection file.
         devices: devices to offer, an executor for each; `all`: every device; empty: the best that the machine has.
         assignment: name of the policy that assigns new sessions to executors; empty: the setting's.
+        engine: what starts its executors.
         executor: what holds for all its executors.
         connection_file: where to write URLs and token; None: a place of the user's own.
         drain_seconds: time for which sessions may go on after a signal to stop.
@@ -95,6 +97,7 @@ class GatewayConfig:
             "Which executor a new session begins on: least_loaded, affinity, fair_share, or a plugin's. Default: least_loaded.",
         ).metadata,
     )
+    engine: EngineConfig = attrs.field(factory=EngineConfig)
     executor: ExecutorConfig = attrs.field(factory=ExecutorConfig)
     access: AccessConfig = attrs.field(factory=AccessConfig)
     connection_file: Path | None = attrs.field(
@@ -116,6 +119,7 @@ class GatewayConfig:
             self,
             devices=self.devices or ((settings.device,) if settings.device else ()),
             assignment=self.assignment or settings.assignment,
+            engine=self.engine.with_settings(settings),
             executor=self.executor.with_settings(settings),
             access=attrs.evolve(self.access, authenticators=self.access.authenticators or settings.authenticators),
             start_timeout=settings.start_timeout,

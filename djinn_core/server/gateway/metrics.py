@@ -10,11 +10,11 @@ from typing import Any, Final
 import attrs
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.launch.orders import Distribution, Metered, Sessions
 from djinn_core.launch.version import djinn_version
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.executor_families import COUNTERS, DISTRIBUTIONS, GAUGES, ExecutorFamily
 from djinn_core.server.gateway.pool import Seat
+from djinn_core.wire.executor_reports import Distribution, Metered, Sessions
 
 _LABELS: Final = ("executor", "device", "tenant")
 Labels = tuple[str, ...]

@@ -10,13 +10,14 @@ import attrs
 from djinn_core.backoff import Backoff
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.assignment import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
+from djinn_core.hookspecs.launchers import Launched, Launcher, LaunchWish
 from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.orders import Sessions
-from djinn_core.launch.process import ExecutorProcess
+from djinn_core.launch.launchers import LocalLauncher
 from djinn_core.logs import get_logger
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.assignment import Assigner, LoadMeter
 from djinn_core.server.greetings import Refusal
+from djinn_core.wire.executor_reports import Sessions
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -28,7 +29,9 @@ _log = get_logger("djinn.server")
 class Seat:
     """The place of one executor in a pool, kept when its process is replaced."""
 
-    def __init__(self, config: ExecutorConfig, start_timeout: float, events: ServerEvents) -> None:
+    def __init__(
+        self, config: ExecutorConfig, start_timeout: float, events: ServerEvents, launcher: Launcher, wish: LaunchWish
+    ) -> None:
         """Start the first process, without waiting for it."""
         self._config = config
         self._events = events
@@ -38,7 +41,7 @@ class Seat:
         self._device_id = config.device
         self._restarts = 0
         self._meter = LoadMeter()
-        self._process = ExecutorProcess(config)
+        self._process = launcher.launch(config, wish)
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
     def wait_ready(self) -> None:
@@ -52,7 +55,7 @@ class Seat:
         self._watcher.start()
 
     @property
-    def executor(self) -> ExecutorProcess | None:
+    def executor(self) -> Launched | None:
         """The process, if it is ready."""
         return self._process if self._state == "ready" else None
 
@@ -150,7 +153,6 @@ class Seat:
             died = {"process": self._process.process_id, "exit_status": status}
             _log.error("an executor died; its sessions are lost", **died)
             self._events.note("executor_died", device=self._device_id, tenant=self._process.tenant, **died)
-            self._process.close(0.0)
             if not self._restart():
                 return
 
@@ -158,7 +160,7 @@ class Seat:
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._closing.is_set():
             try:
-                self._process = ExecutorProcess(self._config)
+                self._process = self._process.again()
                 self._process.wait_ready(self._start_timeout)
             except StartupError as error:
                 pause = backoff.pause()
@@ -184,8 +186,12 @@ class Pool:
         configs: Sequence[ExecutorConfig],
         start_timeout: float,
         events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
+        launcher: Launcher = LocalLauncher(),  # noqa: B008 - has no state
+        wishes: Sequence[LaunchWish] = (),
     ) -> None:
         """Start them all at once, without waiting.
+
+        `launcher`: starts them. `wishes`: where, one for each; none: the launcher does not look at them.
 
         Raises:
             StartupError: a process cannot be started.
@@ -193,13 +199,14 @@ class Pool:
         self._seats: list[Seat] = []
         self._assigning = threading.Lock()
         try:
-            for one in configs:
-                self._seats.append(Seat(one, start_timeout, events))
+            for number, one in enumerate(configs):
+                wish = wishes[number] if wishes else LaunchWish(number, len(configs))
+                self._seats.append(Seat(one, start_timeout, events, launcher, wish))
         except StartupError:
             self.close(0.0)
             raise
 
-    def wait_ready(self) -> tuple[ExecutorProcess, ...]:
+    def wait_ready(self) -> tuple[Launched, ...]:
         """Wait until all are ready.
 
         Raises:
@@ -209,7 +216,7 @@ class Pool:
             seat.wait_ready()
         return tuple(seat.executor for seat in self._seats if seat.executor is not None)
 
-    def find(self, device: str) -> tuple[int, ExecutorProcess] | Refusal:
+    def find(self, device: str) -> tuple[int, Launched] | Refusal:
         """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or why there is none."""
         found = self._candidates(device)
         return found if isinstance(found, Refusal) else found[0]
@@ -221,7 +228,7 @@ class Pool:
         others: Sequence[tuple[str, Pool]] = (),
         *,
         counts: bool = True,
-    ) -> tuple[int, ExecutorProcess] | Refusal:
+    ) -> tuple[int, Launched] | Refusal:
         """As `find`; of several with the same kind of device that which the policy chooses.
 
         `newcomer`: the session, without executors. `others`: the pools of other tenants, with their names.
@@ -230,11 +237,11 @@ class Pool:
         found = self._candidates(newcomer.device)
         if isinstance(found, Refusal):
             return found
-        first = found[0][1].device
+        first = found[0][1].ready.device
         alike = {
             number: executor
             for number, executor in found
-            if (executor.device.kind, executor.device.name) == (first.kind, first.name)
+            if (executor.ready.device.kind, executor.ready.device.name) == (first.kind, first.name)
         }
         if len(alike) > 1:
             for number in alike:
@@ -253,17 +260,17 @@ class Pool:
         for seat in self._seats:
             seat.look()
 
-    def _load(self, number: int, executor: ExecutorProcess, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
+    def _load(self, number: int, executor: Launched, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
         there = [(tenant, pool.seats[number].load) for tenant, pool in others]
         loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in there)
         present = tuple(load for load in loads if load.sessions)
-        return attrs.evolve(self._seats[number].load, number=number, device=executor.device.id, others=present)
+        return attrs.evolve(self._seats[number].load, number=number, device=executor.ready.device.id, others=present)
 
-    def _candidates(self, device: str) -> list[tuple[int, ExecutorProcess]] | Refusal:
+    def _candidates(self, device: str) -> list[tuple[int, Launched]] | Refusal:
         ready = [(n, seat.executor) for n, seat in enumerate(self._seats) if seat.executor is not None]
         full, found = "", []
         for number, executor in ready:
-            if not device or device in {str(number), executor.device.id, executor.device.kind}:
+            if not device or device in {str(number), executor.ready.device.id, executor.ready.device.kind}:
                 reason = executor.full()
                 full = full or reason
                 if not reason:
@@ -274,7 +281,7 @@ class Pool:
             return Refusal(full, retry=True)
         if len(ready) < len(self._seats):
             return Refusal("an executor is being started again after it died: try again in a few seconds", retry=True)
-        offered = ", ".join(executor.device.id for _, executor in ready)
+        offered = ", ".join(executor.ready.device.id for _, executor in ready)
         return Refusal(f"this server has no device {device!r}, it offers {offered}")
 
     @property

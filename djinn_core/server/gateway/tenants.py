@@ -10,8 +10,9 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import StartupError
+from djinn_core.hookspecs.launchers import Launched, Launcher, LaunchWish
 from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.process import ExecutorProcess
+from djinn_core.launch.launchers import LocalLauncher
 from djinn_core.logs import get_logger
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.pool import Pool
@@ -37,8 +38,12 @@ class Tenants:
         expected: Callable[[], int] = lambda: 1,
         most: int = MOST,
         events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
+        launcher: Launcher = LocalLauncher(),  # noqa: B008 - has no state
+        wishes: Callable[[], Sequence[LaunchWish]] = tuple,
     ) -> None:
-        """Start the first pool, without waiting for it. `expected`: how many tenants there may be.
+        """Start the first pool, without waiting for it.
+
+        `expected`: how many tenants there may be. `launcher`, `wishes`: as for a `Pool`, fresh wishes for each.
 
         Raises:
             StartupError: a process cannot be started.
@@ -55,9 +60,10 @@ class Tenants:
         self._reserve: Pool | None = None
         self._closed = False
         self._events = events
-        self._first = Pool(self._configs, start_timeout, events)
+        self._launcher, self._wishes = launcher, wishes
+        self._first = Pool(self._configs, start_timeout, events, launcher, wishes())
 
-    def wait_ready(self) -> tuple[ExecutorProcess, ...]:
+    def wait_ready(self) -> tuple[Launched, ...]:
         """Wait until the first pool is ready.
 
         Raises:
@@ -199,7 +205,7 @@ class Tenants:
         limited = tuple(_limited(config, memory) for config in self._configs) if memory else self._configs
         try:
             with self._starts:
-                pool = Pool(limited, self._start_timeout, self._events)
+                pool = Pool(limited, self._start_timeout, self._events, self._launcher, self._wishes())
                 pool.wait_ready()
         except StartupError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))

@@ -21,7 +21,7 @@ import msgspec
 
 from djinn_core.delivery.record_log import RecordReader, RecordWriter
 from djinn_core.errors import ProtocolError, SessionLost
-from djinn_core.launch.tickets import NO_TENANT, Badge
+from djinn_core.hookspecs.launchers import NO_TENANT, Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.recovery.blob_files import (
     BlobFiles,

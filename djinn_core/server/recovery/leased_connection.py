@@ -15,9 +15,9 @@ from djinn_core.delivery.reconnect_limit import STARTING_SECONDS
 from djinn_core.delivery.reliable_connection import ReliableConnection
 from djinn_core.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, answer_checksum
 from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
+from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.executor_config import RecoveryConfig
-from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import instance, refuse, send_message
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder

@@ -1,0 +1,120 @@
+"""Executors that Ray holds against executors of a server, both under TLS on this machine.
+
+    make test-ray                                          # installs Ray beside the environment
+    .venv-ray/bin/python -W ignore benchmarks/bench_ray.py [--json] [--quick] [--case small]
+
+`small`: the smallest submission that is waited for; the reference is the same with a server's executor over tcps. `start`: from the
+first use of the device until a value is there, with Ray connected; the reference is a program's own executor on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from measuring import Case, Effort, Outcome, main, median_of
+from serving import server, url_of
+
+import djinn
+
+REMOTE = "remote_accelerator:0"
+CALLS = 400
+STORE_BYTES = 80 << 20
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """A Ray cluster of a head and a node; its address."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    common = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
+    found.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield found.address
+    finally:
+        djinn.shut_down()
+        ray.shutdown()
+        found.shutdown()
+
+
+@contextmanager
+def session(**settings: object) -> Iterator[None]:
+    """The device is where the settings say."""
+    djinn.shut_down()
+    djinn.configure()
+    djinn.configure(threads=1, start_timeout=200, **settings)
+    try:
+        yield
+    finally:
+        djinn.shut_down()
+
+
+def seconds_of_small(effort: Effort) -> float:
+    x = torch.ones(4, device=REMOTE)
+
+    def step() -> None:
+        (x * 2).sum().item()
+
+    for _ in range(50):
+        step()
+    return median_of(step, effort.times(CALLS))
+
+
+def in_turns(ours: Callable[[], float], reference: Callable[[], float], effort: Effort) -> Outcome:
+    found: list[tuple[float, float]] = []
+    for turn in range(effort.rounds):
+        first = reference() if turn % 2 else 0.0
+        mine = ours()
+        found.append((mine, first or reference()))
+    ratio = statistics.median(mine / theirs for mine, theirs in found)
+    mine, theirs = (statistics.median(times) * 1e3 for times in zip(*found, strict=True))
+    return Outcome(ratio, {"reference ms": theirs, "ours ms": mine})
+
+
+def small(effort: Effort) -> Outcome:
+    with cluster() as address, server("--tls-self-signed", "--store-gib", "0", threads=effort.threads) as serving:
+
+        def by_ray() -> float:
+            with session(engine="ray", engine_address=address):
+                return seconds_of_small(effort)
+
+        def by_tcps() -> float:
+            where = {"servers": [url_of(serving, "tcps")], "token": serving.token}
+            with session(**where, tls_fingerprints=serving.fingerprint, disable=("local",)):
+                return seconds_of_small(effort)
+
+        return in_turns(by_ray, by_tcps, effort)
+
+
+def start(effort: Effort) -> Outcome:
+    def first_value() -> float:
+        began = time.perf_counter()
+        torch.ones(4, device=REMOTE).sum().item()
+        return time.perf_counter() - began
+
+    with cluster() as address:
+
+        def by_ray() -> float:
+            with session(engine="ray", engine_address=address):
+                return first_value()
+
+        def here() -> float:
+            with session():
+                return first_value()
+
+        by_ray()  # Ray has processes of this Python from now on
+        return in_turns(by_ray, here, effort)
+
+
+CASES = [Case("small", 1.1, small), Case("start", None, start)]
+
+if __name__ == "__main__":
+    main("Executors that Ray holds", CASES)

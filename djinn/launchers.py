@@ -1,0 +1,30 @@
+"""For authors of launchers: processes on this machine, and executors that are held on another one."""
+
+from __future__ import annotations
+
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.launchers import (
+    ExecutorOptions,
+    Launched,
+    Launcher,
+    LaunchWish,
+)
+from djinn_core.launch.held import HeldExecutor, HolderCalls
+from djinn_core.launch.holder import ExecutorHolder
+from djinn_core.launch.launchers import LocalLauncher
+from djinn_core.launch.version import djinn_version
+from djinn_core.logs import get_logger
+
+__all__ = [
+    "ExecutorHolder",
+    "ExecutorOptions",
+    "HeldExecutor",
+    "HolderCalls",
+    "LaunchWish",
+    "Launched",
+    "Launcher",
+    "LocalLauncher",
+    "StartupError",
+    "djinn_version",
+    "get_logger",
+]

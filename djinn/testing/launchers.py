@@ -1,0 +1,174 @@
+"""The suite for launchers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+
+import attrs
+import pytest
+
+from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
+from djinn_core.builtins import builtin_plugins
+from djinn_core.errors import AccessRefused, StartupError
+from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.launch.addresses import transport_for
+from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.launch.tls_transports import trusting
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.runtime.connecting.dialling import ask, attach
+from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
+
+_ENDED = "an executor that has ended must be noticed by `wait` and `alive`"
+
+
+class LauncherConformance(Ending):
+    """Subclass it and give the fixture `launcher`; `wish` where executors need an address or resources."""
+
+    @pytest.fixture
+    def launcher(self) -> Launcher:
+        """The launcher."""
+        return missing(self, "launcher", "your launcher")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def wish(self) -> LaunchWish:
+        """A wish that can be fulfilled."""
+        return LaunchWish(group="conformance")
+
+    @pytest.fixture
+    def options(self) -> ExecutorOptions:
+        """Configuration of the executors: a CPU, one thread."""
+        return ExecutorConfig("cpu", threads=1)
+
+    @pytest.fixture
+    def kill(self) -> Callable[[Launched], None]:
+        """A function that kills an executor. Override it where executors are not on this machine."""
+        return lambda launched: os.kill(launched.process_id, signal.SIGKILL)
+
+    @pytest.fixture
+    def launch(
+        self, launcher: Launcher, options: ExecutorOptions, wish: LaunchWish
+    ) -> Iterator[Callable[..., Launched]]:
+        """A function that launches an executor, with changes of the wish, and closes it after the test."""
+        launched: list[Launched] = []
+
+        def launch(number: int = 0, count: int = 1) -> Launched:
+            launched.append(launcher.launch(options, attrs.evolve(wish, number=number, count=count)))
+            return launched[-1]
+
+        yield launch
+        for one in launched:
+            one.close(0.0)
+
+    def test_it_is_a_launcher(self, launcher: Launcher) -> None:
+        """It has every member, and a name that a setting can hold."""
+        require_protocol(launcher, "launchers")
+        assert re.fullmatch(r"[A-Za-z0-9_-]+", launcher.name), f"{launcher.name!r}: letters, digits, - and _"
+
+    def test_clients_come_in_by_tickets(self, launch: Callable[..., Launched]) -> None:
+        """Each ticket admits one connection, to an executor that reports its sessions and ends them on request."""
+        executor = launch()
+        with pytest.raises(StartupError):
+            _ = executor.ready
+        ready = executor.wait_ready(SECONDS)
+        assert executor.ready == ready == executor.wait_ready(0.0), "`ready` is what `wait_ready` returned"
+        assert executor.alive
+        assert executor.process_id == ready.process
+        assert not executor.place or all(not url.startswith("unix:") for url in ready.urls), (
+            "an address of a socket leads nowhere on another machine"
+        )
+        assert executor.full() == ""
+        ticket = executor.issue_ticket("the suite", badge=Badge("alice", "key-of-alice"))
+        assert executor.tenant == "alice"
+        connection = _dial(executor)
+        session = attach(connection, ticket, SECONDS).session
+        ask(connection, StatsRequest(), StatsReply, SECONDS, "the executor")
+        report = executor.status(SECONDS)
+        assert [one.session for one in report.sessions] == [session]
+        assert report.tokens == ("key-of-alice",)
+        with pytest.raises(AccessRefused):
+            attach(_dial(executor), ticket, SECONDS)
+        with pytest.raises(AccessRefused):
+            attach(_dial(executor), executor.issue_ticket(lifetime=-1.0), SECONDS)
+        executor.end(session, "the suite ends it")
+        _expect_end(connection, "`end` must end the session")
+        again = _dial(executor)
+        attach(again, executor.issue_ticket(badge=Badge("alice", "key-of-alice")), SECONDS)
+        executor.evict(("key-of-alice",))
+        _expect_end(again, "`evict` must end the sessions of the token")
+
+    def test_one_takes_the_place_of_another(
+        self, launch: Callable[..., Launched], kill: Callable[[Launched], None]
+    ) -> None:
+        """An executor that was killed is noticed, and replaced by one that lets clients in."""
+        executor = launch()
+        executor.wait_ready(SECONDS)
+        before = executor.process_id
+        kill(executor)
+        outcome(start(executor.wait), _ENDED)
+        assert not executor.alive, _ENDED
+        assert executor.ending(), "`ending` says how it ended"
+        with pytest.raises(StartupError):
+            executor.status(1.0)
+        executor = executor.again()
+        try:
+            assert executor.wait_ready(SECONDS).process == executor.process_id != before
+            connection = _dial(executor)
+            attach(connection, executor.issue_ticket(), SECONDS)
+            connection.send(Frame(encode(Goodbye())))
+            connection.close()
+        finally:
+            executor.close(0.0)
+        outcome(start(executor.wait), "`close` must end it")
+
+    def test_it_drains(self, launch: Callable[..., Launched]) -> None:
+        """It waits for a session and ends after it; `close` may be called before it is ready, and again."""
+        executor, other = launch(count=2), launch(number=1, count=2)
+        executor.wait_ready(SECONDS)
+        connection = _dial(executor)
+        attach(connection, executor.issue_ticket(), SECONDS)
+        executor.drain(SECONDS)
+        other.close(0.0)
+        outcome(start(other.wait), "`close` must end it")
+        assert executor.alive, "`drain` lets a session go on"
+        connection.send(Frame(encode(Goodbye())))
+        connection.close()
+        outcome(start(executor.wait), "it must end after the last session")
+        executor.close(0.0)
+        executor.close(0.0)
+
+    def test_what_cannot_start_says_why(self, launcher: Launcher, wish: LaunchWish) -> None:
+        """It is `StartupError`, with the executor's own reason."""
+        executor = launcher.launch(ExecutorConfig("no-such-device", threads=1), wish)
+        try:
+            with pytest.raises(StartupError, match="no-such-device"):
+                executor.wait_ready(SECONDS)
+            assert not executor.alive
+            executor = executor.again()
+            with pytest.raises(StartupError, match="no-such-device"):
+                executor.wait_ready(SECONDS)
+        finally:
+            executor.close(0.0)
+
+
+def _dial(executor: Launched) -> Connection:
+    registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
+    url = executor.ready.urls[0]
+    return transport_for(url, trusting(registry.transports, executor.fingerprint)).connect(url, Limits(), SECONDS)
+
+
+def _expect_end(connection: Connection, mend: str) -> None:
+    """Wait until the other end has closed the connection; it may say why before."""
+
+    def read() -> None:
+        try:
+            while True:
+                connection.receive(SECONDS)
+        except Exception as error:
+            assert not isinstance(error, TimeoutError), mend
+
+    outcome(start(read), mend)
+    connection.close()

@@ -1,0 +1,91 @@
+"""The launchers that can be chosen: the built-in one, processes on this machine, and those of plugins."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, cast
+
+import attrs
+
+from djinn_core.config import Settings
+from djinn_core.errors import PluginError
+from djinn_core.hookspecs.launchers import ExecutorOptions, Launched, Launcher, LaunchWish
+from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.launch.flags import Flag
+from djinn_core.launch.process import ExecutorProcess
+
+LOCAL: Final = "local"
+
+
+class LocalLauncher:
+    """Starts executors as processes on this machine, at once and whatever resources are wished for."""
+
+    name = LOCAL
+
+    def launch(self, options: ExecutorOptions, wish: LaunchWish) -> Launched:  # noqa: ARG002 - there is one place
+        """As `Launcher.launch`."""
+        return ExecutorProcess(cast("ExecutorConfig", options))
+
+
+def launcher_named(engine: str, launchers: Iterable[Launcher]) -> Launcher:
+    """The launcher that the setting `engine` names.
+
+    Raises:
+        PluginError: there is none of that name; the message names the package that would bring it.
+    """
+    if engine == LOCAL:
+        return LocalLauncher()
+    known = {launcher.name: launcher for launcher in launchers}
+    if engine not in known:
+        raise PluginError(
+            f"there is no engine {engine!r} to start executors with (there are: {', '.join(sorted({LOCAL, *known}))}). Install "
+            f"the plugin that brings it, which would be called djinn-{engine}; `djinn plugins` shows what is installed and what "
+            "is broken or disabled"
+        )
+    return known[engine]
+
+
+@attrs.frozen
+class EngineConfig:
+    """The engine that starts executors.
+
+    Attributes:
+        name: of its launcher. address: where it is; empty: the launcher finds it.
+        executors: how many executors it starts for each device; 0: as many as the settings say.
+        resources, runtime_env, placement_group: as in `LaunchWish`.
+    """
+
+    name: str = attrs.field(
+        default="",
+        metadata=Flag(
+            "--engine", "Engine that starts the executors, such as ray. Default: local, this machine."
+        ).metadata,
+    )
+    address: str = attrs.field(
+        default="", metadata=Flag("--engine-address", "Address of the engine, such as that of a cluster.").metadata
+    )
+    executors: int = attrs.field(
+        default=0,
+        metadata=Flag("--executors", "How many executors another engine starts for each device.", least=1).metadata,
+    )
+    resources: tuple[tuple[str, float], ...] = ()
+    runtime_env: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    placement_group: Any = None
+
+    def with_settings(self, settings: Settings) -> EngineConfig:
+        """The same with the settings in place of what is not configured."""
+        return EngineConfig(
+            self.name or settings.engine,
+            self.address or settings.engine_address,
+            self.executors or settings.executors,
+            settings.resources,
+            settings.runtime_env,
+            settings.placement_group,
+        )
+
+    def wishes(self, count: int, notify: Callable[[str], None] = lambda _: None) -> tuple[LaunchWish, ...]:
+        """A wish for each of `count` executors that are started together. `notify`: as in `LaunchWish`."""
+        group = secrets.token_hex(4)
+        where = (self.address, dict(self.resources), self.runtime_env, self.placement_group)
+        return tuple(LaunchWish(number, count, group, *where, notify) for number in range(count))

@@ -1,0 +1,51 @@
+"""Reports of an executor about itself: that it is ready, and its sessions with their figures."""
+
+from __future__ import annotations
+
+import msgspec
+
+from djinn_core.wire.message_base import Count
+from djinn_core.wire.messages import DeviceInfo, SessionStatus
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The executor listens at `urls`; the first is for this machine only."""
+
+    urls: tuple[str, ...]
+    process: int
+    device: DeviceInfo
+    torch: str
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """Histogram: counts of durations by upper bound in seconds (`bounds`, and one bucket above the last), and their sum."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+class LabelledValue(msgspec.Struct, frozen=True):
+    """One value of a metric with labels of its own: their values, in the order in which the metric names them."""
+
+    labels: tuple[str, ...]
+    value: float
+
+
+class Metered(msgspec.Struct, frozen=True):
+    """Metrics of an executor: totals (`counters`), present values (`gauges`), both `labelled` as well, and histograms."""
+
+    counters: dict[str, float] = {}
+    gauges: dict[str, float] = {}
+    labelled: dict[str, tuple[LabelledValue, ...]] = {}
+    distributions: dict[str, Distribution] = {}
+
+
+class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
+    """Answer to `Report`: the sessions that run. `tokens` are the ids of the tokens with which they were opened."""
+
+    number: Count
+    device: DeviceInfo
+    sessions: tuple[SessionStatus, ...]
+    metered: Metered = Metered()
+    tokens: tuple[str, ...] = ()

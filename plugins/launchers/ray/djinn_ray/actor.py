@@ -1,0 +1,219 @@
+"""Calls of an actor that holds an executor. The actor's class is Djinn's `ExecutorHolder`: nodes need this package as little as PyTorch's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from djinn.launchers import ExecutorHolder, StartupError, djinn_version, get_logger
+from djinn_ray import resources
+from djinn_ray.groups import Group
+
+_LOOK_SECONDS: Final = 5.0  # between two lines about a place that is waited for
+_RETRY_SECONDS: Final = 0.5  # after which an actor that cannot be reached is asked again
+_LOST: Final = -9
+_log = get_logger("djinn.launch.ray")
+
+
+class ActorCalls:
+    """As `djinn.launchers.HolderCalls`, over a Ray actor in a bundle of a placement group."""
+
+    def __init__(
+        self,
+        arguments: tuple[Any, ...],
+        group: Group,
+        number: int,
+        notify: Callable[[str], None],
+        attempt: int = 0,
+    ) -> None:
+        """Have the actor made, without waiting.
+
+        Args:
+            arguments: of the holder.
+            group: where it is placed.
+            number: of the executor among those of the group.
+            notify: as in `LaunchWish`.
+            attempt: how many holders had the place before.
+
+        Raises:
+            StartupError: the cluster cannot be asked.
+        """
+        self._arguments, self._group, self._number, self._notify = arguments, group, number, notify
+        self._attempt = attempt
+        self._lock = threading.Lock()
+        self._over: tuple[int, str] | None = None
+        self._ended = self._has_place = False
+        with group.asking("an executor cannot be placed"):
+            self._actor = group.make_actor(ExecutorHolder, arguments, number, attempt)
+            self._placed = self._actor.version.remote()
+            self._gone = self._actor.wait.remote()
+
+    def wait_placed(self) -> None:
+        """As `HolderCalls.wait_placed`, for the seconds of the setting `pending_seconds`."""
+        began, told = time.monotonic(), 0.0
+        ray, settings = self._group.ray, self._group.settings
+        while not ray.wait([self._placed], timeout=0.5 if told == 0.0 else 1.0)[0]:
+            waited = time.monotonic() - began
+            with self._group.asking("an executor cannot be placed"):
+                nodes = ray.nodes()
+                free = ray.available_resources()
+            reason = self._group.lacking(nodes)
+            if reason and waited >= settings.growth_seconds:
+                raise StartupError(
+                    f"{reason}. Ask for less (the setting `resources`), or let the cluster grow (growth_seconds)"
+                )
+            if waited >= settings.pending_seconds:
+                raise StartupError(
+                    f"the Ray cluster had no place for executor {self._number} in {waited:.0f} s: it wants "
+                    f"{resources.shown(self._group.bundle(self._number))}, and free are {resources.shown(free)} of all nodes together. "
+                    "`ray status` shows what takes them; the setting plugins.ray.pending_seconds waits longer"
+                )
+            if waited - told >= _LOOK_SECONDS or not told:
+                told = max(waited, 0.001)
+                state = reason or f"{resources.shown(free)} are free"
+                self._notify(f"waiting for the Ray cluster to place executor {self._number} ({waited:.0f} s): {state}")
+        self._has_place = True
+        theirs = self._get(self._placed, 0.0)
+        if theirs != djinn_version():
+            raise StartupError(
+                f"a node of the Ray cluster has Djinn {theirs}, and this is Djinn {djinn_version()}: install the same version there, or "
+                "bring it with the setting runtime_env"
+            )
+
+    def call(self, method: str, *arguments: Any, timeout: float) -> Any:
+        """As `HolderCalls.call`. Ray may not reach an actor for a moment: it is asked again meanwhile."""
+        if not self._has_place and not self._group.ray.wait([self._placed], timeout=0.0)[0]:
+            raise StartupError(f"executor {self._number} has no place yet")
+        deadline = time.monotonic() + timeout
+        exceptions = self._group.ray.exceptions
+        while True:
+            try:
+                with self._group.asking("an executor's actor cannot be asked"):
+                    asked = getattr(self._actor, method).remote(*arguments)
+                return self._get(asked, max(0.0, deadline - time.monotonic()))
+            except exceptions.ActorUnavailableError as error:
+                if time.monotonic() + _RETRY_SECONDS > deadline:
+                    raise StartupError(
+                        f"the actor of executor {self._number} cannot be reached: {_line(error)}"
+                    ) from error
+                time.sleep(_RETRY_SECONDS)
+
+    def _get(self, reference: Any, timeout: float) -> Any:
+        """Result of a call.
+
+        Raises:
+            ActorUnavailableError: of Ray: the actor may be asked again.
+            StartupError: anything else.
+        """
+        exceptions = self._group.ray.exceptions
+        try:
+            return self._group.ray.get(reference, timeout=timeout)
+        except exceptions.ActorUnavailableError:
+            raise
+        except exceptions.GetTimeoutError:
+            raise StartupError(f"the actor of executor {self._number} does not answer") from None
+        except exceptions.RayTaskError as error:
+            raise StartupError(_told(error.cause if isinstance(error.cause, Exception) else error)) from error
+        except exceptions.RayActorError as error:
+            raise StartupError(_reason(error)) from error
+        except Exception as error:  # whatever Ray raises where the cluster was left
+            raise StartupError(f"the Ray cluster does not answer: {_line(error)}") from error
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """As `HolderCalls.tell`."""
+        with contextlib.suppress(StartupError), self._group.asking("an executor's actor cannot be asked"):
+            getattr(self._actor, method).remote(*arguments)
+
+    def wait(self) -> tuple[int, str]:
+        """As `HolderCalls.wait`."""
+        while (over := self._look(60.0)) is None:
+            pass
+        return over
+
+    @property
+    def ended(self) -> bool:
+        """As `HolderCalls.ended`."""
+        return self._look(0.0) is not None
+
+    def _look(self, timeout: float) -> tuple[int, str] | None:
+        """Description of how the executor ended; None if it did not within `timeout` seconds."""
+        with self._lock:
+            reference = self._gone
+            if self._over is not None:
+                return self._over
+        ray = self._group.ray
+        try:
+            if not ray.wait([reference], timeout=timeout)[0]:
+                return None
+            status, how = ray.get(reference)
+            over = (int(status), str(how))
+        except ray.exceptions.ActorUnavailableError:  # that is no death: Ray does not reach it now
+            time.sleep(min(timeout, _RETRY_SECONDS))
+            with self._lock, contextlib.suppress(Exception):
+                self._gone = self._actor.wait.remote()
+            return None
+        except Exception as error:
+            over = (_LOST, self._group.loss(_line(error)))
+        with self._lock:
+            if self._over is None:
+                self._over = over
+            return self._over
+
+    def end(self) -> None:
+        """As `HolderCalls.end`."""
+        if not self._ended:
+            self._ended = True
+            self._kill()
+            self._group.release()
+
+    def _kill(self) -> None:
+        with self._lock:
+            self._over = self._over or (0, "was ended")
+        with contextlib.suppress(
+            Exception
+        ):  # Ray raises various things for actors that have ended, or where the cluster was left
+            self._group.ray.kill(self._actor)
+
+    def again(self) -> ActorCalls:
+        """As `HolderCalls.again`: in the same bundle, which Ray places anew if its node was lost."""
+        self._kill()
+        if self._ended:  # it had given back its place
+            self._group.take()
+        self._ended = False
+        made = ActorCalls(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
+        self._ended = True
+        return made
+
+
+def _reason(error: BaseException) -> str:
+    """Message for an actor that could not be made or has died."""
+    text = str(error)
+    if "failed to import" in text or "ModuleNotFoundError" in text:
+        last = [line for line in text.splitlines() if "Error" in line]
+        return (
+            f"a node of the Ray cluster lacks a package ({(last or [text])[-1].strip()}): install Djinn, PyTorch and the plugins on all nodes, "
+            "use an image that has them, or name them in the setting runtime_env, as {'pip': [...]}"
+        )
+    cause = getattr(error, "cause", None) or getattr(error, "__cause__", None)
+    if isinstance(cause, Exception):
+        return _told(cause)
+    return f"an executor was lost by the Ray cluster: {_last(text)}"
+
+
+def _told(error: Exception) -> str:
+    return (
+        str(error)
+        if isinstance(error, StartupError)
+        else f"an executor did not start on a node of the Ray cluster: {_last(str(error))}"
+    )
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _last(text: str) -> str:
+    return ([line.strip() for line in text.splitlines() if line.strip()] or [""])[-1]

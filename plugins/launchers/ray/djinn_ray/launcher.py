@@ -1,0 +1,81 @@
+"""The launcher: connects to the cluster, and has an actor made for each executor."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import threading
+from types import ModuleType
+from weakref import WeakValueDictionary
+
+import djinn
+from djinn.launchers import ExecutorOptions, HeldExecutor, Launched, LaunchWish, StartupError
+from djinn_ray import resources
+from djinn_ray.actor import ActorCalls
+from djinn_ray.groups import Group, Settings
+
+__all__ = ["RayLauncher", "Settings"]
+
+
+class RayLauncher:
+    """Starts executors on the nodes of a Ray cluster: `djinn.configure(engine="ray", engine_address="ray://head:10001")`."""
+
+    name = "ray"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._groups: WeakValueDictionary[str, Group] = WeakValueDictionary()  # as long as executors use them
+
+    def launch(self, options: ExecutorOptions, wish: LaunchWish) -> Launched:
+        """As `Launcher.launch`."""
+        with self._lock:
+            ray = _connected(wish.address)
+            group = self._groups.get(wish.group)
+            if group is None or not group.users:
+                group = self._groups[wish.group] = Group(ray, self._settings, wish)
+        with group.asking("the Ray cluster does not tell its nodes"):
+            head = resources.head_address(ray.nodes())
+        threads = 0 if options.threads else resources.threads_of(wish.resources)
+        place = f"{wish.group}-{wish.number}"
+        journals = self._settings.journals
+        group.take()
+        try:
+            calls = ActorCalls(
+                (options.encode(), place, head, journals, wish.count, threads, group.without),
+                group,
+                wish.number,
+                wish.notify,
+            )
+        except BaseException:
+            group.release()
+            raise
+        return HeldExecutor(calls)
+
+
+def _connected(address: str) -> ModuleType:
+    """Ray, connected to the cluster: as the program has connected it already, or to `address`.
+
+    Raises:
+        StartupError: Ray is not installed, or there is no cluster.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise StartupError(f"the engine ray needs the package ray ({error}): pip install 'djinn-ray[ray]'") from error
+    if not ray.is_initialized():
+        try:
+            before = signal.getsignal(signal.SIGTERM)
+            ray.init(address=address or "auto", log_to_driver=False, logging_level="WARNING")
+        except Exception as error:
+            raise StartupError(
+                f"there is no Ray cluster at {address or 'the usual place of this machine'}: {type(error).__name__}: {error}. Start one with "
+                "`ray start --head`, or name it: djinn.configure(engine_address='ray://head:10001')"
+            ) from error
+        # Ray has SIGTERM raise SystemExit, also where a gateway ends its sessions on it.
+        if before not in {signal.SIG_DFL, None} and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+        # Before Ray leaves the cluster, which ends the executors: handlers run in reverse order, and Ray's is registered by now.
+        atexit.register(djinn.shut_down)
+    found: ModuleType = ray
+    return found

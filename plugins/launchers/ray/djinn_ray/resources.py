@@ -1,0 +1,57 @@
+"""Resources of a cluster, and what of them an executor takes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+_OF_ACTORS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+_OF_RAY: Final = ("node:", "object_store_memory", "bundle_group")  # resources that Ray makes by itself
+HEAD: Final = "node:__internal_head__"
+
+
+def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
+    """Options of an actor that takes a bundle of resources."""
+    options: dict[str, Any] = {option: bundle.get(name, 0) for name, option in _OF_ACTORS.items()}
+    if not options["memory"]:
+        del options["memory"]
+    return options | {"resources": {name: amount for name, amount in bundle.items() if name not in _OF_ACTORS}}
+
+
+def lacking(nodes: Iterable[Mapping[str, Any]], bundle: Mapping[str, float], count: int, apart: bool = False) -> str:
+    """Reason why the nodes could not hold `count` bundles, all else being away from them; empty if they could.
+
+    `nodes`: as `ray.nodes()` lists them. `apart`: each bundle needs a node of its own.
+    """
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    room = [min(int(node.get(name, 0) / amount + 1e-9) for name, amount in bundle.items()) for node in alive]
+    if apart:
+        room = [min(1, one) for one in room]
+    if sum(room) >= count:
+        return ""
+    wanted = f"{count} executors with {shown(bundle)} each" if count > 1 else f"an executor with {shown(bundle)}"
+    where = " on nodes of their own" if apart and count > 1 else ""
+    each = "; ".join(shown(node) for node in alive) or "no node"
+    return f"the Ray cluster can never hold {wanted}{where}, only {sum(room)} of them. Its nodes have: {each}"
+
+
+def shown(resources: Mapping[str, float]) -> str:
+    """Resources as text, without those that Ray makes by itself; memory in GiB."""
+    listed = [
+        f"{amount / 2**30:.1f} GiB of memory" if name == "memory" else f"{amount:g} {name}"
+        for name, amount in sorted(resources.items())
+        if not name.startswith(_OF_RAY)
+    ]
+    return ", ".join(listed) or "nothing"
+
+
+def head_address(nodes: Iterable[Mapping[str, Any]]) -> str:
+    """Address of the cluster's head, which every node reaches."""
+    alive = [node for node in nodes if node["Alive"]]
+    heads = [node for node in alive if HEAD in node["Resources"]]
+    return str((heads or alive)[0]["NodeManagerAddress"])
+
+
+def threads_of(wished: Mapping[str, float]) -> int:
+    """Torch threads of an executor: as many as it has processors by the user's wish; 0, torch's default, without one."""
+    return max(1, int(wished["CPU"])) if "CPU" in wished else 0

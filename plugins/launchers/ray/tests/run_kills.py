@@ -1,0 +1,188 @@
+"""Kills executors, actors and nodes of a Ray cluster under real programs, and compares results with local ones.
+
+    make ray-kills ARGS="--kills 100 --only node"
+
+One cluster on this machine, one executor. Each run of a program (a greedy `generate()` of a small Llama, training with AdamW)
+is disturbed by one SIGKILL, at a moment drawn evenly over its undisturbed duration. Nodes are raylets; journals are on a folder
+that all share. One JSON object on the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import ray
+import torch
+from ray._private import state
+from ray.cluster_utils import Cluster
+
+import djinn
+from djinn.testing import open_connections
+
+REMOTE = "remote_accelerator:0"
+STORE = 80 << 20
+NODES = 2  # that may be killed
+
+
+def generation() -> Callable[[str], object]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, pad_token_id=0, **sizes)).eval()
+
+    def run(device: str) -> object:
+        here = copy.deepcopy(model).to(device)
+        ids = torch.arange(1, 9).reshape(1, -1).to(device)
+        with torch.no_grad():
+            return here.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=100, do_sample=False).tolist()
+
+    return run
+
+
+def training() -> Callable[[str], object]:
+    def run(device: str) -> object:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+        model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        found = []
+        for _ in range(100):
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 32, device=device)).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    return run
+
+
+def actor() -> dict:
+    (opened,) = open_connections()
+    return state.actors(opened.executor._process._calls._actor._actor_id.hex())
+
+
+def kill_executor(cluster: Cluster) -> None:
+    del cluster
+    (opened,) = open_connections()
+    if opened.executor.process_id:
+        os.kill(opened.executor.process_id, signal.SIGKILL)
+
+
+def kill_actor(cluster: Cluster) -> None:
+    del cluster
+    os.kill(actor()["Pid"], signal.SIGKILL)
+
+
+def kill_node(cluster: Cluster) -> None:
+    name = actor()["Address"]["NodeID"]
+    (node,) = [one for one in cluster.worker_nodes if one.node_id == name]
+    cluster.remove_node(node, allow_graceful=False)
+
+
+VICTIMS = {"executor": kill_executor, "actor": kill_actor, "node": kill_node}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=list(VICTIMS))
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    common = {"object_store_memory": STORE, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    found = {}
+    with tempfile.TemporaryDirectory() as shared:
+        settings = {"engine": "ray", "threads": 1, "start_timeout": 200, "recover": True}
+        djinn.configure(plugin_settings={"ray": {"journals": shared}}, **settings)
+        programs = {"generation": generation(), "training": training()}
+        for victim in options.only:
+            for name, program in programs.items():
+                found[f"{victim}_{name}"] = disturbed(cluster, VICTIMS[victim], program, options.kills, chance)
+                sys.stderr.write(f"{victim} {name}: {found[f'{victim}_{name}']}\n")
+        djinn.shut_down()
+        left = sum("djinn_core.server.executor" in " ".join(process.info["cmdline"] or ()) for process in mine())
+        found["left"] = {"executors": left, "files": len(list(Path(shared).iterdir()))}
+    ray.shutdown()
+    cluster.shutdown()
+    print(json.dumps(found))
+
+
+def mine() -> list[psutil.Process]:
+    """Processes of the cluster that this one has started."""
+    return [one for one in psutil.process_iter(["cmdline", "environ"]) if "RAY_JOB_ID" in (one.info["environ"] or {})]
+
+
+def disturbed(
+    cluster: Cluster,
+    kill: Callable[[Cluster], None],
+    program: Callable[[str], object],
+    kills: int,
+    chance: random.Random,
+) -> dict[str, object]:
+    expected, equal, seconds, errors = program("cpu"), 0, [], []
+    replenish(cluster)
+    djinn.init()
+    program(REMOTE)
+    began = time.monotonic()
+    assert program(REMOTE) == expected
+    duration = time.monotonic() - began
+    for _ in range(kills):
+        replenish(cluster)
+        timer = threading.Timer(chance.uniform(0.0, duration), quiet(kill), (cluster,))
+        began = time.monotonic()
+        timer.start()
+        try:
+            equal += program(REMOTE) == expected
+            timer.join()
+            torch.ones(1, device=REMOTE).item()  # the kill may have come at the very end
+        except djinn.DjinnError as error:
+            errors.append(f"{type(error).__name__}: {error}"[:300])
+            timer.join()
+            djinn.shut_down()
+            djinn.init()
+        seconds.append(time.monotonic() - began - duration)
+    return {
+        "kills": kills,
+        "equal": equal,
+        "undisturbed_s": round(duration, 2),
+        "longer_by_s": {"median": round(statistics.median(seconds), 1), "most": round(max(seconds), 1)},
+        "errors": errors,
+    }
+
+
+def quiet(kill: Callable[[Cluster], None]) -> Callable[[Cluster], None]:
+    def run(cluster: Cluster) -> None:
+        try:
+            kill(cluster)
+        except Exception:
+            traceback.print_exc()
+
+    return run
+
+
+def replenish(cluster: Cluster) -> None:
+    while len(cluster.worker_nodes) < NODES:
+        cluster.add_node(num_cpus=1, object_store_memory=STORE, include_dashboard=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Tests that need neither Ray nor a cluster: resources, settings, and messages where something is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import djinn
+import djinn_ray
+from djinn.launchers import LaunchWish, StartupError
+from djinn.testing import PluginConformance
+from djinn_ray import resources
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_ray
+
+
+def node(alive=True, **has):
+    return {"Alive": alive, "NodeManagerAddress": f"10.0.0.{len(has)}", "Resources": has}
+
+
+def test_a_cluster_that_could_hold_the_executors_lacks_nothing():
+    nodes = [node(CPU=4.0, GPU=2.0), node(CPU=4.0, GPU=1.0), node(alive=False, CPU=64.0, GPU=8.0)]
+    assert resources.lacking(nodes, {"GPU": 1.0}, 3) == ""
+    assert resources.lacking(nodes, {"GPU": 1.0}, 2, apart=True) == ""
+    assert resources.lacking([node(GPU=0.3)], {"GPU": 0.1}, 3) == "", "a third part of a number is one"
+
+
+def test_it_is_said_what_a_cluster_has():
+    nodes = [node(CPU=4.0, GPU=2.0, memory=float(3 << 30), **{"node:10.0.0.1": 1.0}), node(alive=False, GPU=8.0)]
+    assert resources.lacking(nodes, {"GPU": 1.0, "CPU": 1.0}, 3) == (
+        "the Ray cluster can never hold 3 executors with 1 CPU, 1 GPU each, only 2 of them. Its nodes have: 4 CPU, 2 GPU, "
+        "3.0 GiB of memory"
+    )
+    assert "on nodes of their own, only 1" in resources.lacking(nodes, {"GPU": 1.0}, 2, apart=True)
+    assert "an executor with 1 TPU, only 0 of them" in resources.lacking(nodes, {"TPU": 1.0}, 1)
+    assert resources.lacking([], {"CPU": 1.0}, 1).endswith("Its nodes have: no node")
+
+
+def test_an_actor_takes_what_the_bundle_has():
+    assert resources.actor_options({"GPU": 0.5, "slot": 1.0}) == {
+        "num_cpus": 0,
+        "num_gpus": 0.5,
+        "resources": {"slot": 1.0},
+    }
+    assert resources.actor_options({"CPU": 2.0, "memory": 1e9})["memory"] == 1e9
+
+
+def test_an_executor_computes_with_the_processors_that_were_asked_for():
+    assert resources.threads_of({"CPU": 4.0}) == 4
+    assert resources.threads_of({"CPU": 0.5}) == 1
+    assert resources.threads_of({"GPU": 1.0}) == 0, "as many as PyTorch takes, and not the one that Ray sets"
+
+
+def test_executors_look_towards_the_head():
+    worker, head = node(CPU=1.0), node(CPU=1.0, **{resources.HEAD: 1.0})
+    assert resources.head_address([worker, head]) == head["NodeManagerAddress"]
+    assert resources.head_address([worker]) == worker["NodeManagerAddress"]
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    launcher = djinn_ray.RayLauncher(djinn_ray.Settings())
+    with pytest.raises(StartupError, match=r"pip install 'djinn-ray\[ray\]'"):
+        launcher.launch(None, LaunchWish())
+
+
+def test_a_program_is_told_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    djinn.shut_down()
+    djinn.configure(plugins=["ray"], engine="ray")
+    try:
+        with pytest.raises(StartupError, match="needs the package ray"):
+            djinn.init()
+    finally:
+        djinn.configure()
+
+
+def test_settings_are_checked():
+    with pytest.raises(djinn.ConfigurationError, match=r"plugins\.ray\.strategy.*SPREAD"):
+        djinn.configure(plugins=["ray"], plugin_settings={"ray": {"strategy": "near"}})

@@ -1,0 +1,69 @@
+"""A launcher whose engine is a thread of this process: it holds executors as engines do on other machines."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import attrs
+
+from djinn.hooks import hookimpl
+from djinn.launchers import ExecutorHolder, HeldExecutor, StartupError
+from djinn.testing.suite import start
+
+
+@attrs.define
+class Calls:
+    arguments: tuple
+    holder: ExecutorHolder | None = None
+    gone: Future | None = None
+
+    def __attrs_post_init__(self):
+        self.holder = ExecutorHolder(*self.arguments)
+        self.gone = start(self.holder.wait)
+
+    def wait_placed(self):
+        pass
+
+    def call(self, method, *arguments, timeout):
+        if self.holder is None:
+            raise StartupError("its holder has ended")
+        return getattr(self.holder, method)(*arguments)
+
+    def tell(self, method, *arguments):
+        if self.holder is not None:
+            getattr(self.holder, method)(*arguments)
+
+    def wait(self):
+        return self.gone.result()
+
+    @property
+    def ended(self):
+        return self.gone.done()
+
+    def end(self):
+        self.holder = None
+
+    def again(self):
+        self.end()
+        return Calls(self.arguments)
+
+
+class HeldLauncher:
+    name = "held"
+
+    def __init__(self):
+        self.wishes = []
+
+    def launch(self, options, wish):
+        self.wishes.append(wish)
+        return HeldExecutor(Calls((options.encode(), f"{wish.group}-{wish.number}", "127.0.0.1")))
+
+
+@attrs.define
+class HeldPlugin:
+    launcher: HeldLauncher
+    djinn_api_version: int = 1
+
+    @hookimpl
+    def djinn_register_launchers(self):
+        return [self.launcher]
