@@ -24,10 +24,13 @@ COMMANDS = {
     "doctor": "Say what is wrong with this installation and how to mend it.",
     "explain": "Show what each stage decides about a script or a model, and why.",
     "kill": "End a session on a server.",
+    "login": "Keep a server's address, token and certificate under a name.",
+    "logout": "Remove a log-in from this machine.",
     "plan": "Plan a model for a cluster that is only described.",
     "plugins": "List the plugins, built-in, installed and broken ones.",
     "run": "Run a script written for CUDA on the remote device.",
     "serve": "Offer this machine's devices to clients.",
+    "servers": "List the servers that you have logged in to.",
     "status": "Show a server's sessions, executors and memory.",
     "token": "Make, list and revoke the tokens of a server's tenants.",
 }

@@ -21,7 +21,12 @@ PATIENCE = 5.0  # seconds for each server
 
 
 @click.command(name="status")
-@click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
+@click.option(
+    "--server",
+    "servers",
+    multiple=True,
+    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+)
 @click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a server.")
 def command(servers: tuple[str, ...], connection_file: Path | None, as_json: bool) -> None:
@@ -48,7 +53,7 @@ def _ask(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, St
     answers = ask_servers(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)))
     if not answers:
         raise ConfigurationError(
-            "no server is configured: name one with --server URL (and DJINN_TOKEN), or the file that `djinn serve` wrote "
+            "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file that `djinn serve` wrote "
             "with --connection-file or DJINN_CONNECTION_FILE. An executor of a program's own shows in that program only"
         )
     return answers
