@@ -79,6 +79,7 @@ from djinn_core.runtime.kv_session import KvSession, kv_session
 from djinn_core.runtime.open_weights import RemoteWeights, open_weights, save_weights
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
 from djinn_core.runtime.verifying import Verification, verify
+from djinn_core.runtime.waits import WaitReport, explain_waits
 from djinn_core.scheduler import Scheduler
 
 __version__ = "26.11.0"
@@ -133,6 +134,7 @@ __all__ = [
     "UnsupportedOperation",
     "Verification",
     "VerificationError",
+    "WaitReport",
     "WeightsUnavailable",
     "WorkloadProfile",
     "WorkloadType",
@@ -143,6 +145,7 @@ __all__ = [
     "deadline",
     "execute",
     "explain",
+    "explain_waits",
     "get_graph",
     "get_runtime_state",
     "hookimpl",
