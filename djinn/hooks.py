@@ -35,6 +35,7 @@ from djinn_core.hookspecs.integrations import Integration
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
 from djinn_core.hookspecs.optimizations import (
     Judge,
     Optimization,
@@ -56,6 +57,8 @@ from djinn_core.hookspecs.transports import (
     Frame,
     Holding,
     Limits,
+    LinkFacts,
+    LinkMeasured,
     Listener,
     PeerCertified,
     PeerNamed,
@@ -139,6 +142,7 @@ __all__ = [
     "DoesNotFit",
     "Edge",
     "Event",
+    "EventFeed",
     "EvictionCandidate",
     "EvictionContext",
     "ExecutionPhase",
@@ -150,6 +154,7 @@ __all__ = [
     "Graph",
     "GrowthTolerant",
     "Holding",
+    "HttpResponse",
     "Identity",
     "Instruction",
     "Integration",
@@ -159,6 +164,8 @@ __all__ = [
     "Limits",
     "Lineage",
     "Link",
+    "LinkFacts",
+    "LinkMeasured",
     "Listener",
     "MappableFile",
     "MemoryPolicy",
@@ -167,10 +174,12 @@ __all__ = [
     "Node",
     "Nodes",
     "Observer",
+    "OperationsPages",
     "Optimization",
     "OptimizationContext",
     "OptimizationPlan",
     "OptimizationResult",
+    "PageRequest",
     "Pattern",
     "PatternMatch",
     "PeerCertified",
@@ -222,6 +231,7 @@ __all__ = [
     "Trial",
     "UnsupportedOperation",
     "Upload",
+    "WatchedServer",
     "WeightFile",
     "WeightPermissions",
     "WeightSink",

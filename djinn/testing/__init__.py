@@ -17,6 +17,7 @@ from djinn.testing.integrations import IntegrationConformance
 from djinn.testing.interception import InterceptorConformance
 from djinn.testing.memory import MemoryPolicyConformance, sample_evictions
 from djinn.testing.observers import ObserverConformance
+from djinn.testing.operations import OperationsPagesConformance
 from djinn.testing.optimizations import OptimizationConformance
 from djinn.testing.patterns import PatternConformance
 from djinn.testing.placement import PlacementPolicyConformance
@@ -55,6 +56,7 @@ __all__ = [
     "InterceptorConformance",
     "MemoryPolicyConformance",
     "ObserverConformance",
+    "OperationsPagesConformance",
     "OptimizationConformance",
     "PatternConformance",
     "PlacementPolicyConformance",

@@ -7,7 +7,6 @@ from pathlib import Path
 import attrs
 import click
 
-from djinn_core.cli.status import PATIENCE
 from djinn_core.errors import ConfigurationError
 
 
@@ -27,7 +26,7 @@ def command(session: str, servers: tuple[str, ...], connection_file: Path | None
     session, a tenant its own.
     """
     from djinn_core.config import resolve
-    from djinn_core.runtime.connecting.status import kill_session
+    from djinn_core.runtime.connecting.status import PATIENCE, kill_session
     from djinn_core.wire.messages import Killed
 
     given = {"servers": servers or None, "connection_file": connection_file}
