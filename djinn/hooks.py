@@ -36,6 +36,7 @@ from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
 from djinn_core.hookspecs.optimizations import (
     Judge,
     Optimization,
@@ -57,6 +58,8 @@ from djinn_core.hookspecs.transports import (
     Frame,
     Holding,
     Limits,
+    LinkFacts,
+    LinkMeasured,
     Listener,
     PeerCertified,
     PeerNamed,
@@ -142,6 +145,7 @@ __all__ = [
     "DoesNotFit",
     "Edge",
     "Event",
+    "EventFeed",
     "EvictionCandidate",
     "EvictionContext",
     "ExecutionPhase",
@@ -154,6 +158,7 @@ __all__ = [
     "Graph",
     "GrowthTolerant",
     "Holding",
+    "HttpResponse",
     "Identity",
     "Instruction",
     "Integration",
@@ -166,6 +171,8 @@ __all__ = [
     "Limits",
     "Lineage",
     "Link",
+    "LinkFacts",
+    "LinkMeasured",
     "Listener",
     "MappableFile",
     "MemoryPolicy",
@@ -174,10 +181,12 @@ __all__ = [
     "Node",
     "Nodes",
     "Observer",
+    "OperationsPages",
     "Optimization",
     "OptimizationContext",
     "OptimizationPlan",
     "OptimizationResult",
+    "PageRequest",
     "Pattern",
     "PatternMatch",
     "PeerCertified",
@@ -231,6 +240,7 @@ __all__ = [
     "Trial",
     "UnsupportedOperation",
     "Upload",
+    "WatchedServer",
     "WeightFile",
     "WeightPermissions",
     "WeightSink",

@@ -6,43 +6,66 @@ or server, and what to do next.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
-E = TypeVar("E", bound=type[Exception])
-
-
-def public(error: E) -> E:
-    """Class decorator: users import the error from `djinn`, so that is what it prints as."""
-    error.__module__ = "djinn"
-    return error
+E = TypeVar("E", bound="type[DjinnError]")
 
 
-@public
+def public(code: str) -> Callable[[E], E]:
+    """Class decorator: users import the error from `djinn`, so that is what it prints as.
+
+    `code` is its name in docs/errors.md and for `djinn explain-error`; it stays when the class is renamed.
+    """
+
+    def decorate(error: E) -> E:
+        error.__module__ = "djinn"
+        error.code = code
+        return error
+
+    return decorate
+
+
+@public("djinn")
 class DjinnError(Exception):
-    """Base of every error that Djinn raises on purpose."""
+    """Base of every error that Djinn raises on purpose.
+
+    Attributes:
+        code: stable name of its kind: `djinn explain-error CODE` shows causes and cures.
+    """
+
+    code: ClassVar[str]
+    tells_of_op: ClassVar[bool] = False  # stands for an exception of PyTorch's own, which needs no note
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if not self.tells_of_op:
+            self.add_note(
+                f"`djinn explain-error {self.code}` shows causes and cures"
+            )  # in tracebacks, not in the message
 
 
-@public
+@public("configuration")
 class ConfigurationError(DjinnError, ValueError):
     """A setting is unknown, malformed or contradicts another."""
 
 
-@public
+@public("plugin")
 class PluginError(DjinnError):
     """A plugin cannot be found, loaded, registered or used."""
 
 
-@public
+@public("unsupported-op")
 class UnsupportedOperation(DjinnError, NotImplementedError):  # noqa: N818 - named after the builtin it refines
     """An op that the remote device cannot run, or that the allow-list excludes."""
 
 
-@public
+@public("invalid-stage")
 class InvalidStage(DjinnError):  # noqa: N818 - says what the value is
     """A stage of the pipeline produced a result that breaks an invariant."""
 
 
-@public
+@public("does-not-fit")
 class DoesNotFit(InvalidStage):
     """A program takes more memory than devices have room for, or dtypes or ops that they lack; the message says where and how much.
 
@@ -53,17 +76,17 @@ class DoesNotFit(InvalidStage):
     pinned = False
 
 
-@public
+@public("protocol")
 class ProtocolError(DjinnError):
     """Bytes or messages that do not follow the wire format."""
 
 
-@public
+@public("transport")
 class TransportError(DjinnError, ConnectionError):
     """A connection could not be made or broke."""
 
 
-@public
+@public("server-busy")
 class ServerBusy(TransportError):  # noqa: N818 - says what is so
     """The server has no room for now. Nothing was begun, so that asking again is safe.
 
@@ -76,7 +99,7 @@ class ServerBusy(TransportError):  # noqa: N818 - says what is so
         self.after = after
 
 
-@public
+@public("access-refused")
 class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happened
     """The server did not accept the token, the ticket or the version.
 
@@ -87,12 +110,12 @@ class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happ
     crashes_executors = False
 
 
-@public
+@public("session-lost")
 class SessionLost(DjinnError, ConnectionError):  # noqa: N818 - the state that it names is what the user must know
     """The remote state is gone: the executor died or the lease ran out."""
 
 
-@public
+@public("forked-process")
 class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
     """This process was forked from one that used the device."""
 
@@ -106,27 +129,27 @@ class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
         super().__init__(message)
 
 
-@public
+@public("deadline-exceeded")
 class DeadlineExceeded(DjinnError, TimeoutError):  # noqa: N818 - says what happened
     """A wait timed out. The session lives on; work that is not needed any more is stopped."""
 
 
-@public
+@public("quota-exceeded")
 class QuotaExceeded(DjinnError):  # noqa: N818 - says what happened
     """A tenant has used up what it may use of a server."""
 
 
-@public
+@public("startup")
 class StartupError(DjinnError, RuntimeError):
     """A server, an executor or the embedded default did not start."""
 
 
-@public
+@public("weights-unavailable")
 class WeightsUnavailable(DjinnError):  # noqa: N818 - says what is so
     """Weights that the server was to read are not there, may not be read, or are malformed."""
 
 
-@public
+@public("remote-op")
 class RemoteError(DjinnError, RuntimeError):
     """An op failed on the executor.
 
@@ -137,6 +160,8 @@ class RemoteError(DjinnError, RuntimeError):
         words: message of the exception on the executor, which `str()` shows with op and line.
     """
 
+    tells_of_op = True
+
     def __init__(self, message: str, op: str = "", site: str = "", module_path: str = "", words: str = "") -> None:
         super().__init__(message)
         self.words = words
@@ -145,31 +170,35 @@ class RemoteError(DjinnError, RuntimeError):
         self.module_path = module_path
 
 
-@public
+@public("remote-index")
 class RemoteIndexError(RemoteError, IndexError):
     """An op failed on the executor with an `IndexError`."""
 
 
-@public
+@public("remote-value")
 class RemoteValueError(RemoteError, ValueError):
     """An op failed on the executor with a `ValueError`."""
 
 
-@public
+@public("remote-type")
 class RemoteTypeError(RemoteError, TypeError):
     """An op failed on the executor with a `TypeError`."""
 
 
-@public
+@public("remote-not-implemented")
 class RemoteNotImplementedError(RemoteError, UnsupportedOperation):
     """The executor's PyTorch has no kernel for an op, or the op returns what a remote device does not have."""
 
 
-@public
+@public("remote-out-of-memory")
 class RemoteOutOfMemory(RemoteError, MemoryError):  # noqa: N818 - follows torch.OutOfMemoryError
     """The executor's device had no memory left for an op."""
 
+    tells_of_op = False
 
-@public
+
+@public("program-stopped")
 class ProgramStopped(RemoteError):  # noqa: N818 - says what happened
     """A value that was not computed, or not written, because its program was stopped at a deadline."""
+
+    tells_of_op = False

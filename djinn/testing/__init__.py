@@ -18,6 +18,7 @@ from djinn.testing.interception import InterceptorConformance
 from djinn.testing.launchers import LauncherConformance
 from djinn.testing.memory import MemoryPolicyConformance, sample_evictions
 from djinn.testing.observers import ObserverConformance
+from djinn.testing.operations import OperationsPagesConformance
 from djinn.testing.optimizations import OptimizationConformance
 from djinn.testing.patterns import PatternConformance
 from djinn.testing.placement import PlacementPolicyConformance
@@ -57,6 +58,7 @@ __all__ = [
     "LauncherConformance",
     "MemoryPolicyConformance",
     "ObserverConformance",
+    "OperationsPagesConformance",
     "OptimizationConformance",
     "PatternConformance",
     "PlacementPolicyConformance",

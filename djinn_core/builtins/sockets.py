@@ -18,10 +18,10 @@ from djinn_core.builtins.streams import StreamConnection
 from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, peer_monitor
 from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.errors import DjinnError, TransportError
-from djinn_core.hookspecs.transports import Connection
+from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
-from djinn_core.system.tcp import PARTS, PeerSilence
+from djinn_core.system.tcp import PARTS, PeerSilence, link_figures
 from djinn_core.wire.frames import Buffer, Limits
 
 _LISTEN_BACKLOG: Final = 128
@@ -129,6 +129,7 @@ class SocketConnection(StreamConnection):
         ] = []  # bytes that were read into the decoder's buffer and not taken in yet: at most one number
         self._taking = False
         self._silence = PeerSilence()
+        self._fastest = 0.0  # bytes a second
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             peer_monitor.watch(self)
 
@@ -143,6 +144,18 @@ class SocketConnection(StreamConnection):
         if seconds > SILENT_SECONDS:
             log.warning("the machine at the other end is gone", peer=self.peer, seconds=seconds)
             self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")
+
+    @property
+    def link(self) -> LinkFacts:
+        """As `LinkMeasured.link`."""
+        if self._ended:
+            return NO_LINK
+        try:
+            latency, rate = link_figures(self._socket)
+        except OSError:
+            return NO_LINK  # another thread has just closed it
+        self._fastest = max(self._fastest, rate)
+        return LinkFacts(latency, self._fastest)
 
     @property
     def _torn(self) -> bool:

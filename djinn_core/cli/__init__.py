@@ -19,16 +19,20 @@ if TYPE_CHECKING:
     from djinn_core.plugins.commands import PluginCommands
     from djinn_core.plugins.report import PluginRow
 
-# Name and summary of each subcommand; `djinn_core.cli.<name>` offers it as `command`.
+# Name and summary of each subcommand; `djinn_core.cli.<name>`, with `_` for `-`, offers it as `command`.
 COMMANDS = {
     "doctor": "Say what is wrong with this installation and how to mend it.",
-    "explain": "Show what each stage decides about a script or a model, and why.",
+    "explain": "Show what each stage decides about a script or a model.",
+    "explain-error": "Show causes and cures of an error.",
     "kill": "End a session on a server.",
+    "login": "Keep a server's address, token and certificate under a name.",
+    "logout": "Remove a log-in from this machine.",
     "plan": "Plan a model for a cluster that is only described.",
     "plugins": "List the plugins, built-in, installed and broken ones.",
     "published": "List the weights that are published under names, and remove some.",
     "run": "Run a script written for CUDA on the remote device.",
     "serve": "Offer this machine's devices to clients.",
+    "servers": "List the servers that you have logged in to.",
     "status": "Show a server's sessions, executors and memory.",
     "token": "Make, list and revoke the tokens of a server's tenants.",
 }
@@ -48,7 +52,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand of that name, imported now."""
         if cmd_name in COMMANDS:
-            command: click.Command = importlib.import_module(f"djinn_core.cli.{cmd_name}").command
+            command: click.Command = importlib.import_module(f"djinn_core.cli.{cmd_name.replace('-', '_')}").command
             return command
         return _offered(ctx).commands.get(cmd_name)
 
@@ -84,7 +88,7 @@ class LazyGroup(click.Group):
             if os.environ.get("DJINN_DEBUG") or not (owner or isinstance(error, DjinnError)):
                 raise
             if owner is None or isinstance(error, DjinnError):
-                raise click.ClickException(str(error)) from error
+                raise click.ClickException(_with_code(error)) from error
             raise click.ClickException(_of_plugin(ctx, owner, error)) from error
 
 
@@ -117,6 +121,13 @@ def _absent(offered: PluginCommands) -> list[str]:
     if offered.disabled:
         told.append(f"The setting `disable` leaves out the commands of {', '.join(offered.disabled)}.")
     return told
+
+
+def _with_code(error: Exception) -> str:
+    """The message of an error, and where causes and cures are; those of the command line's own mistakes say both."""
+    if not isinstance(error, DjinnError) or isinstance(error, ConfigurationError):
+        return str(error)
+    return f"{error}\n`djinn explain-error {error.code}` shows causes and cures."
 
 
 def _of_plugin(ctx: click.Context, owner: PluginRow, error: Exception) -> str:

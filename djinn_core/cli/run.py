@@ -14,7 +14,9 @@ from djinn_core.cli.script import Script, end_by_interrupt, interrupted
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
-@click.option("--server", metavar="URL", help="The server to use, in place of those configured.")
+@click.option(
+    "--server", metavar="SERVER", help="Name (`djinn login`) or URL of the server to use, in place of those configured."
+)
 @click.option("--stats", is_flag=True, help="At the end, print what was sent and waited for to standard error.")
 @click.option("--verbose", is_flag=True, help="Say on standard error what `cuda` stands for.")
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module, as with `python -m`.")

@@ -105,7 +105,8 @@ def _announce(serving: GatewayHandle) -> None:
     for url in serving.urls:
         click.echo(f"Listening at {url}")
     if serving.operations:
-        click.echo(f"Operations at {serving.operations}: /livez, /readyz, /metrics")
+        routes = ", ".join(["/livez", "/readyz", "/metrics", *(f"/{name}" for name in serving.pages)])
+        click.echo(f"Operations at {serving.operations}: {routes}")
     if serving.fingerprint:
         click.echo(f"Certificate {serving.fingerprint}")
     if serving.authenticators:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import contextlib
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import attrs
 import click
 import msgspec
 from rich.console import Console
@@ -14,65 +14,52 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.errors import DjinnError
 from djinn_core.wire.messages import PRESSURE, ExecutorStatus, SessionStatus, Status
 
-PATIENCE = 5.0  # seconds for each server
+WATCH_SECONDS = 2.0
 
 
 @click.command(name="status")
-@click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
+@click.option(
+    "--server",
+    "servers",
+    multiple=True,
+    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+)
 @click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a server.")
-def command(servers: tuple[str, ...], connection_file: Path | None, as_json: bool) -> None:
+@click.option("--watch", is_flag=True, help="Again every two seconds, until Ctrl-C; `djinn top` shows rates, too.")
+def command(servers: tuple[str, ...], connection_file: Path | None, as_json: bool, watch: bool) -> None:
     """Show the sessions, executors, devices and memory of servers."""
-    found = _ask(servers, connection_file)
-    if as_json:
-        rows = [_row(url, answer) for url, answer in found.items()]
-        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
-    else:
-        for url, answer in found.items():
-            _show(url, answer)
-    if not any(isinstance(answer, Status) for answer in found.values()):
+    from djinn_core.runtime.connecting.status import ask_named
+
+    console = Console(highlight=False)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            found = ask_named(servers, connection_file)
+            if watch and console.is_terminal and not as_json:
+                console.clear()
+            _show_all(console, found, as_json=as_json)
+            if not watch:
+                break
+            time.sleep(WATCH_SECONDS)
+    if not watch and not any(isinstance(answer, Status) for answer in found.values()):
         raise SystemExit(1)
 
 
-def _ask(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Status | DjinnError]:
-    """One answer for each server: gateways with several URLs are asked once."""
-    from djinn_core.config import resolve
-    from djinn_core.runtime.connecting.status import ask_servers
+def _show_all(console: Console, found: Mapping[str, Status | DjinnError], *, as_json: bool) -> None:
+    if as_json:
+        from djinn_core.runtime.connecting.status import status_row
 
-    given = {"servers": servers or None, "connection_file": connection_file}
-    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
-    # A person is waiting: shorter than a program would.
-    answers = ask_servers(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)))
-    if not answers:
-        raise ConfigurationError(
-            "no server is configured: name one with --server URL (and DJINN_TOKEN), or the file that `djinn serve` wrote "
-            "with --connection-file or DJINN_CONNECTION_FILE. An executor of a program's own shows in that program only"
-        )
-    return answers
+        rows = [status_row(url, answer) for url, answer in found.items()]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return
+    for url, answer in found.items():
+        _show(console, url, answer)
 
 
-def _row(url: str, answer: Status | DjinnError) -> dict[str, Any]:
-    if isinstance(answer, DjinnError):
-        return {"url": url, "error": str(answer)}
-    facts = {"version": answer.version, "process": answer.process, "uptime": answer.uptime}
-    executors = msgspec.to_builtins(answer.executors)
-    return {"url": url, "error": None, **facts, "executors": executors, "memory_by_owner": _memory_by_owner(answer)}
-
-
-def _memory_by_owner(status: Status) -> dict[str, int]:
-    """Bytes by name of client."""
-    owners: Counter[str] = Counter()
-    for executor in status.executors:
-        for session in executor.sessions:
-            owners[session.client] += session.memory
-    return dict(owners)
-
-
-def _show(url: str, answer: Status | DjinnError) -> None:
-    console = Console(highlight=False)
+def _show(console: Console, url: str, answer: Status | DjinnError) -> None:
     if isinstance(answer, DjinnError):
         reason = str(answer)
         console.print(reason if url in reason else f"{url}: {reason}", markup=False, soft_wrap=True)
@@ -96,11 +83,11 @@ def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) ->
     if not executor.sessions:
         console.print("    no sessions")
         return
-    names = ["owner", "memory", "values", "submissions", "age", "session"]
+    names = ["owner", "memory", "values", "submissions", "phase", "age", "session"]
     idle = any(s.host or s.disk for s in executor.sessions)
     table = Table(*names, *(["idle"] if idle else []), box=None, pad_edge=True)
     for s in executor.sessions:
-        counts = (shown_size(s.memory), f"{s.values:,}", f"{s.submissions:,}", f"{s.age:.0f} s")
+        counts = (shown_size(s.memory), f"{s.values:,}", f"{s.submissions:,}", s.phase, f"{s.age:.0f} s")
         table.add_row(Text(s.client), *counts, s.session[:8], *([_aside(s)] if idle else []))
     console.print(Padding(table, (0, 0, 0, 3)))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
 from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
 from djinn_core.wire.frame_order import AckFlags, FrameOrder, Inbox, Outbox, Prefix, numbered, split
@@ -59,6 +59,11 @@ class ReconnectingConnection(abc.ABC):
     def bytes_sent(self) -> int:
         """As `Connection.bytes_sent`, over all connections so far."""
         return self._past_sent + self._inner.bytes_sent
+
+    @property
+    def link(self) -> LinkFacts:
+        """As `LinkMeasured.link`, of the connection that there is now."""
+        return link_of(self._inner)
 
     @property
     def bytes_received(self) -> int:

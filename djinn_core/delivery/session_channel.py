@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
 
 
 class SessionChannel(Connection, Protocol):
@@ -41,6 +41,11 @@ class PlainChannel:
     def bytes_received(self) -> int:
         """As `Connection.bytes_received`."""
         return self._inner.bytes_received
+
+    @property
+    def link(self) -> LinkFacts:
+        """As `LinkMeasured.link`."""
+        return link_of(self._inner)
 
     def send(self, frame: Frame) -> None:
         """As `Connection.send`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 
@@ -16,6 +16,8 @@ __all__ = [
     "Connection",
     "Frame",
     "Limits",
+    "LinkFacts",
+    "LinkMeasured",
     "Listener",
     "PeerCertified",
     "PeerNamed",
@@ -118,6 +120,36 @@ class PeerCertified(Protocol):
     @property
     def certificate(self) -> bytes:
         """TLS certificate of the other end, in DER; empty if it showed none."""
+
+
+@attrs.frozen
+class LinkFacts:
+    """Facts about the network under a connection, as the system measured them; 0 where it does not tell.
+
+    Attributes:
+        latency: seconds there and back.
+        bandwidth: bytes a second that this end was seen to send, at most.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = 0.0
+
+
+NO_LINK: Final = LinkFacts()
+
+
+@runtime_checkable
+class LinkMeasured(Protocol):
+    """Optional member of a connection, with which dashboards show its network."""
+
+    @property
+    def link(self) -> LinkFacts:
+        """Facts that the system measured so far; never blocks, never raises."""
+
+
+def link_of(connection: object) -> LinkFacts:
+    """Facts about the network under a connection; of one that does not tell, none."""
+    return connection.link if isinstance(connection, LinkMeasured) else NO_LINK
 
 
 @runtime_checkable

@@ -69,6 +69,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("admission", "admission_policies", "AdmissionPolicy", ("gateway", "executor")),
     Kind("assignment", "assignment_policies", "AssignmentPolicy", ("gateway",)),
     Kind("server_observers", "server_observers", "ServerObserver", ("gateway", "executor")),
+    Kind("operations", "operations_pages", "OperationsPages", ("gateway",)),
     Kind("observers", "observers", "Observer"),
     Kind("renderers", "renderers", "Renderer"),
     Kind("commands", "commands", "Command", ("command",)),

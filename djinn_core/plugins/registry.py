@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.launchers import Launcher
     from djinn_core.hookspecs.memory import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
+    from djinn_core.hookspecs.operations import OperationsPages
     from djinn_core.hookspecs.optimizations import Optimization
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement import PlacementPolicy
@@ -97,6 +98,7 @@ class Registry:
     admission_policies: tuple[AdmissionPolicy, ...] = ()
     assignment_policies: tuple[AssignmentPolicy, ...] = ()
     server_observers: tuple[ServerObserver, ...] = ()
+    operations_pages: tuple[OperationsPages, ...] = ()
     observers: tuple[Observer, ...] = ()
     renderers: tuple[Renderer, ...] = ()
     commands: tuple[Command, ...] = ()

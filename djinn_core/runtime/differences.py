@@ -21,7 +21,7 @@ _DEFAULTS = {
 }
 
 
-@public
+@public("verification")
 class VerificationError(DjinnError, AssertionError):
     """An op gave other results on the remote device than here; the message names the first."""
 

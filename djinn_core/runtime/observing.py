@@ -35,6 +35,11 @@ class Observers:
             self._observers = [o for o in self._observers if o is not observer]
             self._joined = [o for o in self._joined if o is not observer]
 
+    @property
+    def present(self) -> bool:
+        """True if there is an observer."""
+        return bool(self._observers)
+
     def tell(self, name: str, **fields: Any) -> None:
         """Tell every observer that `name` happened; costs nothing without observers."""
         if not self._observers:

@@ -56,6 +56,7 @@ from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
+from djinn_core.server.session_overview import SessionNotes, SessionOverview
 from djinn_core.server.weights.published import PublishedSink
 from djinn_core.server.weights.saving import save
 from djinn_core.server.weights.shared_weights import Origin
@@ -158,6 +159,7 @@ class ExecutorSession:
         self._idle = IdleMoves(context, self._turn, self.values, self._uploads, self.exchange, self._memory)
         self._wanted = CancellationState(self._turn, self._usage)
         self._counts = SessionCounters()
+        self._notes = SessionNotes(self.values)
         self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
         self._usage.enter(self)
 
@@ -215,6 +217,7 @@ class ExecutorSession:
         elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
         elif isinstance(message, ValueHints):
+            self._notes.learn(message)
             if self._memory is not None:
                 self._memory.learn(message)
         elif isinstance(message, BlobQuery):
@@ -423,6 +426,8 @@ class ExecutorSession:
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
+        if known is not None:
+            self._notes.ran(known.digest, known.inputs, work.outputs, took)
         self._usage.completed(timing, len(known.template.steps) if known else 0, run.failures, body)
         if described or len(body) != len(results) or run.layout_mismatches:
             self._counts.described_values += len(described)
@@ -786,6 +791,10 @@ class ExecutorSession:
             | (self.device.ledger.figures() if self.device.ledger else {})
             | (self._memory.figures() if self._memory is not None else {})
         )
+
+    def overview(self) -> SessionOverview:
+        """As `ServedSession.overview`."""
+        return self._notes.overview()
 
     def stop(self) -> None:
         """As `ServedSession.stop`."""

@@ -11,8 +11,10 @@ from typing import Protocol
 import attrs
 
 from djinn_core.delivery.session_channel import SessionChannel
+from djinn_core.hookspecs.transports import NO_LINK, link_of
 from djinn_core.logs import get_logger
 from djinn_core.server.recovery.executor_channel import ExecutorChannel
+from djinn_core.server.session_overview import SessionOverview
 from djinn_core.wire.messages import SessionStatus
 
 _log = get_logger("djinn.server")
@@ -26,6 +28,9 @@ class ServedSession(Protocol):
 
     def figures(self) -> Mapping[str, int]:
         """`values` (live tensors), `memory` (their bytes) and `submissions`, from any thread."""
+
+    def overview(self) -> SessionOverview:
+        """Phase, steps and memory by kind, from any thread."""
 
     def stop(self) -> None:
         """Stop what it computes before the next op, and begin nothing more; from any thread."""
@@ -51,13 +56,29 @@ class SessionEntry:
     def status(self) -> SessionStatus:
         """The session's entry in `djinn status`."""
         try:
-            figures = self.session.figures()
+            figures, overview = self.session.figures(), self.session.overview()
         except Exception as error:
             _log.exception("cannot read a session's figures", session=self.id, error=repr(error))
-            figures = {}
+            figures, overview = {}, SessionOverview()
         values, memory, submissions = (max(0, figures.get(n, 0)) for n in ("values", "memory", "submissions"))
         aside = max(0, figures.get("idle_host", 0)), max(0, figures.get("idle_disk", 0))
-        return SessionStatus(self.id, self.client, values, memory, submissions, time.monotonic() - self.since, *aside)
+        link = link_of(self.connection) if self.connection is not None else NO_LINK
+        return SessionStatus(
+            self.id,
+            self.client,
+            values,
+            memory,
+            submissions,
+            time.monotonic() - self.since,
+            overview.phase,
+            overview.steps,
+            overview.seconds,
+            dict(overview.kinds),
+            overview.decisions,
+            link.latency,
+            link.bandwidth,
+            *aside,
+        )
 
 
 class SessionRegistry:

@@ -30,6 +30,7 @@ HANDLES: Final = 1 << 21  # in one list: enough to free a large session; decodin
 HANDLES_SENT: Final = 1 << 20
 
 TEMPLATES: Final = 1024  # that both ends keep, the most recently used
+DECISIONS: Final = 8  # lines about what a plan decided
 TEMPLATE_INSTRUCTIONS: Final = 1 << 18  # of these together
 
 BLOBS_ASKED: Final = 4096  # tensors of which a client asks at a time whether the executor has their bytes

@@ -6,12 +6,13 @@ every field. Tensor data travels beside the message, as the body of the frame.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.form import Form
+from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, InputChanges, Slot, SlotChanges
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
 from djinn_core.wire.cancel_messages import CancelSubmissions
@@ -329,13 +330,15 @@ class ValueHints(Message, frozen=True):
     """Kinds of a template's values: hints for an executor that has to evict some. No result depends on them.
 
     `phase` is the program's. `inputs` and `outputs` have a letter a value: `w` weight, `k` KV cache, `g` gradient, `o` state of
-    an optimizer, `i` input, `a` activation. Sent before the template's first run, to executors with a limit alone.
+    an optimizer, `i` input, `a` activation. Sent before the template's first run. `decisions`: what the plan decided and why, a line
+    each, for `djinn status` and dashboards.
     """
 
     digest: bytes
     phase: Name
     inputs: bytes
     outputs: bytes
+    decisions: Annotated[tuple[Name, ...], msgspec.Meta(max_length=limits.DECISIONS)] = ()
 
 
 class TemplateRequest(Message, frozen=True):
@@ -391,7 +394,13 @@ class StatusRequest(Message, frozen=True):
 
 
 class SessionStatus(msgspec.Struct, frozen=True):
-    """One session: memory in bytes, age in seconds; bytes of an idle one in the host's memory, and on disk."""
+    """One session: memory in bytes, age in seconds.
+
+    `phase` is that of its last program, `steps` counts decode or training steps, `seconds` is its time on the device, `kinds` has bytes by
+    kind of value, `decisions` what its latest plans decided. `latency` (seconds there and back) and `bandwidth` (bytes a second to the
+    client, the most that was seen) are those of its connection; 0 where they are unknown. `host` and `disk` are bytes of an idle one
+    in the host's memory and on disk.
+    """
 
     session: Name
     client: Name
@@ -399,25 +408,49 @@ class SessionStatus(msgspec.Struct, frozen=True):
     memory: Count
     submissions: Count
     age: float
+    phase: Name = ""
+    steps: Count = 0
+    seconds: Seconds = 0.0
+    kinds: dict[Name, Count] = {}
+    decisions: tuple[Name, ...] = ()
+    latency: Seconds = 0.0
+    bandwidth: Seconds = 0.0
     host: Count = 0
     disk: Count = 0
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
-    """One executor process. `load`: share of the last seconds in which it ran programs, and one for each session that is to begin."""
+    """One executor process. `load`: share of the last seconds in which it ran programs, and one for each session that is to begin.
+
+    `figures` are metrics of it under their names in `/metrics`, without what all have in common; `tenant` is whose sessions it runs, empty
+    for an executor in reserve.
+    """
 
     device: DeviceInfo
     process: int
     state: Name
     sessions: tuple[SessionStatus, ...] = ()
     load: Seconds = 0.0
+    tenant: Name = ""
+    restarts: Count = 0
+    figures: dict[Name, float] = {}
+
+
+class EventStatus(msgspec.Struct, frozen=True):
+    """Something that the gateway noticed: when (seconds since 1970), what, about which tenant (empty: none that is known), facts in words."""
+
+    seconds: Seconds
+    name: Name
+    tenant: Name = ""
+    text: Name = ""
 
 
 class Status(Message, frozen=True):
     """Answer to `StatusRequest`.
 
     `load` is that of the least loaded device, by all tenants, in devices, and `recent` the number of sessions that began there within a
-    minute: by these a client of several servers chooses. `assignment` is the policy that assigns sessions to executors.
+    minute: by these a client of several servers chooses. `assignment` is the policy that assigns sessions to executors. `events` are the
+    latest that concern the one who asks, the newest last.
     """
 
     version: Name
@@ -427,6 +460,23 @@ class Status(Message, frozen=True):
     load: Seconds = 0.0
     recent: Count = 0
     assignment: Name = ""
+    events: tuple[EventStatus, ...] = ()
+
+
+def status_facts(status: Status) -> dict[str, Any]:
+    """A status as builtin values, as `djinn status --json` shows it and as dashboards take it; `memory_by_owner`: bytes by client."""
+    found: dict[str, Any] = msgspec.to_builtins(status.executors)
+    owners: dict[str, int] = {}
+    for session in (session for executor in status.executors for session in executor.sessions):
+        owners[session.client] = owners.get(session.client, 0) + session.memory
+    return {
+        "version": status.version,
+        "process": status.process,
+        "uptime": status.uptime,
+        "executors": found,
+        "memory_by_owner": owners,
+        "events": msgspec.to_builtins(status.events),
+    }
 
 
 class Kill(Message, frozen=True):

@@ -60,7 +60,10 @@ def test_a_near_miss_is_named():
 def test_an_error_is_one_message_and_exit_code_1(failing):
     done = run("status", DJINN_DEBUG="")
     assert done.exit_code == 1
-    assert done.output == "Error: No server answers at tcp://x:1: start `djinn serve` there.\n"
+    assert done.output == (
+        "Error: No server answers at tcp://x:1: start `djinn serve` there.\n"
+        "`djinn explain-error transport` shows causes and cures.\n"
+    )
 
 
 def test_debugging_shows_the_traceback(failing):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import attrs
@@ -19,6 +21,8 @@ from djinn.hooks import (
     Credentials,
     Denial,
     Event,
+    EventFeed,
+    HttpResponse,
     Identity,
     OptimizationResult,
     PatternMatch,
@@ -41,6 +45,7 @@ from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.stages.verify import check_placement
 
 GRAPHS = testing.sample_graphs()
+NOT_THERE = HttpResponse(HTTPStatus.NOT_FOUND, b"")
 
 
 class TestCpu(testing.DeviceConformance):
@@ -464,6 +469,26 @@ def test_server_observers_that_know_too_little() -> None:
     picky = made(observe=lambda self, event: event.fields["duration"])
     with pytest.raises(KeyError):
         suite.test_it_takes_every_event(picky, "started")
+
+
+def test_pages_that_show_a_tenant_what_others_do() -> None:
+    suite = testing.OperationsPagesConformance()
+
+    class Pages:
+        name, open_paths = "careless", frozenset({"/gone"})
+
+        def begin(self, server: Any) -> None:
+            self.server = server
+
+        def end(self) -> None:
+            pass
+
+        def answer(self, request: Any) -> Any:
+            return EventFeed(lambda: json.dumps(self.server.status(None)).encode()) if request.path == "" else NOT_THERE
+
+    expect_failure(lambda: suite.test_a_tenant_is_shown_its_own(Pages()), "of all tenants")
+    expect_failure(lambda: suite.test_what_is_open_needs_no_token(Pages()), "not there")
+    suite.test_an_unknown_path_is_not_found(Pages())
 
 
 def test_observers_that_know_too_little() -> None:

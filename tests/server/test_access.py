@@ -128,6 +128,16 @@ class Guarded:
             with error:
                 return error.code, error.read().decode()
 
+    def events(self, path, token):
+        """The events of a feed; the connection is closed when they are not wanted any more."""
+        context = ssl.create_default_context(cafile=self.folder / "state" / "djinn" / "tls" / "certificate.pem")
+        request = urllib.request.Request(self.operations + path, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=SECONDS, context=context) as response:
+            assert response.headers["Content-Type"] == "text/event-stream"
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory, plain_environment, wait_for):
@@ -312,6 +322,34 @@ def test_web_pages_get_nothing(guarded, headers):
     assert guarded.get("/livez", guarded.tokens["watcher"], **headers)[0] in {403, 421}
 
 
+def test_pages_of_plugins_are_open_and_their_data_is_not(guarded):
+    page = "/dashboard"
+    for path in ("", "/", "/app.js", "/chart.js", "/style.css", "/icon.svg"):
+        status, text = guarded.get(page + path, **{"Sec-Fetch-Site": "same-origin"})
+        assert status == 200, path
+        assert "http" not in text.replace("http://www.w3.org/", ""), f"{path} names an address"
+    assert "<style" not in guarded.get(page)[1]
+    for token in (None, "", guarded.tokens["wrong"], guarded.tokens["late"]):
+        assert guarded.get(f"{page}/feed", token)[0] == 401
+    elsewhere = ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"})
+    for headers in elsewhere:
+        assert guarded.get(f"{page}/feed", guarded.tokens["alice"], **headers)[0] == 403
+        assert guarded.get(page, **headers)[0] == 403
+    assert guarded.get("/metrics", guarded.tokens["watcher"], **{"Sec-Fetch-Site": "same-origin"})[0] == 403
+    for path in ("/../metrics", "/none", "/app.js/x", "x"):
+        assert guarded.get(page + path, guarded.tokens["alice"])[0] in {401, 404}, path
+
+
+def test_a_page_may_load_nothing_from_elsewhere(guarded):
+    context = ssl.create_default_context(cafile=guarded.folder / "state" / "djinn" / "tls" / "certificate.pem")
+    with urllib.request.urlopen(f"{guarded.operations}/dashboard", timeout=SECONDS, context=context) as response:
+        policy = dict(part.split(" ", 1) for part in response.headers["Content-Security-Policy"].split("; "))
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert policy.pop("require-trusted-types-for") == "'script'"
+    assert policy["default-src"] == "'none'"
+    assert set(policy.values()) == {"'none'", "'self'"}
+
+
 def test_metrics_are_many_and_named_as_is_usual(guarded):
     families = list(text_string_to_metric_families(guarded.get("/metrics", guarded.tokens["watcher"])[1]))
     assert len(families) >= 100
@@ -354,9 +392,16 @@ def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, regis
     assert seen["alice"] == {alice.attached.process}
     assert seen["bob"] == {bob.attached.process}
     assert seen["watcher"] >= seen["alice"] | seen["bob"]
+    for who, processes in seen.items():
+        said = next(guarded.events("/dashboard/feed", guarded.tokens[who]))
+        assert {one["process"] for one in said["live"]["executors"]} == processes
+        assert said["tenant"] == (None if who == "watcher" else who)
+        assert {one["tenant"] for one in said["live"]["events"]} <= {who} or who == "watcher"
     leave(alice)
     spare = answer_to(secure, guarded.url("tcps"), Hello(PROTOCOL_VERSION, guarded.tokens["bob"], "", ""))
 
+    feed = guarded.events("/dashboard/feed", guarded.tokens["bob"])
+    assert next(feed)["tenant"] == "bob"
     result = CliRunner().invoke(token_command, ["revoke", "bob", "--file", str(guarded.table)])
     assert result.exit_code == 0, result.output
     answer = decode(bob.connection.receive(SECONDS).head)
@@ -366,6 +411,7 @@ def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, regis
         bob.connection.receive(SECONDS)
     with pytest.raises(AccessRefused):
         open_connections(guarded.settings("bob"), registry)
+    assert list(feed)[-1]["tenant"] == "bob", "a feed ends with its token"
     # A ticket that was given before, and is used now, does not outlast the token either.
     (url,) = [url for url in spare.urls if url.startswith("tcps://")]
     late = secure(url)

@@ -210,7 +210,7 @@ def test_a_scheme_without_a_transport_names_the_package(registry):
         open_connections(Settings(servers=("quic://host:1",), token="t"), registry)
 
 
-@pytest.mark.parametrize("url", ["host:5556", "host", "tcp://host:port"])
+@pytest.mark.parametrize("url", ["host:5556", "tcp://host:port"])
 def test_what_is_no_url(registry, url):
     with pytest.raises(ConfigurationError, match="no URL"):
         open_connections(Settings(servers=(url,), token="t"), registry)

@@ -12,6 +12,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, transport_for
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
+from djinn_core.launch.logins import find_login, is_login_name
 from djinn_core.launch.tls_transports import travels_bare, with_tls
 
 
@@ -49,12 +50,15 @@ class Servers:
 
 
 def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Servers | None:
-    """The configured servers, from `servers` or from the connection file; None if there are none.
+    """The configured servers, from `servers`, whose log-ins or addresses they are, or from the connection file; None if there are none.
 
     Raises:
-        ConfigurationError: the connection file cannot be read, or no token is configured.
+        ConfigurationError: the connection file or a log-in cannot be read, or no token is configured.
         PluginError: there is no token, and none of `transports`, where they are known, serves any of the addresses.
     """
+    named = [one for one in settings.servers if is_login_name(one)]
+    if named:
+        return _logged_in(settings, named)
     file = None
     if settings.connection_file is not None and not (settings.servers and settings.token):
         file = read_connection_file(settings.connection_file)
@@ -64,6 +68,19 @@ def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Se
     if file is not None:
         return Servers((file.urls,), settings.token or file.token, _tls(settings, file))
     return None
+
+
+def _logged_in(settings: Settings, names: list[str]) -> Servers:
+    """The servers of these log-ins. Their own tokens and certificates count, not those of the settings."""
+    contents = [find_login(name).content for name in names]
+    if len(names) < len(settings.servers) or len({one.token for one in contents}) > 1:
+        raise ConfigurationError(
+            f"{', '.join(settings.servers)}: servers work as one where they take the same token. Name one log-in, several with "
+            "the same token, or addresses alone with the setting `token`"
+        )
+    fingerprints = tuple(dict.fromkeys(one.fingerprint for one in contents if one.fingerprint))
+    tls = attrs.evolve(_tls(settings, None), fingerprints=fingerprints or settings.tls_fingerprints)
+    return Servers(tuple(one.urls for one in contents), contents[0].token, tls)
 
 
 def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
@@ -82,8 +99,8 @@ def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: I
     if known and not any(has_transport(url, known) for url in urls):
         transport_for(urls[0], known)  # says what is wrong with the address, which a token would not mend
     raise ConfigurationError(
-        f"no token for {', '.join(urls)}: set DJINN_TOKEN, or copy the connection file that `djinn serve` wrote and set "
-        "DJINN_CONNECTION_FILE to it instead of naming servers"
+        f"no token for {', '.join(urls)}: set DJINN_TOKEN, `djinn login` and name the log-in, or copy the "
+        "connection file that `djinn serve` wrote and set DJINN_CONNECTION_FILE to it instead of naming servers"
     )
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
 
 from djinn_core.builtins import builtin_plugins
-from djinn_core.config import Settings
-from djinn_core.errors import DjinnError
+from djinn_core.config import Settings, resolve
+from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime.connecting.dialling import ask_status, ask_to_kill
 from djinn_core.runtime.connecting.servers import find_servers, standby_servers
-from djinn_core.wire.messages import Killed, Status
+from djinn_core.wire.messages import Killed, Status, status_facts
 
+PATIENCE = 5.0  # seconds for each server, where a person waits
 AVAILABLE_SECONDS = 4.0  # that a program is made to wait for an answer to "is there a device?"
 
 
@@ -40,6 +46,47 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
             answers[url] = status
         seen.add(processes)
     return answers
+
+
+def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) -> dict[str, Status | DjinnError]:
+    """As `ask_servers`, for a command: of these log-ins or URLs, of a connection file, or else of the configured servers.
+
+    Raises:
+        ConfigurationError: there is none, or one cannot be used.
+        PluginError: a plugin that was asked for cannot be used.
+    """
+    given = {"servers": tuple(servers) or None, "connection_file": connection_file}
+    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
+    # A person is waiting: shorter than a program would.
+    answers = ask_servers(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)))
+    if not answers:
+        raise ConfigurationError(
+            "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file "
+            "that `djinn serve` wrote with --connection-file or DJINN_CONNECTION_FILE. An executor of a program's own shows in "
+            "that program only"
+        )
+    return answers
+
+
+def read_status(servers: Sequence[str] = (), connection_file: Path | None = None) -> list[dict[str, Any]]:
+    """The rows of `djinn status --json`: an object for each server, with `url`, and `error` where it does not answer.
+
+    Args:
+        servers: names of log-ins, or URLs; none: the configured ones.
+        connection_file: a file that `djinn serve` wrote.
+
+    Raises:
+        ConfigurationError: there is no server, or one cannot be used.
+        PluginError: a plugin that was asked for cannot be used.
+    """
+    return [status_row(url, answer) for url, answer in ask_named(servers, connection_file).items()]
+
+
+def status_row(url: str, answer: Status | DjinnError) -> dict[str, Any]:
+    """A server in `djinn status --json`."""
+    if isinstance(answer, DjinnError):
+        return {"url": url, "error": str(answer)}
+    return {"url": url, "error": None, **status_facts(answer)}
 
 
 def why_unavailable(settings: Settings, registry: Registry) -> str:

@@ -68,9 +68,8 @@ class SessionPlans:
     def made(self, prepared: Prepared, program: Program, planned: PlannedProgram) -> None:
         """A template was made of a plan."""
         self._earlier.planned(prepared, program, planned.profile)
-        opened = self._context.opened
-        if opened and opened[0].attached.device.spill:
-            prepared.hints = hints_for(prepared, program, planned.profile)
+        if self._context.opened:
+            prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
 
 
 def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:

@@ -19,17 +19,17 @@ from djinn_core.errors import (
 )
 
 
-@public
+@public("remote-linalg")
 class RemoteLinAlgError(RemoteError, torch.linalg.LinAlgError):  # type: ignore[name-defined, misc]
     """An op failed on the executor with a `torch.linalg.LinAlgError`, such as for a singular matrix."""
 
 
-@public
+@public("remote-torch-out-of-memory")
 class RemoteTorchOutOfMemory(RemoteOutOfMemory, torch.OutOfMemoryError):
     """The executor's device had no memory left for an op; what `RemoteOutOfMemory` is where PyTorch is there."""
 
 
-@public
+@public("remote-accelerator")
 class RemoteAcceleratorError(RemoteError, torch.AcceleratorError):
     """The executor's device reported an error, such as a device-side assert."""
 

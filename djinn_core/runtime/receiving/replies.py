@@ -123,12 +123,15 @@ class Replies:
         require_stack_room()
         late, there = number in self._deferred, number not in self.pending
         self._stats.round_trips += not (late and there)
+        begun = time.perf_counter() if self._observers.present else 0.0
         try:
             self.receive_until(number, due(), wanted=True)
         except BaseException:
             if not late:  # a late one may be waited for again
                 self._abandoned.add(number)
             raise
+        if begun and not there:
+            self._observers.tell("waited", submission=number, seconds=time.perf_counter() - begun)
         completed, body, synchronize, spent = self._answers.pop(number)
         self._deferred.taken(number)
         if not there:

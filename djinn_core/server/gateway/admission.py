@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 
@@ -22,6 +21,7 @@ from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRa
 from djinn_core.server.gateway.assignment import Assigner
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays, both_ways, relay
+from djinn_core.server.gateway.server_status import status_of
 from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
 from djinn_core.server.malloc_trim import MemoryTrimmer
 from djinn_core.server.rate_limit import Bucket
@@ -29,11 +29,9 @@ from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
     Attach,
-    ExecutorStatus,
     Hello,
     Kill,
     Killed,
-    Status,
     StatusRequest,
     Welcome,
 )
@@ -87,7 +85,8 @@ class Admission:
                 self._kill(connection, message, identity)
             elif isinstance(message, StatusRequest):
                 self.context.events.note("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
-                send_message(connection, self._status(identity))
+                connection.limits = Limits()  # it is longer than what clients without a token are sent
+                send_message(connection, status_of(self.context, self.assigner.policy.name, _scope(identity)))
             else:
                 self._welcome(connection, message, identity)
         except TransportError as error:
@@ -161,18 +160,10 @@ class Admission:
             _log.info("a connection ended before it asked for anything", error=str(error))
         return None
 
-    def _status(self, identity: Identity) -> Status:
-        age = time.monotonic() - self.context.since
-        shown = self._shown_to(identity)
-        least = self.context.tenants.least_load()
-        return Status(djinn_version(), os.getpid(), age, shown, *least, self.assigner.policy.name)
-
-    def _shown_to(self, identity: Identity) -> tuple[ExecutorStatus, ...]:
-        return self.context.tenants.statuses(None if identity.sees_all else identity.tenant)
-
     def _kill(self, connection: Connection, kill: Kill, identity: Identity) -> None:
         """End a session that the one who asks may see."""
-        sessions = [session for executor in self._shown_to(identity) for session in executor.sessions]
+        shown = self.context.tenants.statuses(_scope(identity))
+        sessions = [session for executor in shown for session in executor.sessions]
         found = {s.session: s.client for s in sessions if s.session.startswith(kill.session)}
         if len(found) != 1 or not kill.session:
             several = f"{len(found)} sessions begin with" if found else "there is no session that begins with"
@@ -249,6 +240,11 @@ class Admission:
         finally:
             inner.close()
             self.trimmer.soon()
+
+
+def _scope(identity: Identity) -> str | None:
+    """The tenant whose sessions a client may see; None: all."""
+    return None if identity.sees_all else identity.tenant
 
 
 def _peer(connection: Connection) -> str:

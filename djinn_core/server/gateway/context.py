@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
+from typing import Final
 
 import attrs
 
 from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
+from djinn_core.hookspecs.operations import OperationsPages
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Listener
+from djinn_core.printable import one_line
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.assignment import AssignmentCounters
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.tenants import Tenants
+from djinn_core.wire.messages import EventStatus
+
+_KEPT: Final = 512  # events
+_KEPT_NAMES: Final = frozenset({"refused", "executor_died", "executor_restarted", "killed", "evicted"})
+_FACTS: Final = ("why", "of", "asked", "client", "device", "exit_status", "session", "process", "peer")
+_TEXT: Final = 200  # characters
 
 
 @attrs.define
@@ -48,6 +57,29 @@ class GatewayCounters:
             self.relayed += 1
 
 
+class RecentEvents:
+    """A server observer that keeps the latest events for `djinn status` and dashboards: refusals, deaths of executors, what was ended."""
+
+    name = "recent"
+
+    def __init__(self) -> None:
+        self._kept: deque[EventStatus] = deque(maxlen=_KEPT)
+
+    def observe(self, event: ServerEvent) -> None:
+        """As `ServerObserver.observe`."""
+        if event.name not in _KEPT_NAMES:
+            return
+        facts = [f"{name} {event.fields[name]}" for name in _FACTS if event.fields.get(name) not in {None, ""}]
+        text = one_line(", ".join(facts))[:_TEXT]
+        tenant = one_line(str(event.fields.get("tenant", "")))[:_TEXT]
+        self._kept.append(EventStatus(event.seconds, event.name, tenant, text))
+
+    def of(self, tenant: str | None, most: int = 50) -> tuple[EventStatus, ...]:
+        """The latest events about a tenant, or (None) all, the newest last."""
+        found = [one for one in list(self._kept) if tenant is None or one.tenant == tenant]
+        return tuple(found[-most:])
+
+
 @attrs.frozen
 class GatewayContext:
     """State of a gateway.
@@ -56,9 +88,10 @@ class GatewayContext:
         gatekeeper: checks credentials.
         tenants: the executors by tenant.
         events: tells observers of every connection.
-        counts: numbers for metrics, one of those observers.
+        counts: numbers for metrics, one of those observers; recent: another, the latest events.
         unauthenticated: connections that have not shown a token yet, at all addresses together.
         keys: ids of the credentials that clients have shown.
+        pages: pages of plugins for the operations listener, by name.
         listeners: those for clients, which are all there when the gateway is ready.
         draining: set when no further clients are admitted.
         since: when it started, by the monotonic clock.
@@ -68,8 +101,10 @@ class GatewayContext:
     tenants: Tenants
     events: ServerEvents
     counts: GatewayCounters = attrs.field(factory=GatewayCounters)
+    recent: RecentEvents = attrs.field(factory=RecentEvents)
     unauthenticated: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
     keys: set[str] = attrs.field(factory=set)
+    pages: dict[str, OperationsPages] = attrs.field(factory=dict)
     listeners: list[Listener] = attrs.field(factory=list)
     draining: threading.Event = attrs.field(factory=threading.Event)
     since: float = attrs.field(factory=time.monotonic)

@@ -19,6 +19,7 @@ from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.directories import runtime_directory
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
 from djinn_core.hookspecs.launchers import Launched
+from djinn_core.hookspecs.operations import WatchedServer
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.launchers import LOCAL, launcher_named
@@ -34,18 +35,20 @@ from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.assignment import Assigner
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
-from djinn_core.server.gateway.context import GatewayContext, GatewayCounters
+from djinn_core.server.gateway.context import GatewayContext, GatewayCounters, RecentEvents
 from djinn_core.server.gateway.device_discovery import ALL, offered
 from djinn_core.server.gateway.gateway_config import GatewayConfig
 from djinn_core.server.gateway.metrics import exporter
 from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.reaper import SessionReaper
+from djinn_core.server.gateway.server_status import status_of
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.rlimits import allow_many_files, leave_no_cores
+from djinn_core.wire.messages import status_facts
 
 if TYPE_CHECKING:
     from djinn_core.server.gateway.operations_listener import OperationsListener
@@ -58,7 +61,7 @@ _log = get_logger("djinn.server")
 class GatewayHandle:
     """A gateway that is ready: its addresses, its devices, and the connection file for clients.
 
-    `dialled`: the same addresses as other machines connect to them. `authenticators`: those of plugins.
+    `dialled`: the same addresses as other machines connect to them. `authenticators`, `pages`: those of plugins.
     """
 
     urls: tuple[str, ...]
@@ -69,6 +72,7 @@ class GatewayHandle:
     fingerprint: str = ""
     operations: str = ""
     authenticators: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
 
 
 class Gateway:
@@ -80,7 +84,8 @@ class Gateway:
         self._gatekeeper = gatekeeper
         self._audit = audit
         self._counts = GatewayCounters()
-        self._events = ServerEvents.of("gateway", self._counts, audit)
+        self._recent = RecentEvents()
+        self._events = ServerEvents.of("gateway", self._counts, audit, self._recent)
         self._context: GatewayContext | None = None
         self._operations: OperationsListener | None = None
         self._watch: SessionReaper | None = None
@@ -115,12 +120,13 @@ class Gateway:
             launcher=launcher_named(self._config.engine.name or LOCAL, early.launchers if early is not None else ()),
             wishes=partial(self._config.engine.wishes, len(executors), tell),
         )
-        self._context = context = GatewayContext(self._gatekeeper, tenants, self._events, self._counts)
+        self._context = context = GatewayContext(self._gatekeeper, tenants, self._events, self._counts, self._recent)
         self._operations = self._listen_for_operations(context)
         registry = early or self._plugins()
         assigner = Assigner.of(registry, self._config.assignment, self._counts.assignments)
         chosen = chosen_by(registry.transports, self._config.network.tls, self._config.network.places)
         ready = tenants.wait_ready()
+        self._begin_pages(registry, assigner.policy.name)
         urls = self._listen(chosen, registry, context, assigner)
         named = self._config.network.tls is not None and not self._config.pinned
         dialled = advertised(urls, self._config.advertise, named)
@@ -131,7 +137,13 @@ class Gateway:
         _log.info("ready", urls=urls, process=os.getpid())
         self._events.note("started", urls=urls, process=os.getpid())
         operations = self._operations.url if self._operations is not None else ""
-        said = (self._token.origin, self.fingerprint, operations, self._config.access.authenticators)
+        said = (
+            self._token.origin,
+            self.fingerprint,
+            operations,
+            self._config.access.authenticators,
+            tuple(context.pages),
+        )
         return GatewayHandle(urls, dialled, ready, path, *said)
 
     @property
@@ -145,6 +157,7 @@ class Gateway:
         context = self._context
         if context is not None:
             context.draining.set()
+            self._end_pages(context)
         if self._watch is not None:
             self._watch.close()
         while context is not None and context.listeners:
@@ -173,6 +186,28 @@ class Gateway:
         self._gatekeeper.use(registry, self._config.access.authenticators)
         self._events.observe_with(registry)
         return registry
+
+    def _begin_pages(self, registry: Registry, assignment: str) -> None:
+        """Have the operations listener, where there is one, serve the pages of plugins."""
+        context = self._context
+        assert context is not None
+        if self._operations is None:
+            return
+        for pages in registry.operations_pages:
+            try:
+                pages.begin(WatchedServer(lambda tenant: status_facts(status_of(context, assignment, tenant))))
+            except Exception as error:
+                plugin = registry.owner("operations_pages", pages.name)
+                _log.exception("pages of a plugin are left out", pages=pages.name, plugin=plugin, error=repr(error))
+            else:
+                context.pages[pages.name] = pages
+
+    def _end_pages(self, context: GatewayContext) -> None:
+        for pages in context.pages.values():
+            try:
+                pages.end()
+            except Exception as error:
+                _log.exception("pages of a plugin do not end", pages=pages.name, error=repr(error))
 
     def _listen(
         self, chosen: Sequence[Listening], registry: Registry, context: GatewayContext, assigner: Assigner

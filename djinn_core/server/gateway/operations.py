@@ -1,7 +1,7 @@
 """HTTP routes for operators: liveness (`/livez`), readiness (`/readyz`) and Prometheus metrics (`/metrics`).
 
 Every route requires a token: `Authorization: Bearer TOKEN`. `djinn token create NAME --monitor` makes one that is valid for
-nothing else.
+nothing else. Pages of plugins lie below the names of these.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ from typing import Final
 import attrs
 
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
+from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest
+from djinn_core.logs import get_logger
 from djinn_core.server.gateway.context import GatewayContext
 
-
-@attrs.frozen
-class HttpResponse:
-    """An HTTP response of a route."""
-
-    status: HTTPStatus
-    body: bytes
-    content_type: str = "text/plain; charset=utf-8"
+_log = get_logger("djinn.server")
 
 
 @attrs.frozen
@@ -37,15 +32,32 @@ class Operations:
     context: GatewayContext
     export: Callable[[str], tuple[bytes, str]]
 
-    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse:
+    def serves_browsers(self, path: str) -> bool:
+        """True for pages of plugins; no page of any site gets an answer from the others."""
+        return path.partition("?")[0] not in ROUTES
+
+    def admits(self, shown: Credentials) -> bool:
+        """True while credentials are good."""
+        return not isinstance(self.context.gatekeeper.identify(shown), Denial)
+
+    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
         """The response to `GET path` from a client with these credentials."""
+        name, rest = split_path(path)
+        pages = self.context.pages.get(name)
+        if pages is not None and rest in pages.open_paths:
+            return _ask(pages, PageRequest(rest))
+        if pages is None and path not in ROUTES and not self.context.listeners:
+            return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the server is starting or ends\n")
         who = self.context.gatekeeper.identify(shown)
         if isinstance(who, Denial):
             self.context.events.note("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
             return HttpResponse(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
+        if pages is not None:
+            return _ask(pages, PageRequest(rest, who))
         route = ROUTES.get(path)
         if route is None:
-            return HttpResponse(HTTPStatus.NOT_FOUND, f"there are {', '.join(ROUTES)}\n".encode())
+            there = ", ".join([*ROUTES, *(f"/{name}" for name in self.context.pages)])
+            return HttpResponse(HTTPStatus.NOT_FOUND, f"there are {there}\n".encode())
         return route(self, who, accept)
 
     def livez(self, who: Identity, accept: str) -> HttpResponse:
@@ -76,6 +88,21 @@ class Operations:
         return "" if self.context.tenants.ready else "an executor is being started"
 
 
+def split_path(path: str) -> tuple[str, str]:
+    """The name of pages in a path, and what follows it."""
+    name, slash, rest = path.partition("?")[0].removeprefix("/").partition("/")
+    return name, slash + rest
+
+
+def _ask(pages: OperationsPages, request: PageRequest) -> HttpResponse | EventFeed:
+    try:
+        return pages.answer(request)
+    except Exception as error:
+        _log.exception("pages of a plugin failed", pages=pages.name, path=request.path[:64], error=repr(error))
+        return HttpResponse(HTTPStatus.INTERNAL_SERVER_ERROR, b"the page failed: the server's log has the reason\n")
+
+
+UNAUTHORIZED: Final = HttpResponse(HTTPStatus.UNAUTHORIZED, b"this is not the code that the command printed\n")
 Route = Callable[[Operations, Identity, str], HttpResponse]
 ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
     {"/livez": Operations.livez, "/readyz": Operations.readyz, "/metrics": Operations.metrics}

@@ -1,4 +1,4 @@
-"""HTTP server for the routes of operations: one thread with an event loop, one request a connection."""
+"""HTTP server for the routes of operations and pages of plugins: one thread with an event loop, one request a connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ssl
 import threading
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 import attrs
 from aiohttp import web
@@ -19,16 +19,33 @@ from aiohttp.http_exceptions import HttpProcessingError
 from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.authentication import Credentials
+from djinn_core.hookspecs.operations import EventFeed, HttpResponse
 from djinn_core.launch.addresses import network_location
 from djinn_core.launch.http_hosts import is_called, own_names
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.admission import REFUSAL_SECONDS
-from djinn_core.server.gateway.operations import HttpResponse, Operations
 
 REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included
 _MOST: Final = 64  # connections at a time
 _REQUEST_BYTES: Final = 16 << 10  # of a connection: nothing but a line and headers is expected
+_MOST_FEEDS: Final = 64
+_WRITE_SECONDS: Final = 20.0  # in which a client takes an event
+_AGAIN_SECONDS: Final = 2.0  # after which the token of a feed is checked again
 _PAUSE_SECONDS: Final = 0.1
+# What browsers may do with a page: nothing from elsewhere, no scripts or styles in markup, in no frame of another page.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Server": "djinn",
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
 _CLOSE_SECONDS: Final = 10.0
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _log = get_logger("djinn.server")
@@ -50,14 +67,27 @@ _requests = logging.getLogger("djinn.server.operations")
 _requests.addFilter(_Malformed())
 
 
+class Answers(Protocol):
+    """Gives the responses of an HTTP server, in threads."""
+
+    def serves_browsers(self, path: str) -> bool:
+        """True for paths that scripts of this server's own pages may ask for."""
+
+    def admits(self, shown: Credentials) -> bool:
+        """True while credentials are good."""
+
+    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
+        """The response to `GET path` from a client with these credentials."""
+
+
 class OperationsListener:
-    """An HTTP server for the routes of `Operations`.
+    """An HTTP server for the routes of `Operations`, or for other `Answers`.
 
     Attributes:
         url: where it listens.
     """
 
-    def __init__(self, host: str, port: int, operations: Operations, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, host: str, port: int, operations: Answers, context: ssl.SSLContext | None = None) -> None:
         """Listen, under TLS where there is a context.
 
         Raises:
@@ -72,6 +102,8 @@ class OperationsListener:
         self._names = own_names(self.url)
         self._operations, self._context = operations, context
         self._unauthenticated = UnauthenticatedLimit(_MOST)
+        self._connections: dict[web.RequestHandler, _Connection] = {}
+        self._feeds = 0
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-operations", daemon=True)
@@ -116,16 +148,19 @@ class OperationsListener:
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
-        connection = _Connection(http(), loop.create_future())
+        handler = http()
+        self._connections[handler] = connection = _Connection(handler, loop.create_future(), loop.create_future())
         transport: asyncio.BaseTransport | None = None
         try:
             with self._unauthenticated.entered(_Cut(task)):
                 async with asyncio.timeout(REQUEST_SECONDS):
                     transport, _ = await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._context)
-                    await connection.ended
+                    await asyncio.wait({connection.ended, connection.goes_on}, return_when=asyncio.FIRST_COMPLETED)
+            await connection.ended  # a feed, whose client has shown a token
         except (OSError, TimeoutError) as error:
             _log.info("a connection for operations broke off", peer=peer, error=repr(error))
         finally:
+            self._connections.pop(handler, None)
             if isinstance(transport, asyncio.Transport):
                 transport.abort()
             else:
@@ -133,16 +168,50 @@ class OperationsListener:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         answer = await self._answer(request)
-        headers = {"Content-Type": answer.content_type, "Cache-Control": "no-store", "Server": "djinn"}
+        if isinstance(answer, EventFeed):
+            return await self._feed(request, answer)
+        headers = _HEADERS | {"Content-Type": answer.content_type}
         if answer.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
         response = web.Response(status=answer.status, body=answer.body, headers=headers)
         response.force_close()
         return response
 
-    async def _answer(self, request: web.BaseRequest) -> HttpResponse:
+    async def _feed(self, request: web.BaseRequest, feed: EventFeed) -> web.StreamResponse:
+        """Send events until the client is gone, its token is not good any more, or the feed ends."""
+        if self._feeds >= _MOST_FEEDS:
+            return web.Response(
+                status=HTTPStatus.SERVICE_UNAVAILABLE, text="too many pages are open\n", headers=_HEADERS
+            )
+        response = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})
+        response.force_close()
+        self._feeds += 1
+        try:
+            await response.prepare(request)
+            if (connection := self._connections.get(request.protocol)) is not None:
+                connection.goes_on.set_result(None)
+            loop, shown = asyncio.get_running_loop(), _credentials(request)
+            checked = loop.time()
+            while (data := await asyncio.to_thread(feed.next)) is not None:
+                async with asyncio.timeout(_WRITE_SECONDS):
+                    await response.write(b"data: " + data + b"\n\n" if data else b":\n\n")
+                await asyncio.sleep(feed.seconds)
+                if loop.time() - checked > _AGAIN_SECONDS:
+                    checked = loop.time()
+                    if not await asyncio.to_thread(self._operations.admits, shown):
+                        break
+        except (OSError, TimeoutError) as error:
+            _log.info("a feed broke off", peer=str(request.remote), error=repr(error))
+        except Exception as error:
+            _log.exception("a feed failed", path=request.path[:64], error=repr(error))
+        finally:
+            self._feeds -= 1
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> HttpResponse | EventFeed:
         hosts = request.headers.getall("Host", [])
-        if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
+        path = request.rel_url.raw_path
+        if not _from_here(request) or (_from_page(request) and not self._operations.serves_browsers(path)):
             return HttpResponse(HTTPStatus.FORBIDDEN, b"this server does not talk to web pages\n")
         if len(hosts) != 1 or not is_called(hosts[0], self._names):
             return HttpResponse(
@@ -150,12 +219,10 @@ class OperationsListener:
             )
         if request.method != "GET":
             return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
-        token = _bearer(request.headers.get("Authorization", ""))
-        shown = Credentials(token, _certificate(request), str(request.remote))
         # In a thread: files are read, and metrics of many executors take a while.
-        asked = (request.rel_url.raw_path, shown, request.headers.get("Accept", ""))
+        asked = (path, _credentials(request), request.headers.get("Accept", ""))
         answer = await asyncio.to_thread(self._operations.answer, *asked)
-        if answer.status == HTTPStatus.UNAUTHORIZED:
+        if isinstance(answer, HttpResponse) and answer.status == HTTPStatus.UNAUTHORIZED:
             await asyncio.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         return answer
 
@@ -176,13 +243,15 @@ class _Connection(asyncio.Protocol):
 
     Attributes:
         ended: done when the connection is over.
+        goes_on: done when the response is a feed, for as long as its client likes.
     """
 
-    def __init__(self, http: web.RequestHandler, ended: asyncio.Future[None]) -> None:
+    def __init__(self, http: web.RequestHandler, ended: asyncio.Future[None], goes_on: asyncio.Future[None]) -> None:
         self._http = http
         self._left = _REQUEST_BYTES
         self._transport: asyncio.Transport | None = None
         self.ended = ended
+        self.goes_on = goes_on
         self.pause_writing, self.resume_writing = http.pause_writing, http.resume_writing  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -217,6 +286,23 @@ def _bound(host: str, port: int) -> socket.socket:
     sock = socket.create_server(address[:2], family=family, backlog=_MOST)
     sock.setblocking(False)
     return sock
+
+
+def _from_page(request: web.BaseRequest) -> bool:
+    """True for the request of a page, of this or another site, or of one that a user has opened."""
+    return "Origin" in request.headers or "Sec-Fetch-Site" in request.headers
+
+
+def _from_here(request: web.BaseRequest) -> bool:
+    """True unless a page of another site asks."""
+    origin = request.headers.get("Origin")
+    own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
+    return own and request.headers.get("Sec-Fetch-Site", "none") in {"none", "same-origin"}
+
+
+def _credentials(request: web.BaseRequest) -> Credentials:
+    token = _bearer(request.headers.get("Authorization", ""))
+    return Credentials(token, _certificate(request), str(request.remote))
 
 
 def _certificate(request: web.BaseRequest) -> bytes:

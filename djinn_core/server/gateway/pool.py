@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import attrs
 
@@ -23,6 +24,13 @@ from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _STATUS_SECONDS = 2.0
+# Metrics that `djinn status` and dashboards show.
+SHOWN: Final = frozenset(
+    "submissions ops queue_seconds decode_seconds execute_seconds encode_seconds fetched_bytes received_bytes op_failures "
+    "quota_refusals memory_refusals submissions_stopped waiting_sessions longest_wait_seconds memory_bytes "
+    "memory_limit_bytes memory_pressure_level shared_weight_bytes evicted_bytes spill_bytes resident_memory_bytes "
+    "sessions_closed disk_bytes".split()
+)
 _log = get_logger("djinn.server")
 
 
@@ -72,12 +80,22 @@ class Seat:
                 report = self._report()
                 load = self.load
                 busy = round(load.busy + load.beginning, 3)
-                return ExecutorStatus(report.device, process.process_id, state, report.sessions, busy)
+                shown = {name: value for name, value in _figures(report) if name in SHOWN}
+                return ExecutorStatus(
+                    report.device,
+                    process.process_id,
+                    state,
+                    report.sessions,
+                    busy,
+                    restarts=self._restarts,
+                    figures=shown,
+                )
             except StartupError as error:
                 _log.warning("an executor does not report", process=process.process_id, error=str(error))
                 state = "silent"
-        name = self._config.device or "default"
-        return ExecutorStatus(DeviceInfo(id=name, kind=name.partition(":")[0]), process.process_id, state)
+        name = self._device_id or "default"
+        about = DeviceInfo(id=name, kind=name.partition(":")[0])
+        return ExecutorStatus(about, process.process_id, state, restarts=self._restarts)
 
     @property
     def restarts(self) -> int:
@@ -176,6 +194,14 @@ class Seat:
             self._events.note("executor_restarted", device=self._device_id, process=self._process.process_id)
             return True
         return False
+
+
+def _figures(report: Sessions) -> Iterator[tuple[str, float]]:
+    """All metrics of a report, the labelled ones added up."""
+    metered = report.metered
+    yield from metered.counters.items()
+    yield from metered.gauges.items()
+    yield from ((name, sum(one.value for one in values)) for name, values in metered.labelled.items())
 
 
 class Pool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
+import msgspec
 
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.launchers import Launched, Launcher, LaunchWish
@@ -96,7 +97,8 @@ class Tenants:
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
         """Entries in `djinn status` of one tenant's executors, or of all."""
-        return tuple(status for _, pool in self._owned(tenant) for status in pool.statuses())
+        owned = [(name, pool.statuses()) for name, pool in self._owned(tenant)]
+        return tuple(msgspec.structs.replace(one, tenant=name) for name, statuses in owned for one in statuses)
 
     def pools(self) -> list[tuple[str, Pool]]:
         """All pools with their tenants; the one in reserve under an empty name."""

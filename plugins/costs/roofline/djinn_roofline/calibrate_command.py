@@ -15,7 +15,12 @@ BACKGROUND_ROUNDS = 1
 
 
 @click.command("calibrate", short_help="Measure how fast a device is, once, for predictions.")
-@click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
+@click.option(
+    "--server",
+    "servers",
+    multiple=True,
+    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+)
 @click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often each probe is timed.")
 @click.option(

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 @click.command("validate", short_help="Compare predicted with measured times.")
-@click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
+@click.option(
+    "--server",
+    "servers",
+    multiple=True,
+    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+)
 @click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often everything is timed.")
 @click.option("--only", multiple=True, help="Part of the names of the programs to try; may be given several times.")

@@ -1,0 +1,94 @@
+"""`djinn_register_operations_pages`: pages that a gateway's operations listener serves beside its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.hookspecs import authentication, hookspec
+
+
+@attrs.frozen
+class HttpResponse:
+    """An HTTP response."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+@attrs.frozen
+class EventFeed:
+    """A response that goes on: server-sent events.
+
+    Attributes:
+        next: the data of the next event, without newlines; empty: none this time; None: the feed ends. Called in threads,
+            not twice at the same time.
+        seconds: pause between two calls.
+    """
+
+    next: Callable[[], bytes | None]
+    seconds: float = 1.0
+
+
+@attrs.frozen
+class PageRequest:
+    """A request for a page.
+
+    Attributes:
+        path: what follows the name of the pages: empty, or it begins with `/`. Without the query.
+        identity: who asks; None for a path in `open_paths`, where no token is looked at.
+    """
+
+    path: str
+    identity: authentication.Identity | None = None
+
+
+@attrs.frozen
+class WatchedServer:
+    """A server as pages see it.
+
+    Attributes:
+        status: for a tenant, or None for all tenants, the object that `djinn status --json` shows of a server: sessions, executors,
+            memory, events. It asks the executors, which takes milliseconds, and at most seconds where one does not answer.
+    """
+
+    status: Callable[[str | None], Mapping[str, Any]]
+
+
+@runtime_checkable
+class OperationsPages(Protocol):
+    """Pages below `/NAME` of the operations listener.
+
+    Attributes:
+        name: unique among pages, and none of the listener's own routes: small letters, digits, `-` and `_`.
+        open_paths: paths, as in `PageRequest`, that are answered without a token: a page's markup and scripts, nothing else.
+    """
+
+    name: str
+    open_paths: frozenset[str]
+
+    def begin(self, server: WatchedServer) -> None:
+        """Get ready. Called once, when the server's executors are."""
+
+    def end(self) -> None:
+        """Stop what `begin` started. Called once, when the server admits no further clients."""
+
+    def answer(self, request: PageRequest) -> HttpResponse | EventFeed:
+        """The response to a GET request with a good token, or for one of `open_paths`; called in threads, several at a time."""
+
+
+@hookspec
+def djinn_register_operations_pages(settings: Any) -> Iterable[OperationsPages]:
+    """Return the pages that this plugin offers to the operations listener of `djinn serve --operations-port`.
+
+    Called once in each gateway process. The listener checks the token before it asks for a page, names no other host in its
+    Content-Security-Policy and answers no request of another site's page. A feed ends when its token is not good any more. Pages whose
+    `answer` raises an exception are answered for with 500, and the log names them; an exception in the hook or in `begin` leaves them
+    out. A page that raises harms no other. Since API version 1.
+    """
+    del settings
+    raise NotImplementedError

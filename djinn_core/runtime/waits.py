@@ -1,0 +1,181 @@
+"""`djinn.explain_waits()`: each round trip that a program waits for, with the line that caused it, its time, and a way to avoid it."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, MappingProxyType
+from typing import Final
+
+import attrs
+import torch
+
+import djinn_core
+from djinn_core.hookspecs.observers import Event
+from djinn_core.runtime import client
+
+_HERE: Final = str(Path(djinn_core.__file__).parent)
+_TORCH: Final = str(Path(torch.__file__).parent)
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_LINES: Final = 1000  # lines of a program that are told apart
+_DECIDES: Final = re.compile(r"\b(if|elif|while|assert|and|or|not|bool)\b")
+NUMBER, CONDITION, COPY, PRINT, SHAPE, SYNCHRONIZE, CHECK, FULL, OTHER = (
+    "a number",
+    "a condition",
+    "a copy to the CPU",
+    "printing",
+    "a shape",
+    "synchronization",
+    "a check of the result",
+    "too much under way",
+    "a value",
+)
+_ADVICE: Final = MappingProxyType({
+    NUMBER: "keep it a tensor, add it up on the device, and call .item() once after the loop or every hundred steps",
+    CONDITION: "use torch.where or a mask in place of the branch, or look at the condition every few steps",
+    COPY: "copy with .to('cpu', non_blocking=True) and use it later, or copy once after the loop: torch.stack(list).cpu()",
+    PRINT: "print every hundred steps, or after the loop",
+    SHAPE: "use torch.where, masked_fill or topk: the result of a mask or of nonzero() has a shape that only the values tell",
+    SYNCHRONIZE: "leave it out: results wait for their ops by themselves. It is needed to measure time alone",
+    CHECK: "use the variant that returns an error code, such as torch.linalg.inv_ex or cholesky_ex, and look at it once",
+    FULL: "the device is behind: fetch fewer or smaller values at a time",
+    OTHER: "fetch it once, after the loop",
+})  # fmt: skip
+# By file and function of Djinn's: the innermost that is found says what was waited for.
+_CAUSES: Final = MappingProxyType({
+    ("sync.py", "item"): NUMBER,
+    ("sync.py", "to_copy"): COPY,
+    ("sync.py", "copy"): COPY,
+    ("sync.py", "_to_other_device"): COPY,
+    ("sync.py", "show"): PRINT,
+    ("sync.py", "_elements"): PRINT,
+    ("sync.py", "synchronize"): SYNCHRONIZE,
+    ("sync.py", "check_errors"): CHECK,
+    ("remote_infer.py", ""): SHAPE,
+    ("layout_calls.py", ""): SHAPE,
+    ("replies.py", "make_room"): FULL,
+})  # fmt: skip
+
+
+@attrs.frozen
+class Wait:
+    """Round trips of one line of the program.
+
+    Attributes:
+        file, line, function: where they were caused; an empty `file`: in no Python code of the user's.
+        text: the line.
+        cause: what was waited for, such as `a number`.
+        advice: a way to avoid it.
+        times: how many round trips.
+        seconds: how long the program waited for them in all.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    cause: str
+    advice: str
+    times: int
+    seconds: float
+
+
+class WaitReport:
+    """Round trips inside a block of `explain_waits()`; `str()` shows them as a table, the longest first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[tuple[str, int, str, str], tuple[int, float]] = {}
+
+    name = "djinn.explain_waits"
+
+    def observe(self, event: Event) -> None:
+        """As `Observer.observe`: on the thread that has waited, with the stack of what it waited for."""
+        if event.name != "waited":
+            return
+        key = _where(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
+        with self._lock:
+            times, seconds = self._found.get(key, (0, 0.0))
+            if times or len(self._found) < _LINES:
+                self._found[key] = times + 1, seconds + event.fields["seconds"]
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """Lines that waited, the longest first."""
+        with self._lock:
+            found = sorted(self._found.items(), key=lambda one: -one[1][1])
+        return tuple(
+            Wait(file, line, function, linecache.getline(file, line).strip(), cause, _ADVICE[cause], times, seconds)
+            for (file, line, function, cause), (times, seconds) in found
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the program waited in all."""
+        return sum(one.seconds for one in self.waits)
+
+    def __str__(self) -> str:
+        """A table with a line for each line of the program, and what to do about it below."""
+        waits = self.waits
+        if not waits:
+            return "the program waited for no round trip"
+        lines = [f"{sum(one.times for one in waits)} round trips, {self.seconds:.3f} s"]
+        for one in waits:
+            place = f"{one.file}:{one.line} in {one.function}" if one.file else "outside of Python code"
+            lines += [
+                f"{one.seconds:9.3f} s {one.times:6} x  {one.cause:22} {place}",
+                f"{'':22}{one.text}" if one.text else "",
+                f"{'':22}-> {one.advice}",
+            ]
+        return "\n".join(line for line in lines if line)
+
+
+@contextmanager
+def explain_waits() -> Iterator[WaitReport]:
+    """List each round trip that the program waits for inside the block: what for, on which line, for how long, and a way to avoid it.
+
+    Round trips that are not waited for, such as those of a copy with `non_blocking=True` that came in time, are not listed. Looking for
+    the line takes some microseconds a round trip; without the block nothing is looked for.
+    """
+    report = WaitReport()
+    with client.observed_by(report):
+        yield report
+
+
+def _where(frame: FrameType | None) -> tuple[str, int, str, str]:
+    """File, line and function of the user's, and what was waited for.
+
+    The line is the innermost outside of PyTorch, Djinn and installed packages; where there is none, the innermost outside of the first two.
+    """
+    cause, library = OTHER, ("", 0, "")
+    while frame is not None:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(_HERE):
+            if cause == OTHER:
+                name = file.rpartition("/")[2]
+                cause = _CAUSES.get((name, function)) or _CAUSES.get((name, ""), OTHER)
+        elif file.startswith(_TORCH):
+            if function in {"_tensor_str", "_str", "_str_intern"}:
+                cause = PRINT
+        else:
+            place = file, frame.f_lineno, function
+            if not file.startswith(_LIBRARIES) and not file.startswith("<"):
+                return *place, _refined(cause, linecache.getline(*place[:2]))
+            library = library if library[0] else place
+        frame = frame.f_back
+    return *library, cause
+
+
+def _refined(cause: str, text: str) -> str:
+    """A number that a line decides by is a condition; one that it prints is printed."""
+    if cause != NUMBER:
+        return cause
+    if "print(" in text:
+        return PRINT
+    return CONDITION if _DECIDES.search(text) and ".item()" not in text else NUMBER

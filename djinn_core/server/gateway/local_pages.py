@@ -1,0 +1,62 @@
+"""Operations pages outside of a gateway: on loopback, for the user who started them, behind a code that is made up."""
+
+from __future__ import annotations
+
+import hmac
+
+import attrs
+
+from djinn_core.hookspecs.authentication import OPERATOR, Credentials, Identity
+from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
+from djinn_core.server.gateway.operations import UNAUTHORIZED, split_path
+from djinn_core.server.gateway.operations_listener import OperationsListener
+
+
+@attrs.frozen
+class _LocalAnswers:
+    """`Answers` of a single plugin's pages, for the one who knows the code."""
+
+    pages: OperationsPages
+    code: str = attrs.field(repr=False)
+
+    def serves_browsers(self, path: str) -> bool:
+        """As `Answers.serves_browsers`."""
+        return split_path(path)[0] == self.pages.name
+
+    def admits(self, shown: Credentials) -> bool:
+        """As `Answers.admits`."""
+        return hmac.compare_digest(shown.token.encode(errors="replace"), self.code.encode())
+
+    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
+        """As `Answers.answer`."""
+        del accept
+        name, rest = split_path(path)
+        if name == self.pages.name and rest in self.pages.open_paths:
+            return self.pages.answer(PageRequest(rest))
+        if not self.admits(shown):
+            return UNAUTHORIZED
+        return self.pages.answer(PageRequest(rest if name == self.pages.name else path, Identity(OPERATOR)))
+
+
+class PageServer:
+    """Pages on loopback, with the status of any servers.
+
+    Attributes:
+        url: address of the pages.
+    """
+
+    def __init__(self, pages: OperationsPages, server: WatchedServer, code: str, port: int = 0) -> None:
+        """Listen. `server`: what the pages are shown; `code`: what a browser has to show in place of a token.
+
+        Raises:
+            TransportError: the port is taken.
+        """
+        self._pages = pages
+        pages.begin(server)
+        self._listener = OperationsListener("127.0.0.1", port, _LocalAnswers(pages, code))
+        self.url = f"{self._listener.url}/{pages.name}"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._pages.end()
+        self._listener.close()

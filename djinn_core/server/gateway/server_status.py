@@ -1,0 +1,34 @@
+"""The answer to `djinn status`, for clients and for the pages of the operations listener."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+import msgspec
+
+from djinn_core.launch.version import djinn_version
+from djinn_core.server.gateway.context import GatewayContext
+from djinn_core.wire.messages import ExecutorStatus, Status
+
+WORDY: Final = 100  # sessions up to which what their plans decided is told
+
+
+def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
+    """The same without the decisions of plans where there are many sessions: a client takes an answer of 4 MiB."""
+    if sum(len(executor.sessions) for executor in executors) <= WORDY:
+        return executors
+    replace = msgspec.structs.replace
+    return tuple(
+        replace(executor, sessions=tuple(replace(session, decisions=()) for session in executor.sessions))
+        for executor in executors
+    )
+
+
+def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> Status:
+    """The status as a tenant sees it, or (None) the operator. `assignment`: name of the policy."""
+    age = time.monotonic() - context.since
+    executors = _shortened(context.tenants.statuses(tenant))
+    least = context.tenants.least_load()
+    return Status(djinn_version(), os.getpid(), age, executors, *least, assignment, context.recent.of(tenant))

@@ -1,0 +1,127 @@
+"use strict";
+// Stacked areas and lines over time as SVG. Texts are set as text, never as markup.
+const SVG = "http://www.w3.org/2000/svg";
+
+function drawn(name, attributes, text) {
+  const found = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, value);
+  if (text !== undefined) found.textContent = text;
+  return found;
+}
+
+// series: [{name, css}], each a column of the points; rows: [[seconds, values...]]; format: number -> text.
+class Chart {
+  constructor(title, series, format, stacked) {
+    this.title = title;
+    this.series = series;
+    this.format = format;
+    this.stacked = stacked;
+    this.rows = [];
+    this.cursor = null;
+    this.element = document.createElement("figure");
+    const caption = document.createElement("figcaption");
+    caption.textContent = title;
+    this.svg = drawn("svg", { viewBox: "0 0 480 150", preserveAspectRatio: "none", tabindex: "0", role: "img" });
+    this.plot = drawn("g", {});
+    this.line = drawn("line", { y1: 0, y2: 150, class: "cursor", visibility: "hidden" });
+    this.svg.append(this.plot, this.line);
+    this.top = document.createElement("span");
+    this.top.className = "top";
+    const frame = document.createElement("div");
+    frame.className = "frame";
+    frame.append(this.top, this.svg);
+    const span = document.createElement("div");
+    span.className = "span";
+    this.from = document.createElement("span");
+    this.to = document.createElement("span");
+    this.to.textContent = "now";
+    span.append(this.from, this.to);
+    this.legend = document.createElement("ul");
+    this.legend.className = "legend";
+    this.values = series.map((one) => {
+      const item = document.createElement("li");
+      const swatch = document.createElement("span");
+      swatch.className = `swatch ${one.css}`;
+      swatch.setAttribute("aria-hidden", "true");
+      const value = document.createElement("b");
+      item.append(swatch, document.createTextNode(`${one.name} `), value);
+      this.legend.append(item);
+      return value;
+    });
+    this.element.append(caption, frame, span, this.legend);
+    this.svg.addEventListener("keydown", (event) => this.key(event));
+    this.svg.addEventListener("pointermove", (event) => {
+      const box = this.svg.getBoundingClientRect();
+      this.point(Math.round(((event.clientX - box.left) / box.width) * (this.rows.length - 1)));
+    });
+    this.svg.addEventListener("pointerleave", () => this.point(null));
+    this.svg.addEventListener("blur", () => this.point(null));
+  }
+
+  key(event) {
+    const last = this.rows.length - 1;
+    const now = this.cursor === null ? last : this.cursor;
+    const to = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last, Escape: null }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.point(to);
+  }
+
+  point(index) {
+    const last = this.rows.length - 1;
+    this.cursor = index === null || last < 1 ? null : Math.max(0, Math.min(last, index));
+    this.show();
+  }
+
+  draw(rows) {
+    this.rows = rows;
+    if (this.cursor !== null && this.cursor >= rows.length) this.cursor = null;
+    const sums = rows.map((row) => this.top_of(row));
+    const most = Math.max(...sums, 0) || 1;
+    this.top.textContent = this.format(most);
+    this.from.textContent = rows.length > 1 ? ago(rows[rows.length - 1][0] - rows[0][0]) : "";
+    const x = (i) => (rows.length > 1 ? (480 * i) / (rows.length - 1) : 480).toFixed(1);
+    const y = (value) => (148 - (146 * value) / most).toFixed(1);
+    this.plot.replaceChildren();
+    const below = rows.map(() => 0);
+    this.series.forEach((one, column) => {
+      const above = rows.map((row, i) => (this.stacked ? below[i] : 0) + row[column + 1]);
+      const upper = above.map((value, i) => `${x(i)},${y(value)}`);
+      if (this.stacked) {
+        const lower = below.map((value, i) => `${x(i)},${y(value)}`).reverse();
+        if (rows.length) this.plot.append(drawn("polygon", { points: [...upper, ...lower].join(" "), class: one.css }));
+        above.forEach((value, i) => { below[i] = value; });
+      } else if (rows.length) {
+        this.plot.append(drawn("polyline", { points: upper.join(" "), class: `stroke ${one.css}` }));
+      }
+    });
+    this.show();
+  }
+
+  top_of(row) {
+    const values = this.series.map((_, column) => row[column + 1]);
+    return this.stacked ? values.reduce((a, b) => a + b, 0) : Math.max(...values);
+  }
+
+  show() {
+    const index = this.cursor === null ? this.rows.length - 1 : this.cursor;
+    const row = this.rows[index];
+    const texts = this.series.map((_, column) => (row ? this.format(row[column + 1]) : ""));
+    this.values.forEach((value, column) => { if (value.textContent !== texts[column]) value.textContent = texts[column]; });
+    const when = this.cursor === null || !row ? "now" : ago(this.rows[this.rows.length - 1][0] - row[0]);
+    this.to.textContent = when;
+    const named = this.series.map((one, column) => `${one.name} ${texts[column]}`).join(", ");
+    this.svg.setAttribute("aria-label", `${this.title}, ${when}: ${named}. Arrow keys look back.`);
+    this.line.setAttribute("visibility", this.cursor === null ? "hidden" : "visible");
+    if (this.cursor !== null) {
+      const at = (480 * this.cursor) / Math.max(1, this.rows.length - 1);
+      this.line.setAttribute("x1", at);
+      this.line.setAttribute("x2", at);
+    }
+  }
+}
+
+function ago(seconds) {
+  if (seconds < 90) return `${Math.round(seconds)} s ago`;
+  return `${Math.round(seconds / 60)} min ago`;
+}

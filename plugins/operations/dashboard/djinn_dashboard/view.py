@@ -1,0 +1,170 @@
+"""The view: what is shown of a server's status and of the one before it, as plain values. Nothing here asks or keeps anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+Facts = Mapping[str, Any]  # as `djinn status --json` shows a server
+
+KINDS: Final = ("weights", "caches", "optimizer", "gradients", "inputs", "activations")
+STAGES: Final = ("queue", "decode", "execute", "encode")
+# Counters of an executor of which an increase is worth a warning, and its words.
+_ALARMS: Final = {
+    "quota_refusals": "refused because a quota is used up",
+    "memory_refusals": "allocations for which no room could be made",
+    "op_failures": "ops failed",
+    "sessions_closed": "sessions ended by the server",
+}
+
+
+@attrs.frozen
+class Sample:
+    """A status, and when it was read in seconds of the monotonic clock."""
+
+    at: float
+    facts: Facts
+
+
+def executors_of(facts: Facts) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The executors, each with a key that stays while its process lives: who restarts counts anew."""
+    for executor in facts.get("executors", ()):
+        yield f"{executor.get('server', '')}/{executor.get('tenant', '')}/{executor['process']}", executor
+
+
+def memory_by_kind(executor: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of an executor's sessions by kind; kinds without any are left out."""
+    found = dict.fromkeys(KINDS, 0)
+    for session in executor["sessions"]:
+        for kind, nbytes in session.get("kinds", {}).items():
+            if kind in found:
+                found[kind] += nbytes
+    return {kind: nbytes for kind, nbytes in found.items() if nbytes}
+
+
+def make_view(before: Sample, now: Sample) -> dict[str, Any]:
+    """The view: rates are those between the two samples; 0 where they are the same or a process began in between."""
+    seconds = now.at - before.at
+    earlier = dict(executors_of(before.facts))
+    executors = [_executor(key, one, earlier.get(key), seconds) for key, one in executors_of(now.facts)]
+    return {
+        "version": now.facts.get("version", ""),
+        "uptime": now.facts.get("uptime", 0.0),
+        "executors": executors,
+        "events": [_event(one) for one in now.facts.get("events", ())],
+    }
+
+
+def shorten(view: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """The view with the `most` sessions that took the most of their devices; `left_out`: how many others there are."""
+    sessions = [session for executor in view["executors"] for session in executor["sessions"]]
+    kept = {id(one) for one in sorted(sessions, key=lambda one: (-float(one["busy"]), one["session"]))[:most]}
+    executors = [{**one, "sessions": [s for s in one["sessions"] if id(s) in kept]} for one in view["executors"]]
+    return {**view, "executors": executors, "left_out": len(sessions) - len(kept)}
+
+
+def _executor(
+    key: str, executor: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float
+) -> dict[str, Any]:
+    figures = executor.get("figures", {})
+    rates = _rates(figures, before.get("figures", {}) if before else None, seconds)
+    earlier = {one["session"]: one for one in before["sessions"]} if before else {}
+    sessions = [_session(one, earlier.get(one["session"]), seconds) for one in executor["sessions"]]
+    device = executor["device"]
+    return {
+        "key": key,
+        "server": executor.get("server", ""),
+        "tenant": executor.get("tenant", ""),
+        "device": device["id"],
+        "name": device.get("name", ""),
+        "state": executor["state"],
+        "process": executor["process"],
+        "restarts": executor.get("restarts", 0),
+        "memory": figures.get("memory_bytes", sum(one["memory"] for one in executor["sessions"])),
+        "limit": figures.get("memory_limit_bytes", 0),
+        "device_memory": device.get("memory", 0),
+        "device_free": device.get("memory_free"),
+        "pressure": device.get("pressure", 0),
+        "shared": figures.get("shared_weight_bytes", 0),
+        "spilled": figures.get("spill_bytes", 0),
+        "kinds": memory_by_kind(executor),
+        "waiting": figures.get("waiting_sessions", 0),
+        "longest_wait": figures.get("longest_wait_seconds", 0.0),
+        "submissions": rates.get("submissions", 0.0),
+        "ops": rates.get("ops", 0.0),
+        "received": rates.get("received_bytes", 0.0),
+        "sent": rates.get("fetched_bytes", 0.0),
+        "stages": {name: rates.get(f"{name}_seconds", 0.0) for name in STAGES},
+        "sessions": sessions,
+    }
+
+
+def _session(session: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
+    rates = _rates(session, before, seconds, ("steps", "submissions", "seconds"))
+    return {
+        "session": session["session"],
+        "client": session["client"],
+        "phase": session.get("phase", ""),
+        "steps": rates.get("steps", 0.0),
+        "submissions": rates.get("submissions", 0.0),
+        "busy": rates.get("seconds", 0.0),
+        "memory": session["memory"],
+        "values": session["values"],
+        "kinds": dict(session.get("kinds", {})),
+        "age": session["age"],
+        "latency": session.get("latency", 0.0),
+        "bandwidth": session.get("bandwidth", 0.0),
+        "decisions": list(session.get("decisions", ())),
+    }
+
+
+def _rates(
+    now: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float, names: Sequence[str] = ()
+) -> dict[str, float]:
+    if before is None or seconds <= 0:
+        return {}
+    return {name: max(0.0, now.get(name, 0) - before.get(name, 0)) / seconds for name in names or now}
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    text = f"{event['name'].replace('_', ' ')}: {event.get('text', '')}".removesuffix(": ")
+    return {"seconds": event["seconds"], "tenant": event.get("tenant", ""), "text": text}
+
+
+def alarms(before: Facts, now: Facts) -> Iterator[tuple[str, str]]:
+    """Faults and refusals between two statuses, each as the tenant that it is about and words."""
+    earlier = dict(executors_of(before))
+    for key, executor in executors_of(now):
+        tenant, device = executor.get("tenant", ""), executor["device"]["id"]
+        past = earlier.get(key)
+        if past is None:
+            continue
+        for name, words in _ALARMS.items():
+            count = executor.get("figures", {}).get(name, 0) - past.get("figures", {}).get(name, 0)
+            if count > 0:
+                yield tenant, f"{count:g} {words} on {device}"
+        if executor["device"].get("pressure", 0) > past["device"].get("pressure", 0):
+            yield tenant, f"memory is short on {device}"
+        if executor["state"] != past["state"]:
+            yield tenant, f"the executor on {device} is {executor['state']}"
+
+
+def merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One status of several servers, as `djinn.operations.read_status` gives them; those that do not answer become events."""
+    several = len(rows) > 1
+    answered = [row for row in rows if not row.get("error")]
+    missing = [
+        {"seconds": 0.0, "name": "no answer", "tenant": "", "text": f"{row['url']}: {row['error']}"}
+        for row in rows
+        if row.get("error")
+    ]
+    return {
+        "version": answered[0]["version"] if answered else "",
+        "uptime": min((row["uptime"] for row in answered), default=0.0),
+        "executors": [
+            {**executor, "server": row["url"] if several else ""} for row in answered for executor in row["executors"]
+        ],
+        "events": [*(event for row in answered for event in row.get("events", ())), *missing],
+    }

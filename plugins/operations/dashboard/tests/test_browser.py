@@ -1,0 +1,284 @@
+"""The dashboard in a real browser, beside work that is done, executors that die, quotas that are hit, servers that restart.
+
+`make test-dashboard` runs it, where playwright and a Chromium are installed; the pictures are in DASHBOARD_PICTURES.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SECONDS = 60.0
+UPDATE_MILLISECONDS = 100
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
+    pytest.mark.skipif("DASHBOARD_PICTURES" not in os.environ, reason="it takes minutes: make test-dashboard"),
+]
+
+HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
+GENERATE = """
+import os, sys, torch, djinn
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4)
+model = LlamaForCausalLM(LlamaConfig(**sizes)).eval().to("remote_accelerator:0")
+while True:
+    ids = torch.randint(0, 1000, (1, 32), device="remote_accelerator:0")
+    model.generate(ids, max_new_tokens=100, min_new_tokens=100, do_sample=False, pad_token_id=0)
+"""
+TRAIN = """
+import torch, djinn
+model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 16)).to("remote_accelerator:0")
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    x = torch.randn(64, 512, device="remote_accelerator:0")
+    optimizer.zero_grad(); loss = model(x).square().mean(); loss.backward(); optimizer.step(); loss.item()
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(start_guarded, tmp_path_factory):
+    """Loopback and a port that stays, so that a server can come again at it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("guarded")
+    return folder, port, start_guarded(folder, port=port)
+
+
+@pytest.fixture
+def program(guarded, plain_environment):
+    """Starts programs of a tenant on the server, which are ended afterwards."""
+    started = []
+
+    def start(text: str, token: str, name: str = "") -> subprocess.Popen[bytes]:
+        environment = plain_environment | {"DJINN_SERVERS": guarded[2].server.url("tcp"), "DJINN_TOKEN": token}
+        environment |= {"LOGNAME": name, "USER": name, "OMP_NUM_THREADS": "1"} if name else {"OMP_NUM_THREADS": "1"}
+        environment["DJINN_DISABLE"] = "local"
+        started.append(subprocess.Popen([sys.executable, "-W", "ignore", "-c", text], env=environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def enter(browser, guarded):
+    """Opens the dashboard with a token; at the end, nothing may be in the console, and no other host was asked."""
+    opened, said, asked = [], [], []
+
+    def open_page(token: str, width: int = 1280, scheme: str = "light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("request", lambda request: asked.append(request.url))
+        page.set_default_timeout(1000 * SECONDS)
+        page.goto(f"{guarded[2].operations}/dashboard")
+        page.fill("#token", token)
+        page.press("#token", "Enter")
+        opened.append(page)
+        page.said = said
+        return page
+
+    yield open_page
+    for page in opened:
+        page.context.close()
+    base = guarded[2].operations
+    assert [url for url in asked if not url.startswith(f"{base}/dashboard")] == []
+    assert [line for line in said if not re.search("status of (401|503)|ERR_", line)] == []
+
+
+def until(page, expression: str) -> None:
+    """Wait until an expression is true. Playwright's own way needs `eval`, which the page's policy forbids."""
+    deadline = time.monotonic() + SECONDS
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"{expression}: not after {SECONDS:g} s; {page.inner_text('body')[:2000]}"
+        page.wait_for_timeout(100)
+
+
+def picture(page, name: str) -> None:
+    folder = Path(os.environ["DASHBOARD_PICTURES"])
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=folder / f"{name}.png", full_page=True)
+
+
+def text(page, place: str) -> str:
+    return page.inner_text(place)
+
+
+def test_a_wrong_token_sees_nothing(enter):
+    page = enter("djinn_" + "x" * 43)
+    until(page, "document.getElementById('refused').textContent !== ''")
+    assert page.is_hidden("#board")
+    assert text(page, "#executors") == "" or page.is_hidden("#executors")
+    assert "djinn_" not in page.url
+    picture(page, "refused")
+
+
+def test_work_shows_with_phase_rates_and_memory(enter, guarded, program):
+    program(GENERATE, guarded[2].tokens["alice"])
+    program(TRAIN, guarded[2].tokens["bob"])
+    page = enter(guarded[2].operator)
+    for phase in ("llm decode", "training"):
+        until(page, f"document.getElementById('sessions').innerText.includes('{phase}')")
+    until(page, "document.querySelectorAll('#charts polygon').length > 0")
+    for kind in ("weights", "caches", "optimizer", "gradients"):
+        assert kind in text(page, "#executors")
+    steps = "[...document.querySelectorAll('#sessions tbody tr')].map(row => parseFloat(row.cells[4].innerText))"
+    until(page, f"{steps}.every(rate => rate > 0)")
+    page.wait_for_timeout(20_000)  # some points of history
+    assert "applied" in text(page, "#plans") or "left out" in text(page, "#plans")
+    picture(page, "work")
+    assert page.evaluate("document.documentElement.scrollWidth") == 1280
+    dark, narrow = enter(guarded[2].operator, scheme="dark"), enter(guarded[2].operator, width=400)
+    for other in (dark, narrow):
+        until(other, "document.getElementById('sessions').innerText.includes('decode')")
+        other.wait_for_timeout(3000)
+    picture(dark, "dark")
+    picture(narrow, "narrow")
+    assert narrow.evaluate("document.documentElement.scrollWidth") == 400
+    tenant = enter(guarded[2].tokens["alice"])
+    until(tenant, "document.getElementById('sessions').innerText.includes('decode')")
+    assert "bob" not in text(tenant, "body")
+    assert "training" not in text(tenant, "body")
+    assert "tenant alice" in text(tenant, "header")
+
+
+# Milliseconds of an update, the median of ten, with a whole hour of points and as many sessions as are sent, after the one that makes their rows.
+SLOWEST = """() => {
+    const session = (i, t) => ({session: `s${i}`, client: "user@laptop", phase: "llm_decode", steps: t, submissions: 5 * t, busy: t / 20,
+        memory: 1e9 + t, values: 300, kinds: {weights: 1e9, caches: 1e6 * t}, age: t, latency: 0.001, bandwidth: 1e9, decisions: []});
+    const executor = (t) => ({key: "k", server: "", tenant: "alice", device: "cpu:0", name: "", state: "ready", restarts: 0,
+        memory: 1e9, limit: 0, device_memory: 1e11, shared: 0, spilled: 0, kinds: {weights: 1e9}, waiting: 0, longest_wait: 0,
+        submissions: t, received: 0, sent: 0, stages: {queue: 0, decode: 0, execute: t / 20, encode: 0},
+        sessions: Array.from({length: 200}, (_, i) => session(i, t))});
+    const hour = Array.from({length: 720}, (_, i) => [i, ...fields.slice(1).map((_, j) => (i * j) % 97)]);
+    const live = (t) => ({version: "x", uptime: t, events: [], executors: [executor(t)]});
+    const took = Array.from({length: 11}, (_, t) => {
+        const said = {tenant: null, live: live(t), points: t ? [[720 + t, ...hour[t].slice(1)]] : hour};
+        const begun = performance.now();
+        show(said);
+        document.body.offsetHeight;
+        return performance.now() - begun;
+    });
+    return took.slice(1).sort((a, b) => a - b)[5];
+}"""
+
+
+def test_an_update_is_quick(enter, guarded):
+    page = enter(guarded[2].operator)
+    until(page, "points.length > 2")
+    milliseconds = page.evaluate(SLOWEST)
+    print(f"an update with 200 sessions takes {milliseconds:.0f} ms")
+    assert milliseconds < UPDATE_MILLISECONDS
+
+
+def test_the_keyboard_and_the_tree_are_enough(enter, guarded):
+    page = enter(guarded[2].operator)
+    page.wait_for_selector("#board:not([hidden])")
+    until(page, "points.length > 2")
+    tree = page.locator("body").aria_snapshot()
+    for part in ('table "Executors with', 'heading "The past hour"', "status: Live", 'button "Pause"', "columnheader"):
+        assert part in tree, part
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    focused = "document.activeElement.tagName + document.activeElement.id"
+    seen = set()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate(focused))
+    assert {"BUTTONpause", "BUTTONleave"} <= seen | {"BUTTONpause"}
+    assert "svg" in {name.lower()[:3] for name in seen}
+    page.focus("#charts svg")
+    before = page.get_attribute("#charts svg", "aria-label")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert page.get_attribute("#charts svg", "aria-label") != before
+    assert "ago" in page.get_attribute("#charts svg", "aria-label")
+    page.focus("#pause")
+    page.keyboard.press("Enter")
+    assert text(page, "#state") == "Paused"
+    narrow = enter(guarded[2].operator, width=400)
+    narrow.wait_for_selector("#board:not([hidden])")
+    assert 'table "Executors with' in narrow.locator("body").aria_snapshot()
+
+
+def test_texts_of_tenants_are_texts(enter, guarded, program):
+    program(f"import getpass; getpass.getuser = lambda: {HOSTILE!r}\n{TRAIN}", guarded[2].tokens["alice"], HOSTILE)
+    page = enter(guarded[2].operator)
+    until(page, "document.getElementById('sessions').innerText.includes('<b>bold')")
+    page.wait_for_timeout(2000)
+    assert "<img src=x" in text(page, "#sessions"), text(page, "#sessions")
+    assert page.locator("main img, main b:not(.legend b)").count() == 0
+    picture(page, "hostile")
+
+
+def test_a_quota_and_a_dead_executor_are_told(enter, guarded, program):
+    folder, _, found = guarded
+    page = enter(found.operator)
+    first = program(TRAIN, found.tokens["bob"])
+    until(page, f"document.getElementById('sessions').innerText.includes('process {first.pid}')")
+    limit = ["-m", "djinn_core.cli", "token", "limit", "bob", "--sessions", "1", "--file", str(folder / "tokens.json")]
+    subprocess.run([sys.executable, *limit], check=True, capture_output=True)
+    program(TRAIN, found.tokens["bob"])
+    until(page, "document.getElementById('events').innerText.includes('quota')")
+    picture(page, "quota")
+    assert first.poll() is None
+    died = _executor_of(found, "bob")
+    os.kill(died, signal.SIGKILL)
+    until(page, "document.getElementById('events').innerText.includes('executor died')")
+    picture(page, "died")
+    until(page, "document.getElementById('executors').innerText.includes('restarts 1')")
+    tenant = enter(found.tokens["alice"])
+    tenant.wait_for_selector("#board:not([hidden])")
+    tenant.wait_for_timeout(2000)
+    assert "bob" not in text(tenant, "body")
+
+
+def _executor_of(found, tenant: str) -> int:
+    import json
+    import urllib.request
+
+    asked = urllib.request.Request(
+        f"{found.operations}/dashboard/feed", headers={"Authorization": f"Bearer {found.operator}"}
+    )
+    with urllib.request.urlopen(asked) as response:
+        line = next(line for line in response if line.startswith(b"data: "))
+    executors = json.loads(line.removeprefix(b"data: "))["live"]["executors"]
+    return next(one["process"] for one in executors if one["tenant"] == tenant)
+
+
+def test_a_page_outlives_its_server(enter, guarded, start_guarded):
+    folder, port, found = guarded
+    page = enter(found.tokens["alice"])
+    until(page, "document.getElementById('state').textContent === 'Live'")
+    assert found.server.stop() == 0
+    until(page, "document.getElementById('state').textContent.startsWith('No connection')")
+    picture(page, "away")
+    again = start_guarded(folder, port=port)
+    try:
+        until(page, "document.getElementById('state').textContent === 'Live'")
+        picture(page, "back")
+    finally:
+        again.server.stop()

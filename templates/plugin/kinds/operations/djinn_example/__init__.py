@@ -1,0 +1,41 @@
+"""Pages for Djinn's operations listener: the sessions of the one who asks, as JSON."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+from djinn.hooks import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer, hookimpl
+
+djinn_api_version = 1
+
+
+class ExamplePages:
+    """`/example/sessions`, for a token; `/example` says so without one."""
+
+    name = "example"
+    open_paths = frozenset({""})
+
+    def begin(self, server: WatchedServer) -> None:
+        """Called once, when the server's executors are ready."""
+        self._server = server
+
+    def end(self) -> None:
+        """Called once, when the server admits no further clients."""
+
+    def answer(self, request: PageRequest) -> HttpResponse | EventFeed:
+        """Called in threads, several at a time."""
+        if request.path == "":
+            return HttpResponse(HTTPStatus.OK, b"ask for /example/sessions, with a token\n")
+        if request.path != "/sessions" or request.identity is None:
+            return HttpResponse(HTTPStatus.NOT_FOUND, b"there is /example/sessions\n")
+        identity = request.identity
+        status = self._server.status(None if identity.sees_all else identity.tenant)
+        sessions = [session["session"] for executor in status["executors"] for session in executor["sessions"]]
+        return HttpResponse(HTTPStatus.OK, json.dumps(sessions).encode(), "application/json")
+
+
+@hookimpl
+def djinn_register_operations_pages() -> list[OperationsPages]:
+    """The pages that this plugin offers."""
+    return [ExamplePages()]

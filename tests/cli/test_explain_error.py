@@ -1,0 +1,73 @@
+"""Each class of error has a code of its own and a section with cause and cure; `djinn explain-error` finds it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import traceback
+
+import pytest
+from click.testing import CliRunner
+
+import djinn
+import djinn_core
+from djinn_core.cli import main
+from djinn_core.cli.explain_error import read_sections
+from djinn_core.errors import DjinnError, SessionLost
+
+
+def every_class():
+    for module in pkgutil.walk_packages(djinn_core.__path__, "djinn_core."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, left = set(), [DjinnError]
+    while left:
+        error = left.pop()
+        if error not in found and error.__module__.partition(".")[0] in {"djinn", "djinn_core"}:
+            found.add(error)
+            left += error.__subclasses__()
+    return found
+
+
+def test_each_class_has_a_section_with_cause_and_cure():
+    public = {error for error in every_class() if error.__module__ == "djinn"}
+    assert len(public) > 20
+    sections = read_sections()
+    assert sections.keys() == {error.code for error in public}
+    for error in public:
+        assert "code" in vars(error), f"{error.__name__} has the code of another class"
+        assert sections[error.code].startswith(f"`{error.__name__}`: "), error.code
+        assert "\n- Cause: " in sections[error.code], error.code
+        assert "\n- Cure: " in sections[error.code], error.code
+
+
+def test_errors_that_are_not_offered_have_the_code_of_their_base():
+    assert {error.__name__ for error in every_class() if error.__module__ != "djinn"} == {
+        "CrashLoop",
+        "HookError",
+        "ShortcutError",
+    }
+
+
+@pytest.mark.parametrize("asked", ["session-lost", "SessionLost", "djinn.SessionLost"])
+def test_a_code_or_a_class_is_explained(asked):
+    done = CliRunner().invoke(main, ["explain-error", asked])
+    assert done.exit_code == 0
+    assert "djinn.init()" in done.output
+    assert "docs/reliability.md" in done.output
+    assert "forked" not in done.output
+
+
+def test_without_a_code_all_are_listed_and_a_near_miss_is_named():
+    listed = CliRunner().invoke(main, ["explain-error"]).output
+    assert all(code in listed for code in read_sections())
+    wrong = CliRunner().invoke(main, ["explain-error", "sesion-lost"])
+    assert wrong.exit_code == 1
+    assert "did you mean 'session-lost'?" in wrong.output
+
+
+def test_tracebacks_name_the_code_and_messages_do_not():
+    error = SessionLost("the executor died")
+    assert str(error) == "the executor died"
+    assert "djinn explain-error session-lost" in "".join(traceback.format_exception(error))
+    assert "explain-error" not in "".join(traceback.format_exception(djinn.RemoteIndexError("index out of range")))

@@ -1,0 +1,146 @@
+"""`djinn status` and dashboards on sessions: phase, steps, memory by kind, link, decisions; recent events."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from djinn_core.builtins import builtin_plugins
+from djinn_core.cli import main
+from djinn_core.config import Settings
+from djinn_core.hookspecs.server_observers import ServerEvent
+from djinn_core.hookspecs.transports import NO_LINK, link_of
+from djinn_core.ir.values import make_handle
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.runtime.connecting.connect import open_connections
+from djinn_core.runtime.connecting.status import read_status
+from djinn_core.server.gateway.context import RecentEvents
+from djinn_core.server.gateway.server_status import WORDY
+from djinn_core.server.running.values import ValueTable
+from djinn_core.server.session_overview import HINTS_LIMIT, LETTERS_LIMIT, SessionNotes
+from djinn_core.system.tcp import link_figures
+from djinn_core.wire.frames import Frame
+from djinn_core.wire.messages import Goodbye, ValueHints, encode
+
+
+def test_a_training_loop_is_seen_as_one(over_tcp, serving, url_of, monkeypatch):
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2)).to(
+        "remote_accelerator:0"
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(12):
+        loss = model(torch.ones(4, 16, device="remote_accelerator:0")).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+    monkeypatch.setenv("DJINN_TOKEN", serving.token)
+    (row,) = read_status([url_of("tcp")])
+    sessions = [one for executor in row["executors"] for one in executor["sessions"]]
+    (mine,) = [one for one in sessions if one["phase"].startswith("training")]
+    assert mine["steps"] >= 8
+    assert mine["seconds"] > 0
+    assert sum(mine["kinds"].values()) == mine["memory"]
+    weights = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert mine["kinds"]["weights"] == weights
+    assert mine["kinds"]["optimizer"] >= 2 * weights
+    assert any(" ops on " in line for line in mine["decisions"])
+    assert mine["latency"] > 0
+    (executor,) = [one for one in row["executors"] if mine in one["sessions"]]
+    assert executor["figures"]["submissions"] >= 12
+    assert executor["tenant"] == "default"
+    watched = CliRunner().invoke(main, ["status", "--server", url_of("tcp")])
+    assert "training" in watched.output
+
+
+def test_a_status_of_many_sessions_arrives(serving, url_of, monkeypatch):
+    settings = Settings(servers=(url_of("tcp"),), token=serving.token, disable=("local",))
+    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
+    opened = [open_connections(settings, registry)[0] for _ in range(WORDY + 1)]
+    monkeypatch.setenv("DJINN_TOKEN", serving.token)
+    try:
+        (row,) = read_status([url_of("tcp")])
+        assert row["error"] is None
+        assert len(row["executors"][0]["sessions"]) > WORDY
+        assert not any(one["decisions"] for one in row["executors"][0]["sessions"])
+    finally:
+        for one in opened:
+            one.connection.send(Frame(encode(Goodbye())))
+            one.connection.close()
+
+
+@pytest.fixture
+def values():
+    found = ValueTable()
+    for number, size in enumerate((10, 20, 40), 1):
+        found[make_handle(number, 0)] = torch.zeros(size, dtype=torch.uint8)
+    return found
+
+
+def handle(number):
+    return make_handle(number, 0)
+
+
+def test_bytes_are_counted_by_what_the_client_says_they_are(values):
+    notes = SessionNotes(values)
+    notes.learn(ValueHints(b"t", "llm_decode", b"wk", b"a", ("a reason",)))
+    notes.ran(b"t", (handle(1), handle(2)), (handle(3),), 0.5)
+    seen = notes.overview()
+    assert seen.kinds == {"weights": 10, "caches": 20, "activations": 40}
+    assert (seen.phase, seen.seconds, seen.decisions) == ("llm_decode", 0.5, ("a reason",))
+    values.free([handle(2), handle(3)])
+    assert notes.overview().kinds == {"weights": 10}
+
+
+def test_a_phase_that_is_none_is_not_shown(values):
+    notes = SessionNotes(values)
+    notes.learn(ValueHints(b"t", "<b>anything</b>", b"?", b""))
+    notes.ran(b"t", (handle(1),), (), 0.0)
+    assert notes.overview().phase == ""
+    assert notes.overview().kinds == {"activations": 70}
+
+
+@pytest.mark.parametrize(("pieces", "least", "most"), [(1, 95, 100), (3, 95, 100), (6, 95, 100)])
+def test_steps_are_counted_whatever_their_number_of_pieces(values, pieces, least, most):
+    notes = SessionNotes(values)
+    notes.ran(b"load", (), (), 0.0)
+    for _ in range(100):
+        for piece in range(pieces):
+            notes.ran(bytes([piece]), (), (), 0.0)
+    assert least <= notes.overview().steps <= most
+
+
+def test_hints_are_bounded(values):
+    notes = SessionNotes(values)
+    for number in range(2 * HINTS_LIMIT):
+        notes.learn(ValueHints(number.to_bytes(4, "big"), "", b"w" * (LETTERS_LIMIT // 16), b""))
+    assert sum(len(one.inputs) for one in notes._hints.values()) <= LETTERS_LIMIT
+    assert len(notes._hints) <= HINTS_LIMIT
+
+
+def test_events_are_kept_for_those_whom_they_concern():
+    recent = RecentEvents()
+    recent.observe(ServerEvent("connected", 1.0, "gateway", {"peer": "x"}))
+    recent.observe(ServerEvent("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
+    recent.observe(ServerEvent("executor_died", 3.0, "gateway", {"tenant": "alice", "exit_status": -9}))
+    for _ in range(2000):
+        recent.observe(ServerEvent("refused", 4.0, "gateway", {"why": "token", "tenant": "bob"}))
+    assert [one.tenant for one in recent.of("bob", 3)] == ["bob"] * 3
+    assert len(recent.of(None, 10_000)) <= 1000
+    again = RecentEvents()
+    again.observe(ServerEvent("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
+    assert "\x1b" not in again.of(None)[0].text
+    assert again.of("alice") == ()
+
+
+def test_a_connection_tells_of_its_network():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        latency, rate = link_figures(client)
+        assert latency >= 0
+        assert rate >= 0
+    with pytest.raises(OSError, match="descriptor"):
+        link_figures(client)
+    assert link_of(object()) == NO_LINK
