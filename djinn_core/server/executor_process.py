@@ -5,11 +5,11 @@ A collection finds nothing to free while modules are imported, and looks at all 
 
 from __future__ import annotations
 
-import gc
-
-gc.disable()  # until `set_start_aside`
-
-from djinn_core.server.executor import main  # noqa: E402 - what takes long is imported by this
-
 if __name__ == "__main__":
+    import gc
+
+    gc.disable()  # until `set_start_aside`
+
+    from djinn_core.server.executor import main
+
     main()
