@@ -84,7 +84,10 @@ class SessionNotes:
 
         Steps are runs of one template. It gives way to one that comes more than twice as often as it lately does.
         """
-        self._ran[digest] = (inputs, outputs)
+        ran = self._ran  # another thread may take it meanwhile
+        ran[digest] = (inputs, outputs)
+        if len(ran) > HINTS_LIMIT:  # no report was asked for
+            ran.pop(next(iter(ran)))
         self._last = digest
         self._seconds += seconds
         self._runs += 1

@@ -113,6 +113,13 @@ def test_steps_are_counted_whatever_their_number_of_pieces(values, pieces, least
     assert least <= notes.overview().steps <= most
 
 
+def test_what_is_noted_without_a_report_is_bounded(values):
+    notes = SessionNotes(values)
+    for number in range(2 * HINTS_LIMIT):
+        notes.ran(number.to_bytes(4, "big"), (1,), (2,), 0.0)
+    assert len(notes._ran) <= HINTS_LIMIT
+
+
 def test_hints_are_bounded(values):
     notes = SessionNotes(values)
     for number in range(2 * HINTS_LIMIT):
