@@ -29,7 +29,7 @@ COMMANDS = {
     "logout": "Remove a log-in from this machine.",
     "plan": "Plan a model for a cluster that is only described.",
     "plugins": "List the plugins, built-in, installed and broken ones.",
-    "published": "List the weights that are published under names, and remove some.",
+    "published": "List published weights, and remove some.",
     "run": "Run a script written for CUDA on the remote device.",
     "serve": "Offer this machine's devices to clients.",
     "servers": "List the servers that you have logged in to.",

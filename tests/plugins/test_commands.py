@@ -107,7 +107,10 @@ def test_an_error_names_the_plugin_unless_it_is_djinns_own(offer: Any, djinn: Dj
     traced = djinn("world", "--fail", DJINN_DEBUG="plugins")
     assert traced.stderr.splitlines()[-1] == "KeyError: 'a mistake'"
     refused = djinn("world", "--refuse")
-    assert (refused.returncode, refused.stderr) == (1, "Error: No server answers.\n")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "Error: No server answers.\n`djinn explain-error transport` shows causes and cures.\n",
+    )
     unknown = djinn("world", "--unknown")
     assert unknown.returncode == 2
     assert "No such option" in unknown.stderr

@@ -193,7 +193,7 @@ def test_observers_are_told_and_one_that_raises_is_dropped() -> None:
     djinn.configure(plugins=[plugin], threads=1, plan_first_runs=True)
     try:
         assert torch.ones(3, device=DEVICE).sum().item() == 3
-        assert plugin.seen == ["connected", "planned", "submitted", "completed"]
+        assert plugin.seen == ["connected", "planned", "submitted", "completed", "waited"]
     finally:
         djinn.shut_down()
         djinn.configure()

@@ -135,7 +135,9 @@ def test_weights_that_can_be_read_again_are_dropped(own_server, python, plain_en
     try:
         assert client.stdout.readline() == "ready\n"
         wait_for(lambda: idle_on_disk(server, 1), "the session to give way")
-        shown = python.run("-m", "djinn_core.cli", "status", "--connection-file", server.file, env=env).stdout
+        shown = python.run(
+            "-m", "djinn_core.cli", "status", "--connection-file", server.file, env=env | {"COLUMNS": "200"}
+        ).stdout
         assert "MiB on disk" in shown
         for _ in range(2):
             wait_for(lambda: idle_on_disk(server, 1), "the session to give way")

@@ -232,8 +232,10 @@ class Submissions:
         elif refused:
             message = refusing(message, program, refused)
         frame = frame or framed(message)
-        if message.template is not None and prepared is not None and prepared.hints is not None:
-            self._link.send_message(prepared.hints)  # before the template that they are about
+        if prepared is not None and prepared.hints is not None and (message.template or not prepared.hinted):
+            # Before the template that they are about; after it where that ran as it was recorded before it was planned.
+            self._link.send_message(prepared.hints)
+            prepared.hinted = True
         claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
         position = self._replies.make_room(len(frame.head))

@@ -98,7 +98,7 @@ class Prepared:
         relied, fixed: instructions whose calls, and positions of slots whose numbers, have to be what they were, because an
             optimization rewrote them that may have looked at sizes.
         substituted: names of the optimizations for which this holds for some sizes only.
-        hints: kinds of its values, for an executor that may have to evict some.
+        hints: kinds of its values, for an executor that may have to evict some. hinted: whether the executor was told.
         profile: of the whole program that it was planned for, or for a piece of.
         recorded: the program that it runs as recorded; None where it was planned.
     """
@@ -118,6 +118,7 @@ class Prepared:
     fixed: tuple[tuple[int, Slot], ...] = ()
     substituted: tuple[str, ...] = ()
     hints: ValueHints | None = None
+    hinted: bool = False
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
     recorded: Program | None = attrs.field(default=None, repr=False)
 

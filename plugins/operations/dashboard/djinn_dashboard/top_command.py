@@ -20,7 +20,7 @@ import click
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.5), help="Between two looks.")
 @click.option("--times", type=click.IntRange(1), help="End after so many looks; without it, Ctrl-C ends it.")
 def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, times: int | None) -> None:
-    """Show what servers are doing, again and again: executors, memory by kind, sessions with their rates, warnings.
+    """Show what servers are doing, in a terminal.
 
     Where the output is no terminal, each look is printed below the one before.
     """
