@@ -21,13 +21,15 @@ from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
-from djinn_core.system.tcp import PARTS, PeerSilence, link_figures
+from djinn_core.system.tcp import PARTS, PeerSilence, link_figures, unacknowledged
 from djinn_core.wire.frames import Buffer, Limits
 
 _LISTEN_BACKLOG: Final = 128
 # How long, and for how many bytes, a server goes on reading after its last word.
 _LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 20
+# How long a close waits for the other machine to have what was sent before.
+_DELIVER_SECONDS: Final = 1.0
 _DISCARD_BYTES: Final = 64 << 10
 # How long a read waits inside the kernel for what is probably about to come, which spares asking first.
 # Less than the shortest wait of those who wait for an answer, so that they do so in one system call.
@@ -222,7 +224,19 @@ class SocketConnection(StreamConnection):
             log.debug("the socket was shut down already", peer=self.peer, error=str(error))
 
     def _drop(self) -> None:
+        with suppress(OSError):  # closed already
+            self._deliver(time.monotonic() + _DELIVER_SECONDS)
         self._socket.close()
+
+    def _deliver(self, deadline: float) -> None:
+        """Wait until the other machine has what was sent.
+
+        The kernel resets a connection that is closed while there is something unread, and forgets what it has not sent yet.
+        """
+        pause = 0.0005
+        while self._process == os.getpid() and unacknowledged(self._socket) and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
 
 
 class AcceptedConnection(SocketConnection):

@@ -9,10 +9,15 @@ import sys
 import time
 from typing import Final
 
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
 PARTS: Final = 1024  # of a message in one call of the kernel: IOV_MAX of Linux and macOS
 LONGEST_PATH: Final = 107 if sys.platform == "linux" else 103  # bytes of the path of a Unix socket
 # After how many seconds without a word the kernel asks a peer, how often, and how many times. The first has two names.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+_TCP_CLOSE: Final = 7  # of the states of Linux' `struct tcp_info`
 # Of Linux' `struct tcp_info`: segments that were not acknowledged, and milliseconds since the last acknowledgement.
 _LINUX: Final = struct.Struct("=24xI28xI")
 # Of macOS' `struct tcp_connection_info`: the window for sending, bytes that were not acknowledged, and packets that were received.
@@ -40,6 +45,21 @@ def link_figures(sock: socket.socket) -> tuple[float, float]:
         return 0.0, 0.0
     microseconds, rate = _LINUX_LINK.unpack_from(info)
     return microseconds / 1e6, float(rate)
+
+
+def unacknowledged(sock: socket.socket) -> int:
+    """Bytes that were sent and that the machine at the other end of a TCP connection, shut down for sending, has not acknowledged.
+
+    0 where the connection is broken, and where the system does not tell: there is nothing to wait for.
+
+    Raises:
+        OSError: the socket is closed.
+    """
+    if sys.platform == "linux":
+        if sock.family != socket.AF_UNIX and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_CLOSE:
+            (left,) = struct.unpack("=i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+            return max(0, int(left) - 1)  # the end of the stream is counted, too
+    return 0
 
 
 def keep_alive(sock: socket.socket) -> None:

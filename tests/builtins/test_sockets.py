@@ -2,9 +2,11 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -172,6 +174,45 @@ def test_frames_before_the_first_wrong_byte_are_delivered(raw_and_ours):
     assert connection.receive(300).head == b"the reason"
     with pytest.raises(ProtocolError, match="not a frame"):
         connection.receive(300)
+
+
+def pair_over_tcp():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    return SocketConnection(ours, Limits(), "the other end"), theirs
+
+
+def test_a_close_loses_nothing_that_was_sent_where_answers_were_not_read():
+    connection, theirs = pair_over_tcp()
+    with theirs:
+        theirs.sendall(encoded(Frame(b"not read")))
+        frames = [Frame(b"%d" % n) for n in range(40)]  # more segments than the kernel sends before an acknowledgement
+        for frame in frames:
+            connection.send(frame)
+        connection.close()
+        expected = b"".join(map(encoded, frames))
+        came = b""
+        with suppress(ConnectionResetError):
+            while piece := theirs.recv(1 << 16):
+                came += piece
+        assert came == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the kernel tells what was acknowledged")
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_close_does_not_wait_for_ever(monkeypatch, broken):
+    monkeypatch.setattr("djinn_core.builtins.sockets._DELIVER_SECONDS", 600.0 if broken else 0.2)
+    connection, theirs = pair_over_tcp()
+    with theirs:
+        connection._socket.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                connection._socket.send(bytes(1 << 20))
+        if broken:
+            theirs.close()
+        connection.close()
+    assert connection._socket.fileno() == -1
 
 
 def test_an_accepted_connection_reads_on_after_its_last_word():
