@@ -32,6 +32,9 @@ _CALCULATING = frozenset({  # by whatever number, what feeds what is the same
     "add", "addcdiv", "addcmul", "clamp", "clamp_max", "clamp_min", "div", "eq", "fill", "full", "full_like", "ge", "gt", "le",
     "lerp", "lt", "masked_fill", "mul", "ne", "rsub", "scalar_tensor", "sub", "true_divide", "where",
 })  # fmt: skip
+_TYPED: Final = re.compile(
+    r"\b(SymInt|Scalar|float|Tensor)\S* (\w+)\b"
+)  # types that matter, and names of parameters in a schema
 _RANGES = frozenset({"arange"})  # numbers of any type, which are the size of the result
 
 
@@ -146,12 +149,13 @@ def _kinds_of(op: str) -> tuple[tuple[str, SlotKind], ...]:
         return ()
     if packet in _RANGES:
         return tuple((name, SlotKind.SIZE) for name in names)
-    return tuple((name, _kind_of(packet.removesuffix("_"), name, str(schema))) for name in names)
+    types = {name: type_ for type_, name in _TYPED.findall(str(schema))}
+    return tuple((name, _kind_of(packet.removesuffix("_"), types.get(name))) for name in names)
 
 
-def _kind_of(packet: str, name: str, schema: str) -> SlotKind:
-    if re.search(rf"\bSymInt\S* {name}\b", schema) is not None:
+def _kind_of(packet: str, type_: str | None) -> SlotKind:
+    if type_ == "SymInt":
         return SlotKind.SIZE
-    if packet in _CALCULATING and re.search(rf"\b(Scalar|float|Tensor)\S* {name}\b", schema) is not None:
+    if packet in _CALCULATING and type_ is not None:
         return SlotKind.QUANTITY
     return SlotKind.MODE
