@@ -12,7 +12,7 @@ from djinn_core.runtime.open_weights import (
     save_weights,
     server_weights,
 )
-from djinn_core.runtime.server_files import address_in, leave_note, loading_stays_on, place_of, saved_at
+from djinn_core.runtime.server_files import address_in, loading_stays_on, place_of, saved_at, write_pointer_file
 
 __all__ = [
     "WEIGHT_SUFFIXES",
@@ -20,7 +20,6 @@ __all__ = [
     "RemoteWeights",
     "WeightSlice",
     "address_in",
-    "leave_note",
     "loading_stays_on",
     "open_folder",
     "open_weights",
@@ -29,4 +28,5 @@ __all__ = [
     "save_weights",
     "saved_at",
     "server_weights",
+    "write_pointer_file",
 ]

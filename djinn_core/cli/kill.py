@@ -7,18 +7,13 @@ from pathlib import Path
 import attrs
 import click
 
+from djinn_core.cli.server_options import server_options
 from djinn_core.errors import ConfigurationError
 
 
 @click.command(name="kill")
 @click.argument("session")
-@click.option(
-    "--server",
-    "servers",
-    multiple=True,
-    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
-)
-@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@server_options
 def command(session: str, servers: tuple[str, ...], connection_file: Path | None) -> None:
     """End SESSION, named by the beginning of its name as `djinn status` shows it.
 

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from djinn_core.cli.server_options import server_options
 from djinn_core.cli.status import shown_size
 
 
 @click.command(name="published")
-@click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
-@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@server_options
 @click.option("--remove", "removed", multiple=True, metavar="NAME", help="Remove this name first. May be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a name.")
 def command(servers: tuple[str, ...], connection_file: Path | None, removed: tuple[str, ...], as_json: bool) -> None:

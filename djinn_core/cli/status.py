@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from djinn_core.cli.server_options import server_options
 from djinn_core.errors import DjinnError
 from djinn_core.wire.messages import PRESSURE, ExecutorStatus, SessionStatus, Status
 
@@ -21,13 +22,7 @@ WATCH_SECONDS = 2.0
 
 
 @click.command(name="status")
-@click.option(
-    "--server",
-    "servers",
-    multiple=True,
-    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
-)
-@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@server_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a server.")
 @click.option("--watch", is_flag=True, help="Again every two seconds, until Ctrl-C; `djinn top` shows rates, too.")
 def command(servers: tuple[str, ...], connection_file: Path | None, as_json: bool, watch: bool) -> None:

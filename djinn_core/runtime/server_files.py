@@ -1,4 +1,4 @@
-"""Paths that are addresses of the server: `torch.save` and `torch.load` with them, and the notes that are left here in their place.
+"""Paths that are addresses of the server: `torch.save` and `torch.load` with them, and the pointer files that are written here in their place.
 
 Tensors go to a safetensors file at the address; the rest of an object goes as text into its header, from which nothing is run
 when it is loaded.
@@ -28,8 +28,8 @@ from djinn_core.runtime.open_weights import open_weights, write_weights
 from djinn_core.wire.tensors import dtype_from_name, dtype_name
 
 _ADDRESS: Final = re.compile(r"file:|published:|[a-z][a-z0-9+.-]*://")
-_NOTE: Final = b"This file is on the server of a djinn client, at the address "
-_LONGEST_NOTE: Final = 1 << 15
+_POINTER: Final = b"This file is on the server of a djinn client, at the address "
+_POINTER_LIMIT: Final = 1 << 15
 _SUFFIX: Final = ".safetensors"
 _STRUCTURE: Final = "djinn.object"  # in the metadata of a file
 _PLAIN: Final = (bool, int, float, str)
@@ -49,19 +49,19 @@ def saved_at(path: object) -> str | None:
         return None
     try:
         with Path(address).open("rb") as file:
-            text = file.read(_LONGEST_NOTE)
+            text = file.read(_POINTER_LIMIT)
     except OSError:
         return address
-    return text.removeprefix(_NOTE).decode().strip() if text.startswith(_NOTE) else None
+    return text.removeprefix(_POINTER).decode().strip() if text.startswith(_POINTER) else None
 
 
-def leave_note(path: str, address: str) -> None:
-    """Leave a file at a path that says where its contents are, if there is a folder for it.
+def write_pointer_file(path: str, address: str) -> None:
+    """Write a file that says where its contents are to a path, if there is a folder for it.
 
     Libraries look whether what they have saved is there.
     """
     if Path(path).parent.is_dir() and Path(path).parent != Path():
-        Path(path).write_bytes(_NOTE + address.encode() + b"\n")
+        Path(path).write_bytes(_POINTER + address.encode() + b"\n")
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
         tree = _Encoder()
         structure = json.dumps(tree.encode(obj, ""))
         write_weights(tree.tensors, _file(address), {_STRUCTURE: structure, "format": "pt"})
-        leave_note(address, _file(address))
+        write_pointer_file(address, _file(address))
         return None
 
     return saved

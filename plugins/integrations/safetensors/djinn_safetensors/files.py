@@ -17,11 +17,11 @@ from djinn.weights import (
     RemoteWeights,
     WeightSlice,
     address_in,
-    leave_note,
     open_weights,
     place_of,
     save_weights,
     saved_at,
+    write_pointer_file,
 )
 
 _USERS = ("accelerate", "diffusers", "peft", "safetensors", "sentence_transformers", "transformers")
@@ -100,7 +100,7 @@ def _at_address(save: Callable[..., Any]) -> Callable[..., Any]:
         if not any(is_remote(tensor.device) for tensor in tensors.values()):
             tensors = {name: tensor.to(logical_device(0)) for name, tensor in tensors.items()}
         save_weights(tensors, address, metadata)
-        leave_note(address, address)
+        write_pointer_file(address, address)
         return None
 
     return saved

@@ -10,15 +10,11 @@ from typing import Any
 
 import click
 
+from djinn_dashboard.server_options import server_options
+
 
 @click.command()
-@click.option(
-    "--server",
-    "servers",
-    multiple=True,
-    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
-)
-@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@server_options
 @click.option("--port", default=0, show_default="a free one", help="Port on loopback.")
 def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int) -> None:
     """Show what servers are doing, in a browser.

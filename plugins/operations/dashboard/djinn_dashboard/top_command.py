@@ -8,15 +8,11 @@ from pathlib import Path
 
 import click
 
+from djinn_dashboard.server_options import server_options
+
 
 @click.command()
-@click.option(
-    "--server",
-    "servers",
-    multiple=True,
-    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
-)
-@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@server_options
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.5), help="Between two looks.")
 @click.option("--times", type=click.IntRange(1), help="End after so many looks; without it, Ctrl-C ends it.")
 def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, times: int | None) -> None:
