@@ -58,6 +58,29 @@ def test_forked_workers_and_pinned_batches(embedded):
     assert [(batch.to(TYPE) * scale).sum().item() for batch in batches] == [12, 44]
 
 
+class Augmented(torch.utils.data.Dataset):
+    """As with torchvision, whose transforms are modules."""
+
+    def __init__(self):
+        self.transform = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 4)).requires_grad_(False)
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        with torch.random.fork_rng():
+            torch.manual_seed(i)
+            return self.transform(torch.ones(4))
+
+
+def test_forked_workers_call_modules_on_the_cpu(embedded):
+    assert torch.ones(1, device=TYPE).item() == 1
+    data = Augmented()
+    here = torch.stack([data[0], data[1]])
+    there = next(iter(DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork")))
+    assert torch.equal(here, there)
+
+
 class UsesTheDevice(torch.utils.data.Dataset):
     def __len__(self):
         return 2

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.runtime_interface import port
 from djinn_core.torch_private import wrap_device_states, wrap_fork_rng
 
 
@@ -38,6 +39,8 @@ def _fork_kept_there(fork: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fork)
     @contextmanager
     def fork_rng(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if port.forked and not args and kwargs.get("devices") is None:
+            kwargs["devices"] = ()  # the device's state is the parent's
         forked = fork(*args, **kwargs)
         with _kept_there():
             forked.__enter__()

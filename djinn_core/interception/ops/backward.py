@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from djinn_core.interception.recording.call_site import Boundary, mark_boundary
-from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.recording.recorder import current_or_none
 from djinn_core.torch_private import EngineRun, take_pending_errors
 from djinn_core.tracebacks import shorten_through
 
@@ -23,7 +23,9 @@ def guard_engine(run: EngineRun) -> EngineRun:
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         take_pending_errors()  # of before
-        recorder = current()
+        recorder = current_or_none()
+        if recorder is None:
+            return run(*args, **kwargs)
         outer = recorder.differentiating, recorder.module, recorder.issued.backward
         recorder.differentiating, recorder.module, recorder.issued.backward = True, None, None
         try:

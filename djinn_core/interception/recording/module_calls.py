@@ -10,7 +10,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.interception.recording.call_site import Boundary, mark_boundary
-from djinn_core.interception.recording.recorder import Recorder, current
+from djinn_core.interception.recording.recorder import Recorder, current_or_none
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.torch_private import ModuleCallImpl
 from djinn_core.tracebacks import shorten_through
@@ -26,7 +26,9 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
     def called(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # what follows cannot be compiled, and would be compiled away
             return call(module, *args, **kwargs)
-        recorder = current()
+        recorder = current_or_none()
+        if recorder is None:
+            return call(module, *args, **kwargs)
         outer = recorder.module
         around = at_node(recorder) if outer is None and recorder.differentiating else outer
         recorder.module = inner = (ref(module), around)

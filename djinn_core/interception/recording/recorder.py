@@ -536,6 +536,14 @@ def current() -> Recorder:
     return recorders.thread.recorder
 
 
+def current_or_none() -> Recorder | None:
+    """This thread's recorder; None in a forked child, which computes on the CPU without the device."""
+    try:
+        return recorders.thread.recorder
+    except ForkedProcess:
+        return None
+
+
 @contextmanager
 def recording_on(recorder: Recorder) -> Iterator[None]:
     """Have this thread record on `recorder` inside the block."""
