@@ -90,11 +90,14 @@ def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False
 def check_mode(path: Path, descriptor: int) -> None:
     """Refuse a file with secrets that others may read.
 
+    A file of root's may be readable by its group: orchestrators mount secrets so for processes that are not root.
+
     Raises:
         ConfigurationError: other users can, or it belongs to another user; the message says what to do.
     """
     status = os.fstat(descriptor)
-    if stat.S_IMODE(status.st_mode) & 0o077:
+    others = 0o037 if status.st_uid == 0 != os.getuid() else 0o077
+    if stat.S_IMODE(status.st_mode) & others:
         raise ConfigurationError(
             f"others on this machine can read the token file {path} (mode {stat.S_IMODE(status.st_mode):04o}): "
             f"chmod 600 {path}, and make new tokens if another user may have"

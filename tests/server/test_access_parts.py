@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -22,7 +23,10 @@ from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.tls_transports import under_tls
 from djinn_core.launch.token_table import change_table, create, read_table
 from djinn_core.server import usage_metrics
+from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.context import GatewayContext
+from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, find_token, has_table
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener, TransferInbox
@@ -49,6 +53,20 @@ def test_a_file_that_others_can_read_is_refused(tmp_path):
             use()
     listed = CliRunner().invoke(token_command, ["list", "--file", str(table)])
     assert isinstance(listed.exception, ConfigurationError)
+
+
+def test_a_file_of_roots_may_be_read_by_the_group_of_the_server(tmp_path, monkeypatch):
+    table = tmp_path / "tokens.json"
+    make_token(table, "alice")
+    monkeypatch.setattr(os, "getuid", lambda: 10001)  # as a kubelet mounts a secret for this user
+    if table.stat().st_uid != 0:
+        pytest.skip("files of root's are made by root alone")
+    table.chmod(0o440)
+    assert has_table(table)
+    for mode in (0o460, 0o444):
+        table.chmod(mode)
+        with pytest.raises(ConfigurationError, match="chmod 600"):
+            has_table(table)
 
 
 def test_tokens_are_made_listed_and_revoked(tmp_path):
@@ -161,3 +179,22 @@ def test_a_table_that_is_gone_is_told_of_once_and_lets_nobody_else_in(tmp_path, 
     assert caplog.text.count("cannot be read") == 2
     make_token(table, "bob")
     assert isinstance(gatekeeper.identify(Credentials(token)), Denial)
+
+
+def test_probes_answer_without_a_token_where_they_are_open():
+    gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "test")))
+    context = GatewayContext(gatekeeper, SimpleNamespace(ready=False), ServerEvents())
+    closed, opened = (Operations(context, lambda accept: (b"", ""), open_probes) for open_probes in (False, True))
+
+    def status(operations, path, token=""):
+        return operations.answer(path, Credentials(token, b"", "127.0.0.1"), "").status
+
+    context.listeners.append(SimpleNamespace(url="tcp://127.0.0.1:1"))
+    assert [status(closed, path) for path in ("/livez", "/readyz", "/metrics")] == [401] * 3
+    assert [status(opened, path) for path in ("/livez", "/readyz", "/metrics")] == [200, 503, 401]
+    assert b"executor" not in opened.answer("/readyz", Credentials("", b"", ""), "").body
+    assert status(opened, "/livez", "wrong" * 8) == 401
+    context.tenants.ready = True
+    assert status(opened, "/readyz") == 200
+    context.draining.set()
+    assert status(opened, "/readyz") == 503

@@ -405,6 +405,7 @@ def worked(watched, registry):
     models_run_in_little_memory(watched)
     clients_are_refused(watched, registry)
     a_client_contradicts_itself(watched, registry)
+    wait_for(lambda: watched.look() and "djinn_executor_sessions_closed" in watched.moved, "no session is closed")
     return {name: family for name, family in watched.look().items() if name.startswith("djinn_")}
 
 

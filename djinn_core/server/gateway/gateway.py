@@ -229,12 +229,15 @@ class Gateway:
 
     def _listen_for_operations(self, context: GatewayContext) -> OperationsListener | None:
         """Start the operations listener before the executors, so that `/readyz` reports that they are not ready yet."""
-        port = self._config.access.operations_port
+        access = self._config.access
+        port = access.operations_port
         if port is None:
             return None
         network = self._config.network
         tls = None if network.tls is None else server_context(network.tls)
-        return _operations_listener()(network.places.host, port, Operations(context, exporter(context)), tls)
+        return _operations_listener()(
+            network.places.host, port, Operations(context, exporter(context), access.open_probes), tls
+        )
 
 
 def serve(

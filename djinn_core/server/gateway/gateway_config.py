@@ -20,6 +20,7 @@ class AccessConfig:
         token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
         authenticators: names of those of plugins that tell who clients are, in the order in which they are asked.
         operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: these routes are not served.
+        open_probes: True if `/livez` and `/readyz` answer without a token, for probes that cannot keep one.
         audit_log: file for connections and refusals; None: the log alone.
         plaintext_accepted: True if the operator accepts unencrypted traffic on a network.
     """
@@ -45,6 +46,13 @@ class AccessConfig:
             "Port for /livez, /readyz and /metrics (Prometheus), which ask for a token; 0 takes any free one.",
             least=0,
             most=65535,
+        ).metadata,
+    )
+    open_probes: bool = attrs.field(
+        default=False,
+        metadata=Flag(
+            "--open-probes",
+            "Answer /livez and /readyz without a token, with a status alone: for probes of an orchestrator.",
         ).metadata,
     )
     audit_log: Path | None = attrs.field(

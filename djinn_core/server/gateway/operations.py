@@ -1,6 +1,6 @@
 """HTTP routes for operators: liveness (`/livez`), readiness (`/readyz`) and Prometheus metrics (`/metrics`).
 
-Every route requires a token: `Authorization: Bearer TOKEN`. `djinn token create NAME --monitor` makes one that is valid for
+Every route requires a token, but for the probes where the operator opens them: `Authorization: Bearer TOKEN`. `djinn token create NAME --monitor` makes one that is valid for
 nothing else. Pages of plugins lie below the names of these.
 """
 
@@ -27,10 +27,12 @@ class Operations:
 
     Attributes:
         export: the metrics and their content type, for an `Accept` header.
+        open_probes: True if the probes answer without a token, without a reason.
     """
 
     context: GatewayContext
     export: Callable[[str], tuple[bytes, str]]
+    open_probes: bool = False
 
     def serves_browsers(self, path: str) -> bool:
         """True for pages of plugins; no page of any site gets an answer from the others."""
@@ -43,6 +45,8 @@ class Operations:
     def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
         """The response to `GET path` from a client with these credentials."""
         name, rest = split_path(path)
+        if self.open_probes and not shown.token and path in PROBES:
+            return self._probe(path)
         pages = self.context.pages.get(name)
         if pages is not None and rest in pages.open_paths:
             return _ask(pages, PageRequest(rest))
@@ -79,6 +83,12 @@ class Operations:
             )
         return HttpResponse(HTTPStatus.OK, *self.export(accept))
 
+    def _probe(self, path: str) -> HttpResponse:
+        """The status alone: what a client without a token learns is that there is a server, and if it is ready."""
+        if path == "/readyz" and self._why_not_ready():
+            return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n")
+        return HttpResponse(HTTPStatus.OK, b"ok\n")
+
     def _why_not_ready(self) -> str:
         """The reason why a client that connects now is not served; empty: it is."""
         if self.context.draining.is_set():
@@ -102,6 +112,7 @@ def _ask(pages: OperationsPages, request: PageRequest) -> HttpResponse | EventFe
         return HttpResponse(HTTPStatus.INTERNAL_SERVER_ERROR, b"the page failed: the server's log has the reason\n")
 
 
+PROBES: Final = ("/livez", "/readyz")
 UNAUTHORIZED: Final = HttpResponse(HTTPStatus.UNAUTHORIZED, b"this is not the code that the command printed\n")
 Route = Callable[[Operations, Identity, str], HttpResponse]
 ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
