@@ -24,6 +24,7 @@ from djinn_core.runtime.timeline.events import (
     PYTHON,
     QUEUE,
     RANGE,
+    RECOVERY,
     REQUEST,
     ANSWER,
     TRANSFER,
@@ -34,7 +35,7 @@ from djinn_core.runtime.timeline.events import (
 from djinn_core.runtime.timeline.recorded import Range, Span, SubmissionRecord, ThreadRecord
 from djinn_core.runtime.timeline.recording import Recording
 from djinn_core.runtime.timeline.submissions import OpRun, Phases, op_runs, parts_of_wait, phases_of
-from djinn_core.runtime.timeline.threads import ModuleSpan, Part, divided, module_spans
+from djinn_core.runtime.timeline.threads import Part, divided, module_spans
 
 PARTS_SHOWN: Final = 100_000  # of Python and calls on the device; where there are more, those of a module's call are shown together
 
@@ -154,7 +155,8 @@ class _Builder:
     def add_thread(self, time: ThreadTime) -> None:
         """The lanes of a thread."""
         record = time.record
-        name = record.name if record.number == 1 else f"{record.name} ({record.number})"
+        alike = [one for one in self._recording.threads if one.name == record.name]
+        name = record.name if len(alike) == 1 else f"{record.name} ({record.number})"
         for module in module_spans(record):
             facts = {"path": " / ".join(module.modules), "ops": module.ops}
             self._add(MODULE, module.modules[-1], CLIENT, f"{name}: modules", module.begun, module.ended, args=facts)
@@ -170,7 +172,7 @@ class _Builder:
     def _add_part(self, thread: str, part: Part) -> None:
         if part.kind == WAIT:
             return
-        facts: dict[str, Any] = {"args": {"module": part.modules[-1]} if part.modules else {}}
+        facts: dict[str, Any] = {"args": {"module": " / ".join(part.modules)} if part.modules else {}}
         if part.span is not None:
             facts |= {"executor": part.span.executor, "submission": part.span.number, "line": str(part.span.line)}
         self._add(part.kind, part.name, CLIENT, f"{thread}: {part.kind}", part.begun, part.ended, **facts)
@@ -178,7 +180,7 @@ class _Builder:
     def _add_wait(self, thread: str, wait: WaitParts) -> None:
         span = wait.span
         of = {"executor": span.executor, "submission": span.number, "line": str(span.line)}
-        facts: dict[str, Any] = {"module": wait.modules[-1]} if wait.modules else {}
+        facts: dict[str, Any] = {"module": " / ".join(wait.modules)} if wait.modules else {}
         self._add(WAIT, span.cause, CLIENT, f"{thread}: {WAIT}", span.begun, span.ended, args=facts, **of)
         for kind, begun, ended in wait.parts:
             self._add(f"{WAIT}: {kind}", kind, CLIENT, f"{thread}: {WAIT}", begun, ended, **of)
@@ -194,7 +196,7 @@ class _Builder:
             self._add_phases(name, one)
             runs = list(op_runs(one, self._recording.names, self._lines))
             for run in runs:
-                where = {"module": run.module} if run.module else {}
+                where = {"module": " / ".join(run.modules)} if run.modules else {}
                 ended = run.begun + run.seconds
                 of = {"executor": number, "submission": one.record.number, "line": run.line}
                 self._add(OP, run.op, name, "instructions", run.begun, ended, args=where, **of)
@@ -227,7 +229,7 @@ class _Builder:
             facts["failures"] = record.failures
         if ranges := _ranges_of(record):
             facts["ranges"] = ", ".join(one.name for one in ranges)
-        kinds = {EARLIER: "queue", QUEUE: "queue", DECODE: "decode", EXECUTE: "execute", ENCODE: "encode"}
+        kinds = {RECOVERY: "queue", EARLIER: "queue", QUEUE: "queue", DECODE: "decode", EXECUTE: "execute", ENCODE: "encode"}
         for kind, begun, ended in one.parts():
             if kind in kinds and (ended > begun or kind == EXECUTE):
                 label = f"{kind} {record.number}"
@@ -298,5 +300,3 @@ def _together(parts: Iterable[Part]) -> Iterator[Part]:
         yield Part(CAPTURE, f"{len(calls)} calls", found[0].begun, middle, key[1])
         yield Part(PYTHON, PYTHON, middle, found[-1].ended, key[1])
 
-
-__all__ = ["Assembled", "ModuleSpan", "ThreadTime", "WaitParts", "assemble", "executor_name"]

@@ -14,8 +14,9 @@ LINKS: Final = "network"
 # Kinds of what a thread of the client does; together they are all of its time.
 PYTHON, CAPTURE, PLAN, SEND, UPLOAD, CONNECT, WAIT = "python", "capture", "plan", "send", "upload", "connect", "wait"
 # Kinds of what becomes of a submission. The parts of a wait have these kinds, too.
-REQUEST, EARLIER, TRANSFER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ = (
+REQUEST, RECOVERY, EARLIER, TRANSFER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ = (
     "request",
+    "recovery",
     "earlier work",
     "transfer",
     "decode",
@@ -26,11 +27,12 @@ REQUEST, EARLIER, TRANSFER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ = (
     "read",
 )
 MODULE, RANGE, OP, MEMORY, UNANSWERED = "module", "range", "op", "memory", "unanswered"
+BACKWARD: Final = "backward"  # as the outermost module: of the backward pass
 CLIENT_BOUND, NETWORK_BOUND, DEVICE_BOUND, SHARED = "client", "network", "device", "other sessions"
 # Who keeps the user waiting, by kind.
 CAUSES: Final = MappingProxyType({
     **dict.fromkeys((PYTHON, CAPTURE, PLAN, SEND, READ), CLIENT_BOUND),
-    **dict.fromkeys((UPLOAD, CONNECT, REQUEST, ANSWER, TRANSFER), NETWORK_BOUND),
+    **dict.fromkeys((UPLOAD, CONNECT, REQUEST, RECOVERY, ANSWER, TRANSFER), NETWORK_BOUND),
     **dict.fromkeys((EARLIER, DECODE, EXECUTE, ENCODE), DEVICE_BOUND),
     QUEUE: SHARED,
 })  # fmt: skip

@@ -151,6 +151,7 @@ def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
                     reply = member.replies.ask(request, TimingsReply)
                     clock = recording.clocks.setdefault((member.replies.reader.number, reply.instance), ClientClock())
                     clock.sample(begun, reply.clock, reply.clock, time.perf_counter())
+                    client.context.stats.round_trips -= 1  # it is none of the program's
     except DjinnError as error:
         log.warning("an executor is not asked for its times", reason=str(error))
 

@@ -27,6 +27,7 @@ from djinn_core.interception.runtime_interface import Dispatch, port
 from djinn_core.ir.module_path import ModuleCall, is_backward, module_chain
 from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.runtime.timeline.clocks import ClientClock
+from djinn_core.runtime.timeline.events import BACKWARD
 from djinn_core.runtime.timeline.recorded import Range, Span, SubmissionRecord, ThreadRecord, UserLine
 from djinn_core.runtime.waits import user_line
 from djinn_core.wire.messages import Completed
@@ -34,7 +35,6 @@ from djinn_core.wire.messages import Completed
 OPS_LIMIT: Final = 2_000_000  # calls on the device that are kept, of all threads together; 24 bytes each
 SUBMISSIONS_LIMIT: Final = 200_000
 SPANS_LIMIT: Final = 500_000  # of each thread
-BACKWARD: Final = "backward"  # in the place of a module, where the backward pass of none is known
 
 
 class _PerThread(threading.local):
@@ -61,7 +61,7 @@ class Recording:
         self.threads: list[ThreadRecord] = []
         self.submissions: list[SubmissionRecord] = []
         self.clocks: dict[tuple[int, str], ClientClock] = {}
-        self.names: dict[int, str] = {}
+        self.names: dict[int, tuple[str, ...]] = {}
         self.lost = 0
         self.ops_end = 0.0
         self._lock = threading.Lock()
@@ -234,7 +234,7 @@ class Recording:
         program = pending.program if self.ops and count else None
         for call in program.modules if program is not None else ():
             if id(call) not in self.names:  # the program holds it
-                self.names[id(call)] = " / ".join(self._paths.names(call)[-1:])
+                self.names[id(call)] = self._paths.names(call)
         where = executor, number, thread, first, begun, sending, now, nbytes, line, count
         record = SubmissionRecord(*where, prepared, program)
         self.submissions.append(record)
@@ -303,10 +303,8 @@ class _ModulePaths:
         if call is None:
             return ()
         modules = module_chain(call)
-        names = [self._name(module, modules[0]) for module in modules] or ([BACKWARD] if is_backward(call) else [])
-        if is_backward(call) and modules:
-            names = [BACKWARD, *names]
-        return tuple(names)
+        names = tuple([self._name(module, modules[0]) for module in modules])
+        return (BACKWARD, *names) if is_backward(call) else names
 
     def _name(self, module: torch.nn.Module, root: torch.nn.Module) -> str:
         kind = type(module).__name__

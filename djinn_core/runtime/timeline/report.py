@@ -12,6 +12,7 @@ import attrs
 from djinn_core.runtime.timeline.assembling import Assembled, ThreadTime, executor_name
 from djinn_core.runtime.timeline.events import (
     ANSWER,
+    BACKWARD,
     CAPTURE,
     CAUSES,
     CLIENT_BOUND,
@@ -26,6 +27,7 @@ from djinn_core.runtime.timeline.events import (
     PYTHON,
     QUEUE,
     READ,
+    RECOVERY,
     REQUEST,
     SEND,
     SHARED,
@@ -46,6 +48,7 @@ _WORDS: Final = {
     UPLOAD: "uploads",
     CONNECT: "connecting",
     REQUEST: "requests on their way",
+    RECOVERY: "finding an executor that goes on with the session",
     ANSWER: "answers on their way",
     TRANSFER: "waiting for transfers between executors",
     EARLIER: "the executor does what was sent before",
@@ -85,13 +88,19 @@ class LineTime:
 
 @attrs.frozen
 class ExecutorTime:
-    """What an executor did: submissions, seconds of running ops, of those the ones that were predicted, and what was predicted."""
+    """What an executor did.
+
+    Attributes:
+        submissions: how many it ran; seconds: that it ran their ops. planned: how many of them cost models had a prediction for.
+        predicted: the sum of those predictions, in seconds; measured: what these submissions took.
+    """
 
     name: str
     submissions: int
-    execute: float
-    foretold: float
+    seconds: float
+    planned: int
     predicted: float
+    measured: float
 
 
 @attrs.frozen
@@ -141,6 +150,16 @@ def totals(assembled: Assembled, seconds: float) -> TimeTotals:
     )
 
 
+def label(modules: Sequence[str]) -> str:
+    """What the innermost of modules is called in a table, such as `GPT2.transformer.h.3`."""
+    if not modules:
+        return OUTSIDE
+    backward = modules[0] == BACKWARD
+    names = modules[1:] if backward else modules
+    name = ".".join(dict.fromkeys((names[0], names[-1]))) if names else ""
+    return f"{BACKWARD} of {name}" if backward and name else name or BACKWARD
+
+
 def _kinds(thread: ThreadTime) -> Iterator[tuple[str, float]]:
     found: Counter[str] = Counter()
     for part in thread.parts:
@@ -158,12 +177,12 @@ def _modules(assembled: Assembled) -> list[ModuleTime]:
     for thread in assembled.threads:
         for part in thread.parts:
             if part.kind != WAIT:
-                spent[part.modules[-1] if part.modules else OUTSIDE][CAUSES[part.kind]] += part.seconds
+                spent[label(part.modules)][CAUSES[part.kind]] += part.seconds
         for wait in thread.waits:
             for kind, begun, ended in wait.parts:
-                spent[wait.modules[-1] if wait.modules else OUTSIDE][CAUSES[kind]] += ended - begun
+                spent[label(wait.modules)][CAUSES[kind]] += ended - begun
     for run in assembled.runs:
-        device[run.module or OUTSIDE] += run.seconds
+        device[label(run.modules)] += run.seconds
     found = [ModuleTime(path, spent.get(path, {}), device[path]) for path in {**spent, **device}]
     return sorted(found, key=lambda one: -max(one.seconds, one.device))
 
@@ -187,10 +206,8 @@ def _executors(assembled: Assembled) -> Iterator[ExecutorTime]:
         mine = [one for one in assembled.phases if one.record.executor == number]
         told = [one for one in mine if one.record.prepared is not None and one.record.prepared.predicted is not None]
         predicted = sum(one.record.prepared.predicted or 0.0 for one in told if one.record.prepared is not None)
-        execute = [one.executed - one.begun for one in mine]
-        yield ExecutorTime(
-            executor_name(number), len(mine), sum(execute), sum(one.executed - one.begun for one in told), predicted
-        )
+        seconds, measured = (sum(one.executed - one.begun for one in some) for some in (mine, told))
+        yield ExecutorTime(executor_name(number), len(mine), seconds, len(told), predicted, measured)
 
 
 def advice(found: TimeTotals) -> list[str]:
@@ -242,9 +259,12 @@ def table(found: TimeTotals, *, complete: bool) -> str:
             lines.append(f"{line.seconds:10.3f} {line.times:6}  {line.cause}: {line.line or 'outside of Python code'}")
             lines += [f"{'':19}{line.text}"] if line.text else []
         lines += _more(len(found.lines) - ROWS, "lines")
-    lines += ["", f"{'execute':>10} {'of which':>10} {'predicted':>10} {'count':>7}  by executor"]
+    lines += ["", f"{'seconds':>10} {'count':>7}  submissions by executor: running their ops"]
     for one in found.executors:
-        lines.append(f"{one.execute:10.3f} {one.foretold:10.3f} {one.predicted:10.3f} {one.submissions:7}  {one.name}")
+        lines.append(f"{one.seconds:10.3f} {one.submissions:7}  {one.name}")
+        if one.planned:
+            told = f"predicted for {one.planned} of them: {one.predicted:.3f} s; measured: {one.measured:.3f} s"
+            lines.append(f"{'':20}{told}")
     for name, seconds in found.other_threads.items():
         lines.append(f"{seconds:10.3f} s of thread {name}, beside this one")
     if hints := advice(found):

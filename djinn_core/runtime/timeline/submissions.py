@@ -18,11 +18,14 @@ from djinn_core.runtime.timeline.events import (
     EXECUTE,
     QUEUE,
     READ,
+    RECOVERY,
     REQUEST,
     TRANSFER,
 )
 from djinn_core.runtime.timeline.recorded import Span, SubmissionRecord
+from djinn_core.wire.timing_messages import ExecutionTimes
 
+IDLE: Final = 1e-4  # seconds that an executor may take from one thing to the next; after more it was idle
 _PAIR: Final = struct.Struct("<ff")
 
 
@@ -31,12 +34,13 @@ class Phases:
     """Moments of a submission by the client's clock, in their order.
 
     Attributes:
-        record: the submission. measured: whether the executor told them; otherwise they are put in the middle of the round trip.
+        record: the submission. recovered: whether it ran on another process than the one before it, which was found only then. measured: whether the executor told them; otherwise they are put in the middle of the round trip.
         sent: its frame began to be sent. arrived: it was there. taken: its session took it up. ready, begun, executed, done: as in
             `ExecutionTimes`. returned: its answer was there. read: the client had read it.
     """
 
     record: SubmissionRecord
+    recovered: bool
     measured: bool
     sent: float
     arrived: float
@@ -50,7 +54,7 @@ class Phases:
 
     def parts(self) -> Iterator[tuple[str, float, float]]:
         """Kinds of what it was in, one after the other, each with its beginning and end."""
-        kinds = REQUEST, EARLIER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ
+        kinds = RECOVERY if self.recovered else REQUEST, EARLIER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ
         bounds = (self.sent, self.arrived, self.taken, self.ready, self.begun, self.executed, self.done, self.returned)
         yield from zip(kinds, bounds, (*bounds[1:], self.read), strict=True)
 
@@ -64,7 +68,7 @@ class OpRun:
     seconds: float
     node: int  # in the program
     line: str
-    module: str
+    modules: tuple[str, ...]
 
 
 def phases_of(
@@ -73,28 +77,35 @@ def phases_of(
     """The phases of one executor's submissions that were answered, in the order in which they were sent."""
     awaited = {span.number for span in waits}
     found: list[Phases] = []
-    before = 0.0  # when the submission before was done
+    before, process = 0.0, ""  # when the executor was done with what it did before
     for record in records:
         if not record.received:
             continue
-        clock = clocks.get((record.executor, record.times.instance)) if record.times is not None else None
-        one = _measured(record, clock, before, awaited) if clock is not None else _assumed(record)
-        found.append(one)
-        before = one.done
+        times = record.times
+        clock = clocks.get((record.executor, times.instance)) if times is not None else None
+        if times is None or clock is None:
+            found.append(_assumed(record))
+        else:
+            transfers = [clock.at_client(told.ended) for told in times.transfers]
+            recovered = bool(process) and process != times.instance
+            process = times.instance
+            found.append(_measured(record, times, clock, max(before, *transfers, 0.0), awaited, recovered))
+        before = found[-1].done
     return found
 
 
-def _measured(record: SubmissionRecord, clock: ClientClock, before: float, awaited: set[int]) -> Phases:
-    times = record.times
-    assert times is not None
+def _measured(
+    record: SubmissionRecord, times: ExecutionTimes, clock: ClientClock, before: float, awaited: set[int], recovered: bool
+) -> Phases:
     moments = [clock.at_client(m) for m in (times.taken, times.ready, times.begun, times.executed, times.done)]
     # The two clocks agree to within the difference of the ways; nothing arrives before it is sent.
     taken, ready, begun, executed, done = [min(max(m, record.sending), record.received) for m in moments]
     # An executor that is idle takes a frame up as it arrives. What came while it was busy has been there since some moment.
-    arrived = taken if taken > before else min(taken, record.sent + clock.one_way)
+    arrived = taken if recovered or taken > before + IDLE else min(taken, record.sent + clock.one_way)
     # A thread that waits reads an answer as it arrives; other answers lie there until one reads them.
     returned = record.received if record.number in awaited else min(record.received, done + clock.one_way)
-    return Phases(record, True, record.sending, arrived, taken, ready, begun, executed, done, returned, record.received)
+    moments = [arrived, taken, ready, begun, executed, done, returned]
+    return Phases(record, recovered, True, record.sending, *moments, record.received)
 
 
 def _assumed(record: SubmissionRecord) -> Phases:
@@ -108,7 +119,7 @@ def _assumed(record: SubmissionRecord) -> Phases:
         bounds.append(bounds[-1] + seconds * shrink)
     taken, ready, begun, executed, done = bounds
     read = record.received
-    return Phases(record, False, record.sending, taken, taken, ready, begun, executed, done, read, read)
+    return Phases(record, False, False, record.sending, taken, taken, ready, begun, executed, done, read, read)
 
 
 def parts_of_wait(wait: Span, phases: Phases | None, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
@@ -138,7 +149,7 @@ def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) 
     return [*found, (EARLIER, begun, ended)] if ended > begun else found
 
 
-def op_runs(phases: Phases, modules: Mapping[int, str], lines: dict[int, str]) -> Iterator[OpRun]:
+def op_runs(phases: Phases, modules: Mapping[int, tuple[str, ...]], lines: dict[int, str]) -> Iterator[OpRun]:
     """Runs of the instructions of a submission, where they were timed.
 
     `modules`: names by identity of a call. `lines`: those that were described, by identity of a site.
@@ -151,9 +162,9 @@ def op_runs(phases: Phases, modules: Mapping[int, str], lines: dict[int, str]) -
     for index, (after, seconds) in enumerate(_PAIR.iter_unpack(times.ops[:whole])):
         if seconds < 0 or index >= len(prepared.nodes):
             continue
-        node, line, module = prepared.nodes[index], "", ""
+        node, line, names = prepared.nodes[index], "", ()
         if 0 <= node < len(program.sites):
             site = program.sites[node]
             line = lines.get(id(site)) or lines.setdefault(id(site), describe_site(site))
-            module = modules.get(id(program.modules[node]), "")
-        yield OpRun(prepared.call(index, program).op, phases.begun + after, seconds, node, line, module)
+            names = modules.get(id(program.modules[node]), ())
+        yield OpRun(prepared.call(index, program).op, phases.begun + after, seconds, node, line, names)
