@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import linecache
 import re
 import sys
@@ -168,21 +170,37 @@ def user_line(frame: FrameType | None) -> tuple[str, int, str, str]:
     """
     cause, library = OTHER, ("", 0, "")
     while frame is not None:
-        file, function = frame.f_code.co_filename, frame.f_code.co_name
-        if file.startswith(_HERE):
+        code = frame.f_code
+        file, whose = code.co_filename, _whose(code.co_filename)
+        if whose is _Owner.DJINN:
             if cause == OTHER:
                 name = file.rpartition("/")[2]
-                cause = _CAUSES.get((name, function)) or _CAUSES.get((name, ""), OTHER)
-        elif file.startswith(_TORCH):
-            if function in {"_tensor_str", "_str", "_str_intern"}:
+                cause = _CAUSES.get((name, code.co_name)) or _CAUSES.get((name, ""), OTHER)
+        elif whose is _Owner.TORCH:
+            if code.co_name in {"_tensor_str", "_str", "_str_intern"}:
                 cause = PRINT
-        else:
-            place = file, frame.f_lineno, function
-            if not file.startswith(_LIBRARIES) and not file.startswith("<"):
-                return *place, _refined(cause, linecache.getline(*place[:2]))
-            library = library if library[0] else place
+        elif whose is _Owner.LIBRARY:
+            library = library if library[0] else (file, frame.f_lineno, code.co_name)
+        elif not frame.f_globals.get("__name__", "").startswith("djinn_"):  # a plugin, wherever it is installed
+            place = file, frame.f_lineno, code.co_name
+            return *place, _refined(cause, linecache.getline(*place[:2]))
         frame = frame.f_back
     return *library, cause
+
+
+class _Owner(enum.Enum):
+    """Whose a file is."""
+
+    DJINN, TORCH, LIBRARY, USER = range(4)
+
+
+@functools.lru_cache(maxsize=4096)
+def _whose(file: str) -> _Owner:
+    if file.startswith(_HERE):
+        return _Owner.DJINN
+    if file.startswith(_TORCH):
+        return _Owner.TORCH
+    return _Owner.LIBRARY if file.startswith((*_LIBRARIES, "<")) else _Owner.USER
 
 
 def _refined(cause: str, text: str) -> str:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -24,7 +24,7 @@ from djinn_core.hookspecs.observers import Event
 from djinn_core.interception.recording.module_calls import module_now
 from djinn_core.interception.recording.recorder import Recorder, current
 from djinn_core.interception.runtime_interface import Dispatch, port
-from djinn_core.ir.module_path import ModuleCall, is_backward, module_chain
+from djinn_core.ir.module_path import ModuleCall, module_chain, outermost_call
 from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.runtime.timeline.clocks import ClientClock
 from djinn_core.runtime.timeline.events import BACKWARD
@@ -130,8 +130,7 @@ class Recording:
             try:
                 return dispatch(func, args, kwargs)
             finally:
-                record.times.append(begun)
-                record.times.append(clock())
+                record.times.extend((begun, clock()))
                 record.ops.append(func)
                 recorder = record.recorder
                 if recorder.module is not record.module or recorder.differentiating:
@@ -297,23 +296,35 @@ class _ModulePaths:
     """Names of modules, from the outermost to the innermost that a call is in; each of them looked up once."""
 
     _tables: WeakKeyDictionary[torch.nn.Module, dict[int, str]] = attrs.field(factory=WeakKeyDictionary)
+    _last: tuple[ModuleCall | None, tuple[str, ...], dict[int, str]] = (None, (), {})  # an outer call, its names, names in its root
 
     def names(self, call: ModuleCall | None) -> tuple[str, ...]:
         """Paths such as `("GPT2", "transformer.h.3", "transformer.h.3.attn")`; the outermost has the name of its class."""
         if call is None:
             return ()
-        modules = module_chain(call)
-        names = tuple([self._name(module, modules[0]) for module in modules])
-        return (BACKWARD, *names) if is_backward(call) else names
+        if isinstance(call[0], int):
+            modules = module_chain(call)
+            table = self._table(modules[0]) if modules else {}
+            return (BACKWARD, *[_name(module, modules[0], table) for module in modules])
+        outer, around, table = self._last
+        if call[1] is not outer or outer is None:  # mostly the next one is called in the same module
+            root = outermost_call(call)
+            module = root[0]() if root is not None and not isinstance(root[0], int) else None
+            table = self._table(module) if module is not None else {}
+            around = self.names(call[1])
+            self._last = call[1], around, table
+        inner = call[0]()
+        return around if inner is None else (*around, table.get(id(inner)) or type(inner).__name__)
 
-    def _name(self, module: torch.nn.Module, root: torch.nn.Module) -> str:
-        kind = type(module).__name__
-        if module is root:
-            return kind
+    def _table(self, root: torch.nn.Module) -> dict[int, str]:
         table = self._tables.get(root)
         if table is None:
             table = self._tables[root] = {id(one): name for name, one in root.named_modules()}
-        return table.get(id(module)) or kind
+        return table
+
+
+def _name(module: torch.nn.Module, root: torch.nn.Module, table: Mapping[int, str]) -> str:
+    return type(module).__name__ if module is root else table.get(id(module)) or type(module).__name__
 
 
 def check_alone() -> None:
