@@ -67,7 +67,10 @@ def measure(run: Callable[[], object], turns: int) -> dict[str, tuple[float, flo
                 began, processor = time.perf_counter(), time.process_time()
                 run()
                 found[kind].append((time.perf_counter() - began, time.process_time() - processor))
-    return {kind: (statistics.median(s for s, _ in runs), statistics.median(p for _, p in runs)) for kind, runs in found.items()}
+    return {
+        kind: (statistics.median(s for s, _ in runs), statistics.median(p for _, p in runs))
+        for kind, runs in found.items()
+    }
 
 
 def main() -> None:
@@ -90,7 +93,11 @@ def main() -> None:
         figures |= {f"{name}_ms": plain * 1e3, f"{name}_ratio": ratio["profile"], f"{name}_processor_ratio": processor}
         figures[f"{name}_ops_ratio"] = ratio["ops"]
     # Where nothing is recorded, a submission looks at an attribute in four places: two of `port`, two of the observers.
-    figures["off_ns"] = 4 * timeit.timeit("port.timeline", "from djinn_core.interception.runtime_interface import port", number=10**6) * 1e3
+    figures["off_ns"] = (
+        4
+        * timeit.timeit("port.timeline", "from djinn_core.interception.runtime_interface import port", number=10**6)
+        * 1e3
+    )
     print(json.dumps(figures))
 
 

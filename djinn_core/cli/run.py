@@ -94,11 +94,11 @@ def _traced(file: Path | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    import djinn
+    from djinn_core.runtime.timeline.profiling import profile
 
     timeline = None
     try:
-        with djinn.profile() as timeline:
+        with profile() as timeline:
             yield
     finally:
         if timeline is not None:

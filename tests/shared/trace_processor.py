@@ -36,7 +36,9 @@ class TraceProcessor:
         from perfetto.trace_processor.protos import ProtoFactory
 
         pool = ProtoFactory(PlatformDelegate()).descriptor_pool
-        self._stream = message_factory.GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpcStream"))
+        self._stream = message_factory.GetMessageClass(
+            pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpcStream")
+        )
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process: Any = subprocess.Popen(["node", str(SCRIPT), str(folder)], **pipes)
         self._number = 0
@@ -75,7 +77,9 @@ class TraceProcessor:
                 assert not result.error, result.error
                 columns = columns or list(result.column_names)
                 batches += result.batch
-        return [{name: getattr(row, name) for name in columns} for row in Official.QueryResultIterator(columns, batches)]
+        return [
+            {name: getattr(row, name) for name in columns} for row in Official.QueryResultIterator(columns, batches)
+        ]
 
     def close(self) -> None:
         """End the process."""

@@ -81,7 +81,11 @@ def test_each_moment_belongs_to_the_innermost():
 
 @pytest.mark.parametrize(
     ("kinds", "expected"),
-    [({REQUEST: 0.8, PYTHON: 0.2}, "wait less often"), ({EXECUTE: 0.9, PYTHON: 0.1}, "the device is"), ({CAPTURE: 1.0}, "the client is")],
+    [
+        ({REQUEST: 0.8, PYTHON: 0.2}, "wait less often"),
+        ({EXECUTE: 0.9, PYTHON: 0.1}, "the device is"),
+        ({CAPTURE: 1.0}, "the client is"),
+    ],
 )
 def test_advice_follows_what_takes_longest(kinds, expected):
     causes = {"network": kinds.get(REQUEST, 0.0), DEVICE_BOUND: kinds.get(EXECUTE, 0.0), CLIENT_BOUND: 0.0}

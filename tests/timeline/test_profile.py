@@ -115,7 +115,9 @@ def test_ops_and_ranges_reach_the_executor(embedded, plan_first_runs):
     assert len(there) == 4
     for one in forward:
         assert any(found.start <= one.start and one.end <= found.end for found in there)
-    assert all(event.args["predicted_seconds"] > 0 for event in of_kind(prof, kinds.EXECUTE) if event.args["instructions"])
+    assert all(
+        event.args["predicted_seconds"] > 0 for event in of_kind(prof, kinds.EXECUTE) if event.args["instructions"]
+    )
     assert prof.totals.executors[0].planned
 
 
@@ -195,7 +197,10 @@ def test_perfetto_reads_it(embedded, tmp_path):
     prof.save(tmp_path / "trace.json")
     processor = TraceProcessor(folder, (tmp_path / "trace.json").read_bytes())
     try:
-        assert processor.query("select name, value from stats where severity in ('error', 'data_loss') and value > 0") == []
+        assert (
+            processor.query("select name, value from stats where severity in ('error', 'data_loss') and value > 0")
+            == []
+        )
         (total,) = processor.query(f"select sum(dur) / 1e9 as seconds from slice where category in ({OF_THREADS})")
         assert total["seconds"] == pytest.approx(prof.seconds, rel=0.05)
         rows = processor.query(
@@ -203,10 +208,19 @@ def test_perfetto_reads_it(embedded, tmp_path):
             "(select sum(dur) from slice as part where part.parent_id = slice.id) as parts from slice where category = 'wait'"
         )
         assert len(rows) == waits
-        assert all("test_profile.py" in row["line"] and row["parts"] == pytest.approx(row["dur"], rel=0.05) for row in rows)
+        assert all(
+            "test_profile.py" in row["line"] and row["parts"] == pytest.approx(row["dur"], rel=0.05) for row in rows
+        )
         (found,) = processor.query("select count(*) as flows from flow")
         assert found["flows"] >= 3 * waits  # from the line to the request, the execution and the answer
         lanes = {row["name"] for row in processor.query("select distinct name from thread")}
-        assert {"MainThread: modules", "MainThread: wait", "to executor", "from executor", "execute", "instructions"} <= lanes
+        assert {
+            "MainThread: modules",
+            "MainThread: wait",
+            "to executor",
+            "from executor",
+            "execute",
+            "instructions",
+        } <= lanes
     finally:
         processor.close()

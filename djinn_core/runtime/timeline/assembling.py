@@ -11,6 +11,7 @@ from typing import Any, Final
 import attrs
 
 from djinn_core.runtime.timeline.events import (
+    ANSWER,
     CAPTURE,
     CLIENT,
     DECODE,
@@ -26,7 +27,6 @@ from djinn_core.runtime.timeline.events import (
     RANGE,
     RECOVERY,
     REQUEST,
-    ANSWER,
     TRANSFER,
     UNANSWERED,
     WAIT,
@@ -37,7 +37,9 @@ from djinn_core.runtime.timeline.recording import Recording
 from djinn_core.runtime.timeline.submissions import OpRun, Phases, op_runs, parts_of_wait, phases_of
 from djinn_core.runtime.timeline.threads import Part, divided, module_spans
 
-PARTS_SHOWN: Final = 100_000  # of Python and calls on the device; where there are more, those of a module's call are shown together
+PARTS_SHOWN: Final = (
+    100_000  # of Python and calls on the device; where there are more, those of a module's call are shown together
+)
 
 RANGES_SEEN: Final = 256  # that begin before the end of a submission, and are looked at for it
 
@@ -123,7 +125,11 @@ def _thread_time(
 ) -> ThreadTime:
     begun, ended = recording.begun, recording.ended
     if record is not recording.thread:  # from when it was first seen, to when it was last
-        moments = [*record.times[:1], *record.times[-1:], *(m for span in record.spans for m in (span.begun, span.ended))]
+        moments = [
+            *record.times[:1],
+            *record.times[-1:],
+            *(m for span in record.spans for m in (span.begun, span.ended)),
+        ]
         begun = max(begun, min(moments, default=ended))
         ended = min(ended, max(moments, default=ended))
     parts = divided(record, module_spans(record), begun, ended)
@@ -214,9 +220,13 @@ class _Builder:
         record = one.record
         of = {"executor": record.executor, "submission": record.number, "line": str(record.line)}
         lane = lanes.free(f"to {name}", one.sent, one.arrived)
-        self._add(REQUEST, f"request {record.number}", LINKS, lane, one.sent, one.arrived, args={"bytes": record.nbytes}, **of)
+        self._add(
+            REQUEST, f"request {record.number}", LINKS, lane, one.sent, one.arrived, args={"bytes": record.nbytes}, **of
+        )
         lane = lanes.free(f"from {name}", one.done, one.returned)
-        self._add(ANSWER, f"answer {record.number}", LINKS, lane, one.done, one.returned, args={"bytes": record.fetched}, **of)
+        self._add(
+            ANSWER, f"answer {record.number}", LINKS, lane, one.done, one.returned, args={"bytes": record.fetched}, **of
+        )
 
     def _add_phases(self, name: str, one: Phases) -> None:
         record = one.record
@@ -229,7 +239,14 @@ class _Builder:
             facts["failures"] = record.failures
         if ranges := _ranges_of(record):
             facts["ranges"] = ", ".join(one.name for one in ranges)
-        kinds = {RECOVERY: "queue", EARLIER: "queue", QUEUE: "queue", DECODE: "decode", EXECUTE: "execute", ENCODE: "encode"}
+        kinds = {
+            RECOVERY: "queue",
+            EARLIER: "queue",
+            QUEUE: "queue",
+            DECODE: "decode",
+            EXECUTE: "execute",
+            ENCODE: "encode",
+        }
         for kind, begun, ended in one.parts():
             if kind in kinds and (ended > begun or kind == EXECUTE):
                 label = f"{kind} {record.number}"
@@ -299,4 +316,3 @@ def _together(parts: Iterable[Part]) -> Iterator[Part]:
         middle = found[0].begun + sum(part.seconds for part in calls)
         yield Part(CAPTURE, f"{len(calls)} calls", found[0].begun, middle, key[1])
         yield Part(PYTHON, PYTHON, middle, found[-1].ended, key[1])
-

@@ -45,7 +45,9 @@ class ClientClock:
     """Converts moments of one executor process to the client's `time.perf_counter()`; samples come in the order of `sent`."""
 
     _windows: list[_Bounds] = attrs.field(factory=list)
-    _close: list[_Bounds] = attrs.field(factory=list)  # those whose bounds are close together; empty if they were not looked for
+    _close: list[_Bounds] = attrs.field(
+        factory=list
+    )  # those whose bounds are close together; empty if they were not looked for
 
     def sample(self, sent: float, taken: float, done: float, received: float) -> None:
         """Add a round trip: `sent` and `received` by the client's clock, `taken` and `done` by the executor's."""

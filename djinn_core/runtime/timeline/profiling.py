@@ -90,7 +90,11 @@ class Timeline:
             DjinnError: the block has not ended.
             OSError: it cannot be written there.
         """
-        facts: dict[str, Any] = {"seconds": self.seconds, "complete": self._complete, "causes": dict(self.totals.causes)}
+        facts: dict[str, Any] = {
+            "seconds": self.seconds,
+            "complete": self._complete,
+            "causes": dict(self.totals.causes),
+        }
         save_trace(Path(path), trace_of(self.events, facts))
 
     def __repr__(self) -> str:
@@ -98,7 +102,10 @@ class Timeline:
         if not self._recording.ended:
             return "<Timeline: the block has not ended>"
         found = self.totals
-        shares = ", ".join(f"{spent / (found.seconds or 1):.0%} {cause}" for cause, spent in sorted(found.causes.items(), key=lambda one: -one[1]))
+        shares = ", ".join(
+            f"{spent / (found.seconds or 1):.0%} {cause}"
+            for cause, spent in sorted(found.causes.items(), key=lambda one: -one[1])
+        )
         return f"<Timeline of {found.seconds:.3f} s: {shares}; {found.round_trips} round trips; see .table() and .save(path)>"
 
     def _repr_html_(self) -> str | None:

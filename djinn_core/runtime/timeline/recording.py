@@ -271,8 +271,8 @@ class Recording:
                 self._asking = False
             self._add(record, Span("connect", f"connect to {fields['server']}", begun, time.perf_counter()))
             return
-        *place, cause = user_line(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
-        line = UserLine(*place)
+        file, at, function, cause = user_line(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
+        line = UserLine(file, at, function)
         number = fields["submission"] and fields["submission"] + self._earlier
         self._add(record, Span("wait", cause, begun, now, line, cause, fields["executor"], number))
 
@@ -296,7 +296,11 @@ class _ModulePaths:
     """Names of modules, from the outermost to the innermost that a call is in; each of them looked up once."""
 
     _tables: WeakKeyDictionary[torch.nn.Module, dict[int, str]] = attrs.field(factory=WeakKeyDictionary)
-    _last: tuple[ModuleCall | None, tuple[str, ...], dict[int, str]] = (None, (), {})  # an outer call, its names, names in its root
+    _last: tuple[ModuleCall | None, tuple[str, ...], dict[int, str]] = (
+        None,
+        (),
+        {},
+    )  # an outer call, its names, names in its root
 
     def names(self, call: ModuleCall | None) -> tuple[str, ...]:
         """Paths such as `("GPT2", "transformer.h.3", "transformer.h.3.attn")`; the outermost has the name of its class."""
@@ -334,4 +338,6 @@ def check_alone() -> None:
         DjinnError: one is.
     """
     if port.timeline is not None:
-        raise DjinnError("djinn.profile() is in force already: blocks of it cannot be inside of each other, nor in two threads at a time")
+        raise DjinnError(
+            "djinn.profile() is in force already: blocks of it cannot be inside of each other, nor in two threads at a time"
+        )

@@ -129,11 +129,11 @@ class TimeTotals:
 def totals(assembled: Assembled, seconds: float) -> TimeTotals:
     """Add up a timeline; the first of its threads is that of the block."""
     first, *others = assembled.threads
-    kinds = Counter(dict(_kinds(first)))
-    causes: Counter[str] = Counter()
+    kinds = _kinds(first)
+    causes: dict[str, float] = defaultdict(float)
     for kind, spent in kinds.items():
         causes[CAUSES[kind]] += spent
-    waited = {one.record.name: sum(part.seconds for part in one.parts) for one in others}
+    beside = {one.record.name: sum(part.seconds for part in one.parts) for one in others}
     records = [one.record for one in assembled.phases]
     return TimeTotals(
         seconds,
@@ -145,7 +145,7 @@ def totals(assembled: Assembled, seconds: float) -> TimeTotals:
         sum(len(one.waits) for one in assembled.threads),
         sum(record.instructions for record in records),
         len(records),
-        waited,
+        beside,
         sum(part.kind == CAPTURE for part in first.parts),
     )
 
@@ -160,20 +160,20 @@ def label(modules: Sequence[str]) -> str:
     return f"{BACKWARD} of {name}" if backward and name else name or BACKWARD
 
 
-def _kinds(thread: ThreadTime) -> Iterator[tuple[str, float]]:
-    found: Counter[str] = Counter()
+def _kinds(thread: ThreadTime) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
     for part in thread.parts:
         if part.kind != WAIT:
             found[part.kind] += part.seconds
     for wait in thread.waits:
         for kind, begun, ended in wait.parts:
             found[kind] += ended - begun
-    yield from found.items()
+    return found
 
 
 def _modules(assembled: Assembled) -> list[ModuleTime]:
-    spent: dict[str, Counter[str]] = defaultdict(Counter)
-    device: Counter[str] = Counter()
+    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    device: dict[str, float] = defaultdict(float)
     for thread in assembled.threads:
         for part in thread.parts:
             if part.kind != WAIT:
@@ -183,13 +183,13 @@ def _modules(assembled: Assembled) -> list[ModuleTime]:
                 spent[label(wait.modules)][CAUSES[kind]] += ended - begun
     for run in assembled.runs:
         device[label(run.modules)] += run.seconds
-    found = [ModuleTime(path, spent.get(path, {}), device[path]) for path in {**spent, **device}]
+    found = [ModuleTime(path, spent.get(path, {}), device.get(path, 0.0)) for path in {**spent, **device}]
     return sorted(found, key=lambda one: -max(one.seconds, one.device))
 
 
 def _lines(assembled: Assembled) -> list[LineTime]:
     times: Counter[tuple[str, str, str]] = Counter()
-    spent: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    spent: dict[tuple[str, str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for wait in (wait for thread in assembled.threads for wait in thread.waits):
         line = wait.span.line
         key = str(line), linecache.getline(line.file, line.line).strip() if line.file else "", wait.span.cause
@@ -221,34 +221,71 @@ def advice(found: TimeTotals) -> list[str]:
         what = f"wait less often: {found.round_trips} round trips were waited for, {line.times} of them at {line.line or 'one line'} ({line.cause})"
         said.append((share[NETWORK_BOUND], f"{what}; {ADVICE[line.cause]}"))
     if kinds.get(UPLOAD, 0.0) > 0.15:
-        said.append((kinds[UPLOAD], "upload less: keep on the device what is used again, make tensors there, or have the server read weights itself (djinn.open_weights)"))
+        said.append(
+            (
+                kinds[UPLOAD],
+                "upload less: keep on the device what is used again, make tensors there, or have the server read weights itself (djinn.open_weights)",
+            )
+        )
     if kinds.get(CONNECT, 0.0) > 0.15:
-        said.append((kinds[CONNECT], "connecting is a part of the block: call djinn.init() before it to see the rest better"))
+        said.append(
+            (kinds[CONNECT], "connecting is a part of the block: call djinn.init() before it to see the rest better")
+        )
     if share[DEVICE_BOUND] > 0.4:
-        said.append((share[DEVICE_BOUND], "the device is what takes long: a smaller dtype, larger batches, compiled programs or a second executor help; djinn.profile(ops=True) shows which ops"))
+        said.append(
+            (
+                share[DEVICE_BOUND],
+                "the device is what takes long: a smaller dtype, larger batches, compiled programs or a second executor help; djinn.profile(ops=True) shows which ops",
+            )
+        )
     if share[SHARED] > 0.1:
-        said.append((share[SHARED], "other sessions use the device: another server, or a larger share, helps (djinn status)"))
+        said.append(
+            (share[SHARED], "other sessions use the device: another server, or a larger share, helps (djinn status)")
+        )
     if kinds.get(PLAN, 0.0) > 0.2:
-        said.append((kinds[PLAN], "plans are made: let a few steps pass before the block, or keep sizes the same from step to step"))
+        said.append(
+            (
+                kinds[PLAN],
+                "plans are made: let a few steps pass before the block, or keep sizes the same from step to step",
+            )
+        )
     if kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0) > 0.4:
         calls = f"{found.calls:,} calls on the device were made"
-        said.append((kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0), f"the client is what takes long ({calls}): fewer and larger ops, fused ones, or torch.compile"))
+        said.append(
+            (
+                kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0),
+                f"the client is what takes long ({calls}): fewer and larger ops, fused ones, or torch.compile",
+            )
+        )
     return [text for _, text in sorted(said, key=lambda one: -one[0])]
 
 
 def table(found: TimeTotals, *, complete: bool) -> str:
     """Totals as text. `complete`: whether everything was recorded."""
     whole = found.seconds or 1.0
-    lines = [f"{found.seconds:.3f} s, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"]
+    lines = [
+        f"{found.seconds:.3f} s, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"
+    ]
     if not complete:
         lines.append("not all was recorded: the block did more than a timeline keeps")
     lines += ["", "where the time went, by cause"]
     for cause in _CAUSES:
         if (spent := found.causes.get(cause, 0.0)) > 0:
-            lines.append(f"{spent:10.3f} s {spent / whole:6.1%}  {cause}-bound" if cause != SHARED else f"{spent:10.3f} s {spent / whole:6.1%}  {cause}")
+            lines.append(
+                f"{spent:10.3f} s {spent / whole:6.1%}  {cause}-bound"
+                if cause != SHARED
+                else f"{spent:10.3f} s {spent / whole:6.1%}  {cause}"
+            )
             kinds = [(kind, part) for kind, part in found.kinds.items() if CAUSES[kind] == cause]
-            lines += [f"{part:14.3f} s {part / whole:6.1%}  {_WORDS[kind]}" for kind, part in sorted(kinds, key=lambda one: -one[1]) if part > 0]
-    lines += ["", f"{'seconds':>10} {'client':>8} {'network':>8} {'device':>8} {'ops there':>10}  by module, without the modules in it"]
+            lines += [
+                f"{part:14.3f} s {part / whole:6.1%}  {_WORDS[kind]}"
+                for kind, part in sorted(kinds, key=lambda one: -one[1])
+                if part > 0
+            ]
+    lines += [
+        "",
+        f"{'seconds':>10} {'client':>8} {'network':>8} {'device':>8} {'ops there':>10}  by module, without the modules in it",
+    ]
     for module in found.modules[:ROWS]:
         shares = " ".join(f"{module.causes.get(cause, 0.0):8.3f}" for cause in _CAUSES[:3])
         lines.append(f"{module.seconds:10.3f} {shares} {module.device:10.3f}  {module.path}")

@@ -95,17 +95,23 @@ def phases_of(
 
 
 def _measured(
-    record: SubmissionRecord, times: ExecutionTimes, clock: ClientClock, before: float, awaited: set[int], recovered: bool
+    record: SubmissionRecord,
+    times: ExecutionTimes,
+    clock: ClientClock,
+    before: float,
+    awaited: set[int],
+    recovered: bool,
 ) -> Phases:
     moments = [clock.at_client(m) for m in (times.taken, times.ready, times.begun, times.executed, times.done)]
     # The two clocks agree to within the difference of the ways; nothing arrives before it is sent.
     taken, ready, begun, executed, done = [min(max(m, record.sending), record.received) for m in moments]
     # An executor that is idle takes a frame up as it arrives. What came while it was busy has been there since some moment.
-    arrived = taken if recovered or taken > before + IDLE else min(taken, record.sent + clock.one_way)
+    idle = recovered or taken > before + IDLE
+    arrived = taken if idle else min(taken, record.sent + clock.one_way)
     # A thread that waits reads an answer as it arrives; other answers lie there until one reads them.
     returned = record.received if record.number in awaited else min(record.received, done + clock.one_way)
-    moments = [arrived, taken, ready, begun, executed, done, returned]
-    return Phases(record, recovered, True, record.sending, *moments, record.received)
+    way = record.sending, arrived, taken, ready, begun, executed, done, returned
+    return Phases(record, recovered, True, *way, record.received)
 
 
 def _assumed(record: SubmissionRecord) -> Phases:
@@ -122,26 +128,25 @@ def _assumed(record: SubmissionRecord) -> Phases:
     return Phases(record, False, False, record.sending, taken, taken, ready, begun, executed, done, read, read)
 
 
-def parts_of_wait(wait: Span, phases: Phases | None, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
+def parts_of_wait(
+    wait: Span, phases: Phases | None, incoming: Sequence[tuple[float, float]]
+) -> list[tuple[str, float, float]]:
     """What a wait was for, one after the other without gaps. `incoming`: when its executor waited for values of another one."""
     if phases is None:  # a question, which the executor answers when it has done what came before
         return [(REQUEST, wait.begun, wait.ended)]
     found: list[tuple[str, float, float]] = []
-    for kind, begun, ended in phases.parts():
-        begun = max(begun, wait.begun)
-        ended = wait.ended if kind == READ else min(ended, wait.ended)
-        if ended <= begun:
-            continue
-        pieces = _split(begun, ended, incoming) if kind == EARLIER else [(kind, begun, ended)]
-        found += pieces
+    for kind, first, last in phases.parts():
+        begun, ended = max(first, wait.begun), wait.ended if kind == READ else min(last, wait.ended)
+        if ended > begun:
+            found += _split(begun, ended, incoming) if kind == EARLIER else [(kind, begun, ended)]
     return found or [(READ, wait.begun, wait.ended)]
 
 
 def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
     """Earlier work, and the transfers from other executors in it."""
     found: list[tuple[str, float, float]] = []
-    for start, stop in incoming:
-        start, stop = max(start, begun), min(stop, ended)
+    for first, last in incoming:
+        start, stop = max(first, begun), min(last, ended)
         if stop > start:
             found += [(EARLIER, begun, start)] if start > begun else []
             found.append((TRANSFER, start, stop))
@@ -162,7 +167,8 @@ def op_runs(phases: Phases, modules: Mapping[int, tuple[str, ...]], lines: dict[
     for index, (after, seconds) in enumerate(_PAIR.iter_unpack(times.ops[:whole])):
         if seconds < 0 or index >= len(prepared.nodes):
             continue
-        node, line, names = prepared.nodes[index], "", ()
+        node, line = prepared.nodes[index], ""
+        names: tuple[str, ...] = ()
         if 0 <= node < len(program.sites):
             site = program.sites[node]
             line = lines.get(id(site)) or lines.setdefault(id(site), describe_site(site))

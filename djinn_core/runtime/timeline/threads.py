@@ -10,6 +10,7 @@ from djinn_core.ir.module_path import ModuleCall
 from djinn_core.runtime.timeline.events import CAPTURE, PYTHON
 from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
 
+
 @attrs.frozen
 class Part:
     """Part of a thread's time in which it did one thing.
@@ -114,13 +115,13 @@ def divided(record: ThreadRecord, modules: Sequence[ModuleSpan], begun: float, e
             parts.append(Part(kind, name, now, moment, names, span))
             now = moment
 
-    for start, stop, leaf, names in inside:
+    for start, last, leaf, names in inside:
         while len(open_) > 1 and open_[-1][0] <= start:
             until(open_[-1][0])
             open_.pop()
         until(start)
         _, around, kind, name, span = open_[-1]
-        stop = min(stop, open_[-1][0])
+        stop = min(last, open_[-1][0])
         if leaf is None:
             open_.append((stop, names, kind, name, span))
         else:
@@ -143,4 +144,3 @@ def _intervals(record: ThreadRecord, modules: Sequence[ModuleSpan]) -> Iterator[
         yield times[2 * op], times[2 * op + 1], (CAPTURE, str(ops[op]), None), ()
     for span in record.spans:
         yield span.begun, span.ended, (span.kind, span.name, span), ()
-

@@ -45,7 +45,9 @@ def trace_of(events: Sequence[TimelineEvent], facts: Mapping[str, Any]) -> dict[
         if (process, lane) not in counters:
             trace.append(_named("thread_name", processes[process], number, lane))
             order = {"sort_index": number}
-            trace.append({"ph": "M", "name": "thread_sort_index", "pid": processes[process], "tid": number, "args": order})
+            trace.append(
+                {"ph": "M", "name": "thread_sort_index", "pid": processes[process], "tid": number, "args": order}
+            )
     chains: dict[tuple[int, int], dict[str, TimelineEvent]] = defaultdict(dict)
     for event in events:
         place = processes[event.process], lanes[event.process, event.lane]
@@ -105,7 +107,10 @@ def _event(event: TimelineEvent, process: int, lane: int) -> dict[str, Any]:
 
 
 def _flow(
-    identity: int, chain: Mapping[str, TimelineEvent], processes: Mapping[str, int], lanes: Mapping[tuple[str, str], int]
+    identity: int,
+    chain: Mapping[str, TimelineEvent],
+    processes: Mapping[str, int],
+    lanes: Mapping[tuple[str, str], int],
 ) -> Iterator[dict[str, Any]]:
     """Arrows from the line that sent a submission to where it ran, and from there to the line that waited."""
     found = [chain[kind] for kind in _CHAIN if kind in chain]
