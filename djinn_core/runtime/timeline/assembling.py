@@ -199,7 +199,7 @@ class _Builder:
         lanes = _Lanes()
         for one in phases:
             self._add_way(name, one, lanes)
-            self._add_phases(name, one)
+            self._add_phases(name, one, lanes)
             runs = list(op_runs(one, self._recording.names, self._lines))
             for run in runs:
                 where = {"module": " / ".join(run.modules)} if run.modules else {}
@@ -211,6 +211,7 @@ class _Builder:
         for begun, ended, told in _transfers(phases, self._recording):
             peer, facts = executor_name(told.peer), {"bytes": told.nbytes, "transfer": told.transfer}
             lane, label = ("transfers in", f"from {peer}") if told.incoming else ("transfers out", f"to {peer}")
+            lane = lanes.free(lane, begun, ended)
             self._add(TRANSFER, label, name, lane, begun, ended, executor=number, args=facts)
         self._add_counters(name, phases)
         self._add_replacements(name, phases)
@@ -228,7 +229,7 @@ class _Builder:
             ANSWER, f"answer {record.number}", LINKS, lane, one.done, one.returned, args={"bytes": record.fetched}, **of
         )
 
-    def _add_phases(self, name: str, one: Phases) -> None:
+    def _add_phases(self, name: str, one: Phases, lanes: _Lanes) -> None:
         record = one.record
         of = {"executor": record.executor, "submission": record.number, "line": str(record.line)}
         plan = record.prepared
@@ -249,8 +250,9 @@ class _Builder:
         }
         for kind, begun, ended in one.parts():
             if kind in kinds and (ended > begun or kind == EXECUTE):
+                lane = lanes.free(kinds[kind], begun, ended)
                 label = f"{kind} {record.number}"
-                self._add(kind, label, name, kinds[kind], begun, ended, args=facts if kind == EXECUTE else {}, **of)
+                self._add(kind, label, name, lane, begun, ended, args=facts if kind == EXECUTE else {}, **of)
 
     def _add_ranges(self, name: str, one: Phases, runs: Sequence[OpRun]) -> None:
         """Ranges of the program on the executor: from their first instruction there to their last."""
