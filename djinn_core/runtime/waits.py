@@ -189,7 +189,7 @@ def user_line(frame: FrameType | None) -> tuple[str, int, str, str]:
 
 
 class _Owner(enum.Enum):
-    """Whose a file is."""
+    """Owner of a file."""
 
     DJINN, TORCH, LIBRARY, USER = range(4)
 

@@ -53,7 +53,7 @@ def of_kind(prof, kind):
 
 
 def check(prof, waits):
-    """What holds for every timeline; `waits`: round trips that the program waited for."""
+    """Check that holds for every timeline; `waits`: round trips that the program waited for."""
     found = of_kind(prof, kinds.WAIT)
     assert len(found) == waits == prof.totals.round_trips
     assert sum(prof.totals.kinds.values()) == pytest.approx(prof.seconds, rel=1e-6)

@@ -78,7 +78,7 @@ class Assembled:
 
 
 def executor_name(number: int) -> str:
-    """What the executor of a number is called; 0: the only one."""
+    """Name of the executor of a number; 0: the only one."""
     return f"executor {number}" if number else "executor"
 
 

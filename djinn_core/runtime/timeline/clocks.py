@@ -74,7 +74,7 @@ class ClientClock:
         return moment + self._offset(moment)
 
     def _offset(self, moment: float) -> float:
-        """What to add to the executor's clock at about this moment of it; between windows, in proportion."""
+        """Seconds to add to the executor's clock at about this moment of it; between windows, in proportion."""
         windows = self._close or self._closest()
         at = moment + windows[0].offset
         after = bisect_right(windows, at, key=lambda one: one.middle)

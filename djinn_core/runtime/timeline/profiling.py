@@ -30,7 +30,7 @@ log = get_logger("djinn.profile")
 
 
 class Timeline:
-    """What happened in a block of `djinn.profile()`; there is something to see once the block has ended."""
+    """Timeline of a block of `djinn.profile()`; there is something to see once the block has ended."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -46,12 +46,12 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """How long the block took."""
+        """Seconds that the block took."""
         return (self._recording.ended or time.perf_counter()) - self._recording.begun
 
     @property
     def events(self) -> tuple[TimelineEvent, ...]:
-        """What happened, in the order in which it began; also what the block has sent and executors have done after its end.
+        """The events in the order of their beginnings, with those of what the block has sent and executors have done after its end.
 
         Raises:
             DjinnError: the block has not ended.
@@ -60,7 +60,7 @@ class Timeline:
 
     @property
     def totals(self) -> TimeTotals:
-        """Where the time of the thread went that was in the block, as values.
+        """The time of the block's thread by cause, module and line, as values.
 
         Raises:
             DjinnError: the block has not ended.
@@ -71,7 +71,7 @@ class Timeline:
 
     @for_users
     def table(self) -> str:
-        """Where the time went, by cause, by module and by line, and what to do about it.
+        """The time by cause, by module and by line, as text, and what to do about it.
 
         Raises:
             DjinnError: the block has not ended.
@@ -98,7 +98,7 @@ class Timeline:
         save_trace(Path(path), trace_of(self.events, facts))
 
     def __repr__(self) -> str:
-        """How long the block took, and the shares of the causes."""
+        """Seconds that the block took, and the shares of the causes."""
         if not self._recording.ended:
             return "<Timeline: the block has not ended>"
         found = self.totals

@@ -42,7 +42,7 @@ class _PerThread(threading.local):
 
 
 class Recording:
-    """What is recorded, and the hooks that record it. Implements `Observer`, `SubmissionRecorder` and `CaptureRecorder`.
+    """The raw records, and the hooks that make them. Implements `Observer`, `SubmissionRecorder` and `CaptureRecorder`.
 
     Attributes:
         begun, ended: the block's moments. thread: the one that it is of. ops: whether each instruction is timed by executors.
@@ -194,7 +194,7 @@ class Recording:
             self._add(record, Span("plan" if what == "submit" else "upload", what, begun, time.perf_counter()))
 
     def _take(self, instructions: int) -> tuple[ThreadRecord, int] | None:
-        """Whose instructions the next `instructions` are, and the number of the first."""
+        """The thread that has recorded the next `instructions`, and the number of the first."""
         if not instructions or not self._taken:
             return None
         record, first, left = self._taken.popleft()

@@ -88,7 +88,7 @@ class LineTime:
 
 @attrs.frozen
 class ExecutorTime:
-    """What an executor did.
+    """Work of an executor.
 
     Attributes:
         submissions: how many it ran; seconds: that it ran their ops. planned: how many of them cost models had a prediction for.
@@ -105,7 +105,7 @@ class ExecutorTime:
 
 @attrs.frozen
 class TimeTotals:
-    """Where the time of a block went.
+    """Time of a block, divided.
 
     Attributes:
         seconds: of the block. kinds: seconds of its thread by kind of event, waits by their parts; together they are all of it.
@@ -151,7 +151,7 @@ def totals(assembled: Assembled, seconds: float) -> TimeTotals:
 
 
 def label(modules: Sequence[str]) -> str:
-    """What the innermost of modules is called in a table, such as `GPT2.transformer.h.3`."""
+    """Name of the innermost of modules in a table, such as `GPT2.transformer.h.3`."""
     if not modules:
         return OUTSIDE
     backward = modules[0] == BACKWARD
@@ -211,7 +211,7 @@ def _executors(assembled: Assembled) -> Iterator[ExecutorTime]:
 
 
 def advice(found: TimeTotals) -> list[str]:
-    """What to do about it, the most promising first; nothing where nothing stands out."""
+    """Advice on what to do, the most promising first; nothing where nothing stands out."""
     whole = found.seconds or 1.0
     share = {cause: found.causes.get(cause, 0.0) / whole for cause in _CAUSES}
     kinds = {kind: spent / whole for kind, spent in found.kinds.items()}

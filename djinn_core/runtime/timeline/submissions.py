@@ -1,4 +1,4 @@
-"""What became of each submission: on its way, at its executor, and back, by the client's clock."""
+"""Phases of each submission: on its way, at its executor, and back, by the client's clock."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _assumed(record: SubmissionRecord) -> Phases:
 def parts_of_wait(
     wait: Span, phases: Phases | None, incoming: Sequence[tuple[float, float]]
 ) -> list[tuple[str, float, float]]:
-    """What a wait was for, one after the other without gaps. `incoming`: when its executor waited for values of another one."""
+    """Parts of a wait by what it was for, one after the other without gaps. `incoming`: when its executor waited for values of another one."""
     if phases is None:  # a question, which the executor answers when it has done what came before
         return [(REQUEST, wait.begun, wait.ended)]
     found: list[tuple[str, float, float]] = []

@@ -29,7 +29,7 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Seconds that it took."""
         return self.ended - self.begun
 
 
@@ -136,7 +136,7 @@ _Interval = tuple[float, float, tuple[str, str, Span | None] | None, tuple[str, 
 
 
 def _intervals(record: ThreadRecord, modules: Sequence[ModuleSpan]) -> Iterator[_Interval]:
-    """What the thread did, and the modules that it was in (those without a kind), in no order."""
+    """Intervals of what the thread did, and of the modules that it was in (those without a kind), in no order."""
     for module in modules:
         yield module.begun, module.ended, None, module.modules
     times, ops = record.times, record.ops

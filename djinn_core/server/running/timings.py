@@ -56,7 +56,7 @@ class OpTimes:
 
 
 class Timings:
-    """What a session tells its client of when it did what.
+    """Moments of a session's work, which it tells its client.
 
     Attributes:
         ops: whether each instruction is timed.
