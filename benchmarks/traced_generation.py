@@ -24,6 +24,8 @@ from links import Conditions, connected_over
 import djinn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "shared"))
+import itertools
+
 from trace_processor import TraceProcessor, files
 
 REMOTE = "remote_accelerator:0"
@@ -89,12 +91,12 @@ def asked(trace: Path, folder: Path) -> dict[str, Any]:
 
 def drawn(events: Any, file: Path, begun: float, seconds: float) -> None:
     """Draw `seconds` of a timeline from `begun` on."""
-    import matplotlib
+    import matplotlib as mpl
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(figsize=(11, 4.2))
+    figure, axes = plt.subplots(figsize=(11, 4.2))
     rows = {lane: place for place, lane in enumerate(reversed(ROWS))}
     shown = [event for event in events if event.end > begun and event.start < begun + seconds]
     for event in shown:
@@ -111,7 +113,7 @@ def drawn(events: Any, file: Path, begun: float, seconds: float) -> None:
         points = [
             (way[kind].start, rows[way[kind].lane]) for kind in ("send", "request", "execute", "answer") if kind in way
         ]
-        for (x, y), (u, v) in zip(points, points[1:], strict=False):
+        for (x, y), (u, v) in itertools.pairwise(points):
             if u < begun + seconds:
                 arrow = {"arrowstyle": "->", "color": "#333333", "linewidth": 0.7}
                 axes.annotate("", ((u - begun) * 1e3, v), ((x - begun) * 1e3, y), arrowprops=arrow)
