@@ -80,6 +80,8 @@ from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_
 from djinn_core.runtime.published import attach, publish, published, unpublish
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
 from djinn_core.runtime.server_files import save_at_addresses as _save_at_addresses
+from djinn_core.runtime.timeline.events import TimelineEvent
+from djinn_core.runtime.timeline.profiling import Timeline, profile
 from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.runtime.waits import WaitReport, explain_waits
 from djinn_core.scheduler import Scheduler
@@ -133,6 +135,8 @@ __all__ = [
     "ServerBusy",
     "SessionLost",
     "StartupError",
+    "Timeline",
+    "TimelineEvent",
     "TransportError",
     "UnsupportedOperation",
     "Verification",
@@ -161,6 +165,7 @@ __all__ = [
     "last_profile",
     "open_weights",
     "plan",
+    "profile",
     "publish",
     "published",
     "register_init_hook",

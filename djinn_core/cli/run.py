@@ -18,12 +18,24 @@ from djinn_core.cli.script import Script, end_by_interrupt, interrupted
     "--server", metavar="SERVER", help="Name (`djinn login`) or URL of the server to use, in place of those configured."
 )
 @click.option("--stats", is_flag=True, help="At the end, print what was sent and waited for to standard error.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a timeline of the run that Perfetto opens (`.gz`: compressed), and print where the time went to standard error.",
+)
 @click.option("--verbose", is_flag=True, help="Say on standard error what `cuda` stands for.")
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module, as with `python -m`.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    script: str, arguments: tuple[str, ...], server: str | None, stats: bool, verbose: bool, as_module: bool
+    script: str,
+    arguments: tuple[str, ...],
+    server: str | None,
+    stats: bool,
+    trace: Path | None,
+    verbose: bool,
+    as_module: bool,
 ) -> None:
     """Run SCRIPT with its ARGUMENTS as Python would, with the device `cuda` being the remote one.
 
@@ -38,7 +50,9 @@ def command(
 
     under_run.begin()
     _connect(verbose)
-    with _counting(stats):
+    if trace is not None and not trace.parent.is_dir():
+        raise click.UsageError(f"There is no folder '{trace.parent}' for the trace.")
+    with _counting(stats), _traced(trace):
         try:
             Script(script, arguments, as_module).run()
         except KeyboardInterrupt:
@@ -72,3 +86,27 @@ def _counting(wanted: bool) -> Iterator[None]:
             sys.stdout.flush()
             for name, count in client.stats().items():
                 click.echo(f"djinn: {name} {count:,}", err=True)
+
+
+@contextmanager
+def _traced(file: Path | None) -> Iterator[None]:
+    """Write a timeline of the block to a file when it ends, however it ends."""
+    if file is None:
+        yield
+        return
+    from djinn_core.runtime.timeline.profiling import profile
+
+    timeline = None
+    try:
+        with profile() as timeline:
+            yield
+    finally:
+        if timeline is not None:
+            sys.stdout.flush()
+            click.echo(timeline.table(), err=True)
+            try:
+                timeline.save(file)
+            except OSError as error:
+                click.echo(f"djinn: the trace cannot be written: {error}", err=True)
+            else:
+                click.echo(f"djinn: the trace is in {file}: open it at https://ui.perfetto.dev", err=True)

@@ -16,7 +16,8 @@ class Event:
 
     Attributes:
         name: `planned`, `submitted`, `completed`, `connected`, `disconnected`, `fell_back`, `uploading`
-            (`bytes` that will be), `uploaded` (`bytes` of it; `recalled`: the server had them).
+            (`bytes` that will be), `uploaded` (`bytes` of it; `recalled`: the server had them), `waited` (`seconds` that the thread
+            waited for a round trip; `submission` that it was for, or 0; `executor`: number of it in its pool, or 0).
         seconds: `time.monotonic()` at the end of it.
         fields: facts, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
     """

@@ -220,6 +220,19 @@ class Fallback(Protocol):
         """Result of the call."""
 
 
+class CaptureRecorder(Protocol):
+    """Is told where recorded instructions go, while a timeline is recorded; on the thread that sends them."""
+
+    def taken(self, recorder: object, instructions: int) -> None:
+        """The oldest `instructions` of those that a recorder holds are about to be submitted, in one submission or several."""
+
+    def enter(self, what: str, instructions: int = 0) -> None:
+        """This thread begins to `submit` so many instructions, or to `upload`."""
+
+    def leave(self) -> None:
+        """It has ended what it began last."""
+
+
 Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (func, args, kwargs) -> result
 
 
@@ -267,6 +280,7 @@ class Port:
     ops_inferred: int = 0  # ops for which a meta kernel was run
     fallback: Fallback | None = None
     numeric_settings: NumericSettings = attrs.field(factory=NumericSettings)
+    timeline: CaptureRecorder | None = None
     missing: Mapping[str, str] = attrs.field(factory=dict)  # ops that a server of the session lacks, and which server
     forked: bool = False
 

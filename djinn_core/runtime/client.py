@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import multiprocessing
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -278,6 +279,7 @@ def _session() -> ClientSession:
 def _open() -> ClientSession:
     if context.session is not None:
         _end_session()
+    began = time.perf_counter()
     opened = _connect()
     try:
         session = _new_session(opened)
@@ -293,7 +295,8 @@ def _open() -> ClientSession:
     port.whole_programs += session.needs_whole_programs
     log.info("connected", server=session.server, session=session_name())
     kinds = tuple(one.attached.device.kind for one in opened)
-    context.observers.tell("connected", server=session.server, fallbacks=opened[0].fallbacks, kinds=kinds)
+    facts = {"server": session.server, "fallbacks": opened[0].fallbacks, "kinds": kinds}
+    context.observers.tell("connected", **facts, seconds=time.perf_counter() - began)
     return session
 
 

@@ -5,16 +5,40 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.logs import get_logger
 
+if TYPE_CHECKING:
+    from djinn_core.runtime.sending.pending import PendingSubmission
+    from djinn_core.wire.messages import Completed
+
 log = get_logger("djinn.observers")
 
 
+class SubmissionRecorder(Protocol):
+    """Is told of each submission that is sent and answered, while a timeline is recorded. Executors are numbered as in their pool."""
+
+    def sent(
+        self, executor: int, number: int, pending: PendingSubmission, begun: float, sending: float, nbytes: int
+    ) -> None:
+        """Submission `number` of a session was sent: planned until `begun` and encoded until `sending`, on this thread."""
+
+    def completed(
+        self, executor: int, number: int, pending: PendingSubmission, completed: Completed, nbytes: int
+    ) -> None:
+        """The answer to it has come; `nbytes` of tensors are in it."""
+
+
 class Observers:
-    """The observers of a process. One that raises is dropped, with a warning; the program goes on."""
+    """The observers of a process. One that raises is dropped, with a warning; the program goes on.
+
+    Attributes:
+        timeline: is told of submissions while a timeline is recorded.
+    """
+
+    timeline: SubmissionRecorder | None = None
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import linecache
 import re
 import sys
@@ -25,7 +27,7 @@ _TORCH: Final = str(Path(torch.__file__).parent)
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _LINES: Final = 1000  # lines of a program that are told apart
 _DECIDES: Final = re.compile(r"\b(if|elif|while|assert|and|or|not|bool)\b")
-NUMBER, CONDITION, COPY, PRINT, SHAPE, SYNCHRONIZE, CHECK, FULL, OTHER = (
+NUMBER, CONDITION, COPY, PRINT, SHAPE, SYNCHRONIZE, CHECK, FULL, UPLOAD, FIGURES, FILES, OTHER = (
     "a number",
     "a condition",
     "a copy to the CPU",
@@ -34,9 +36,12 @@ NUMBER, CONDITION, COPY, PRINT, SHAPE, SYNCHRONIZE, CHECK, FULL, OTHER = (
     "synchronization",
     "a check of the result",
     "too much under way",
+    "an upload",
+    "memory figures",
+    "weights at an address",
     "a value",
 )
-_ADVICE: Final = MappingProxyType({
+ADVICE: Final = MappingProxyType({
     NUMBER: "keep it a tensor, add it up on the device, and call .item() once after the loop or every hundred steps",
     CONDITION: "use torch.where or a mask in place of the branch, or look at the condition every few steps",
     COPY: "copy with .to('cpu', non_blocking=True) and use it later, or copy once after the loop: torch.stack(list).cpu()",
@@ -45,6 +50,9 @@ _ADVICE: Final = MappingProxyType({
     SYNCHRONIZE: "leave it out: results wait for their ops by themselves. It is needed to measure time alone",
     CHECK: "use the variant that returns an error code, such as torch.linalg.inv_ex or cholesky_ex, and look at it once",
     FULL: "the device is behind: fetch fewer or smaller values at a time",
+    UPLOAD: "move a module as a whole with .to(), which asks for all of its tensors at once; keep what is used again on the device",
+    FIGURES: "ask for memory every hundred steps, or after the loop",
+    FILES: "open, save and list weights outside of the loop",
     OTHER: "fetch it once, after the loop",
 })  # fmt: skip
 # By file and function of Djinn's: the innermost that is found says what was waited for.
@@ -60,6 +68,13 @@ _CAUSES: Final = MappingProxyType({
     ("remote_infer.py", ""): SHAPE,
     ("layout_calls.py", ""): SHAPE,
     ("replies.py", "make_room"): FULL,
+    ("submissions.py", "_await_room"): FULL,
+    ("uploads.py", ""): UPLOAD,
+    ("session.py", "figures"): FIGURES,
+    ("session.py", "open_weights"): FILES,
+    ("session.py", "save_weights"): FILES,
+    ("session.py", "remove_weights"): FILES,
+    ("session.py", "published"): FILES,
 })  # fmt: skip
 
 
@@ -99,7 +114,7 @@ class WaitReport:
         """As `Observer.observe`: on the thread that has waited, with the stack of what it waited for."""
         if event.name != "waited":
             return
-        key = _where(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
+        key = user_line(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
         with self._lock:
             times, seconds = self._found.get(key, (0, 0.0))
             if times or len(self._found) < _LINES:
@@ -111,7 +126,7 @@ class WaitReport:
         with self._lock:
             found = sorted(self._found.items(), key=lambda one: -one[1][1])
         return tuple(
-            Wait(file, line, function, linecache.getline(file, line).strip(), cause, _ADVICE[cause], times, seconds)
+            Wait(file, line, function, linecache.getline(file, line).strip(), cause, ADVICE[cause], times, seconds)
             for (file, line, function, cause), (times, seconds) in found
         )
 
@@ -148,28 +163,44 @@ def explain_waits() -> Iterator[WaitReport]:
         yield report
 
 
-def _where(frame: FrameType | None) -> tuple[str, int, str, str]:
-    """File, line and function of the user's, and what was waited for.
+def user_line(frame: FrameType | None) -> tuple[str, int, str, str]:
+    """The user's file, line and function on a stack, and what was waited for.
 
     The line is the innermost outside of PyTorch, Djinn and installed packages; where there is none, the innermost outside of the first two.
     """
     cause, library = OTHER, ("", 0, "")
     while frame is not None:
-        file, function = frame.f_code.co_filename, frame.f_code.co_name
-        if file.startswith(_HERE):
+        code = frame.f_code
+        file, whose = code.co_filename, _whose(code.co_filename)
+        if whose is _Owner.DJINN:
             if cause == OTHER:
                 name = file.rpartition("/")[2]
-                cause = _CAUSES.get((name, function)) or _CAUSES.get((name, ""), OTHER)
-        elif file.startswith(_TORCH):
-            if function in {"_tensor_str", "_str", "_str_intern"}:
+                cause = _CAUSES.get((name, code.co_name)) or _CAUSES.get((name, ""), OTHER)
+        elif whose is _Owner.TORCH:
+            if code.co_name in {"_tensor_str", "_str", "_str_intern"}:
                 cause = PRINT
-        else:
-            place = file, frame.f_lineno, function
-            if not file.startswith(_LIBRARIES) and not file.startswith("<"):
-                return *place, _refined(cause, linecache.getline(*place[:2]))
-            library = library if library[0] else place
+        elif whose is _Owner.LIBRARY:
+            library = library if library[0] else (file, frame.f_lineno, code.co_name)
+        elif not frame.f_globals.get("__name__", "").startswith("djinn_"):  # a plugin, wherever it is installed
+            place = file, frame.f_lineno, code.co_name
+            return *place, _refined(cause, linecache.getline(*place[:2]))
         frame = frame.f_back
     return *library, cause
+
+
+class _Owner(enum.Enum):
+    """Owner of a file."""
+
+    DJINN, TORCH, LIBRARY, USER = range(4)
+
+
+@functools.lru_cache(maxsize=4096)
+def _whose(file: str) -> _Owner:
+    if file.startswith(_HERE):
+        return _Owner.DJINN
+    if file.startswith(_TORCH):
+        return _Owner.TORCH
+    return _Owner.LIBRARY if file.startswith((*_LIBRARIES, "<")) else _Owner.USER
 
 
 def _refined(cause: str, text: str) -> str:

@@ -93,4 +93,5 @@ def attached(
         compressions=supported_compressions(),
         instance=instance(),
         weight_sources=weight_sources,
+        timings=True,
     )

@@ -26,6 +26,7 @@ from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.device_stats import device_figures, reset_device_peak
+from djinn_core.server.greetings import instance
 from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session import SessionMemory
@@ -53,6 +54,7 @@ from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
 from djinn_core.server.running.template_compiler import compile_template
+from djinn_core.server.running.timings import OpTimes, Timings
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
@@ -105,6 +107,7 @@ from djinn_core.wire.peer_messages import (
 from djinn_core.wire.state_messages import StateHeader, StateRequest
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 from djinn_core.wire.tensors import dtype_name
+from djinn_core.wire.timing_messages import ExecutionTimes, TimingsReply, TimingsRequest
 from djinn_core.wire.upload_messages import (
     AbortUpload,
     BlobHit,
@@ -150,6 +153,7 @@ class ExecutorSession:
         self._turn = device.turns.share()
         self._randomness = SessionRandomness(device.runtime.device)
         self._numeric_settings: NumericSettings | None = None  # those of the process
+        self._timings: Timings | None = None  # while the client asks for them
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
         self._uploads = UploadAssembly(device.runtime, self.values, store, context.weights)
@@ -231,6 +235,9 @@ class ExecutorSession:
                     self.device.ledger.peak = 0
                 reset_device_peak(self.device.runtime.device)
             connection.send(Frame(encode(StatsReply(figures))))
+        elif isinstance(message, TimingsRequest):
+            self._tell_times(message)
+            connection.send(Frame(encode(TimingsReply(instance(), time.perf_counter()))))
         elif isinstance(message, CacheRequest):
             connection.send(Frame(encode(self._caches(message))))
         elif isinstance(message, NumericSettings):
@@ -246,6 +253,10 @@ class ExecutorSession:
         else:
             self._exchange_values(message, connection)
         return True
+
+    def _tell_times(self, request: TimingsRequest) -> None:
+        """Tell with each answer from now on when the submission ran, or no more."""
+        self._timings = Timings(instance(), ops=request.ops) if request.on else None
 
     def _caches(self, request: CacheRequest) -> CacheReply:
         """Do what the client wants with the memory of KV caches; without a memory limit they are where they are."""
@@ -299,6 +310,7 @@ class ExecutorSession:
             pool=counts,
             numeric_settings=settings,
             stored=stored,
+            timings=TimingsRequest(ops=self._timings.ops) if self._timings is not None else None,
             **taken[0],
         )
         return encode_snapshot(snapshot), taken[1], transfers
@@ -318,6 +330,8 @@ class ExecutorSession:
         """Go on where another session was."""
         self.submissions = snapshot.submissions
         self._numeric_settings = snapshot.numeric_settings
+        if snapshot.timings is not None:
+            self._tell_times(snapshot.timings)
         for one in snapshot.templates:
             known = self._compiled(one.template, one.digest)
             known.slots[:], known.inputs[:] = one.slots, one.inputs
@@ -354,7 +368,7 @@ class ExecutorSession:
         return before
 
     def _ship(self, ship: SendValues, connection: ExecutorChannel) -> None:
-        handles = unpack_handles(ship.handles)
+        handles, begun = unpack_handles(ship.handles), time.perf_counter()
         if ship.peer == CLIENT:
             packed = self._pack(ship, handles)
             for frame in frames_of(TransferHeader(ship.transfer, tuple(item for item, _ in packed)), packed):
@@ -362,6 +376,9 @@ class ExecutorSession:
         else:
             pack, wait = partial(self._pack, ship, handles), partial(self._read_ahead, connection)
             self.exchange.send(ship.transfer, ship.peer, pack, wait)
+        if self._timings is not None:
+            sizes = [self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles}]
+            self._timings.transferred(ship.transfer, ship.peer, begun, sizes, incoming=False)
         if ship.move:
             self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
             self._uploads.shares.forget(handles)
@@ -372,6 +389,7 @@ class ExecutorSession:
             return pack(handles, self.values, self.device.runtime, self.exchange.number)
 
     def _expect(self, expected: AwaitTransfer, connection: ExecutorChannel) -> None:
+        begun = time.perf_counter()
         arrived = self.exchange.expect(expected.transfer, expected.source, partial(self._read_ahead, connection))
         handles = unpack_handles(expected.handles)
         if isinstance(arrived, str):
@@ -384,6 +402,9 @@ class ExecutorSession:
             for item, data in arrived:
                 for handle, value in unpack_item(item, data, self.device.runtime):
                     self.values[handle] = value
+        if self._timings is not None:
+            sizes = [len(data) for _, data in arrived]
+            self._timings.transferred(expected.transfer, expected.source, begun, sizes, incoming=True)
         self._usage.check_values()
 
     def _read_ahead(self, connection: ExecutorChannel) -> None:
@@ -409,8 +430,11 @@ class ExecutorSession:
         self._wanted.begin(work)
         waited = time.perf_counter()
         connection.own()  # what was sent and not taken yet may be written now
+        timings = self._timings
         with self._turn, self._usage.account:
             begun = time.perf_counter()
+            if timings is not None and timings.ops and known is not None:
+                work.op_times = OpTimes(self.device.runtime.device)
             run = self._run_or_refuse(known, work)
             self._wanted.end(work, run)
             if work.synchronize:
@@ -440,7 +464,12 @@ class ExecutorSession:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
         found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
         room = self._room.due(self.values.held, run.failures)
-        completed = Completed(submit.sequence, *found, timing, tuple(self.exchange.sightings.take()), room)
+        times: ExecutionTimes | None = None
+        if timings is not None:
+            moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
+            ops = work.op_times.packed(len(known.template.steps)) if known is not None and work.op_times else b""
+            times = timings.times(moments, self.values.held, ops)
+        completed = Completed(submit.sequence, *found, timing, tuple(self.exchange.sightings.take()), room, times)
         connection.send(Frame(encode(completed), body))
 
     def _begin(self, submit: Submit) -> RunRequest:
@@ -698,7 +727,7 @@ class ExecutorSession:
             self.device.randomness.hand_to(self._randomness)
         if self._uploads.shares:
             self._uploads.shares.before_run(known.input_aliases(self.device.own), work.inputs, work.outputs)
-        run = run_template if known.hot is None else known.hot.run
+        run = run_template if known.hot is None or work.op_times is not None else known.hot.run
         if self._memory is not None:
             return self._memory.run(known.digest, known.template, work, known.slots, run)
         if self.device.timekeeper is not None:

@@ -49,6 +49,7 @@ from djinn_core.wire.peer_messages import (
 )
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 from djinn_core.wire.state_messages import StateChunk, StateHeader, StateRequest
+from djinn_core.wire.timing_messages import ExecutionTimes, TimingsReply, TimingsRequest
 from djinn_core.wire.upload_messages import (
     AbortUpload,
     BlobHit,
@@ -169,7 +170,7 @@ class Attached(Message, frozen=True):
     `caches_weights`: it stores weights, so that the client may offer them by digest. `compressions`: compressed encodings of uploads that it
     reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
     and a client that shows `secret` may reconnect within `lease` seconds; if it is `recoverable`, also after the executor has died, to
-    its replacement. `weight_sources`: schemes of the addresses that it reads weights from.
+    its replacement. `weight_sources`: schemes of the addresses that it reads weights from. `timings`: it answers `TimingsRequest`.
     """
 
     session: Name
@@ -184,6 +185,7 @@ class Attached(Message, frozen=True):
     secret: Ticket = ""
     recoverable: bool = False
     weight_sources: tuple[Name, ...] = ()
+    timings: bool = False
 
 
 # --- work -----------------------------------------------------------------------------------------------------
@@ -313,7 +315,7 @@ class Completed(Message, frozen=True):
 
     `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
     failed themselves, `layout_mismatches` the results whose layout was not the claimed one, `links` recent measurements of links,
-    `room` the memory that the session can have, where that has changed notably.
+    `room` the memory that the session can have, where that has changed notably, `times` when it ran, where the client asked for that.
     """
 
     sequence: Count
@@ -324,6 +326,7 @@ class Completed(Message, frozen=True):
     timing: Timing = Timing()
     links: tuple[LinkMeasurement, ...] = ()
     room: Room | None = None
+    times: ExecutionTimes | None = None
 
 
 class ValueHints(Message, frozen=True):
@@ -518,6 +521,8 @@ AnyMessage = (
     | ProtocolClose
     | StatsRequest
     | StatsReply
+    | TimingsRequest
+    | TimingsReply
     | OpenWeights
     | OpenWeightsReply
     | ReadWeights

@@ -35,6 +35,7 @@ OTHERS = (
     PeerTicketRequest,
     MeasureLink,
     messages.StatsRequest,
+    messages.TimingsRequest,
     messages.CacheRequest,
     messages.NumericSettings,
     messages.ValueHints,

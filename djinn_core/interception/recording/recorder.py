@@ -195,15 +195,15 @@ class Recorder:
 
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
-        return self._asked(lambda runtime: runtime.figures(reset_peak=reset_peak, device=device))
+        return self.asked(lambda runtime: runtime.figures(reset_peak=reset_peak, device=device))
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:
         """Do `action` with KV caches when the executor has done what was recorded so far; see `Runtime.caches`."""
-        return self._asked(lambda runtime: runtime.caches(action, handles))
+        return self.asked(lambda runtime: runtime.caches(action, handles))
 
     def open_weights(self, address: str, device: int) -> WeightListing:
         """The tensors at an address; see `Runtime.open_weights`."""
-        return self._asked(lambda runtime: runtime.open_weights(address, device))
+        return self.asked(lambda runtime: runtime.open_weights(address, device))
 
     def save_weights(
         self,
@@ -214,17 +214,18 @@ class Recorder:
         seconds: float = 0.0,
     ) -> SavedWeights:
         """Write tensors where the server is, as they are after what was recorded so far; see `Runtime.save_weights`."""
-        return self._asked(lambda runtime: runtime.save_weights(address, names, handles, metadata, seconds))
+        return self.asked(lambda runtime: runtime.save_weights(address, names, handles, metadata, seconds))
 
     def remove_weights(self, address: str, device: int) -> None:
         """Remove a file where the server is; see `Runtime.remove_weights`."""
-        self._asked(lambda runtime: runtime.remove_weights(address, device))
+        self.asked(lambda runtime: runtime.remove_weights(address, device))
 
     def published(self, device: int) -> tuple[Publication, ...]:
         """The names that are published; see `Runtime.published`."""
-        return self._asked(lambda runtime: runtime.published(device))
+        return self.asked(lambda runtime: runtime.published(device))
 
-    def _asked(self, question: Callable[[Runtime], T]) -> T:
+    def asked(self, question: Callable[[Runtime], T]) -> T:
+        """The runtime's answer when everything that was recorded so far is sent; the recorders' lock is held meanwhile."""
         require_stack_room()
         with held, suppress_at_shutdown, collect_later, self._shared.sending:
             self.flush()
@@ -304,7 +305,14 @@ class Recorder:
         runtime = _runtime()
         with held, suppress_at_shutdown, collect_later:
             self._shared.send_held_back(runtime)
-            runtime.upload(handle, source, device)
+            if (timeline := port.timeline) is None:
+                runtime.upload(handle, source, device)
+            else:
+                timeline.enter("upload")
+                try:
+                    runtime.upload(handle, source, device)
+                finally:
+                    timeline.leave()
         self.uploaded += source.nbytes
         self.uploads += 1
         if self.uploaded >= UPLOADED_LIMIT or self.uploads >= port.checkpoint_instructions:
@@ -354,6 +362,8 @@ class Recorder:
             self.epoch += 1
         taken = self.entries[: cut(self.entries)]
         del self.entries[: len(taken)]
+        if (timeline := port.timeline) is not None:
+            timeline.taken(self, len(taken))
         if taken:
             self._foresight.taken(taken)
             if not ask.fetch:
@@ -480,7 +490,14 @@ class Recorders:
         number, parts = 0, deque(in_parts(submission))
         while parts:
             try:
-                number = runtime.submit(parts[0])
+                if (timeline := port.timeline) is None:
+                    number = runtime.submit(parts[0])
+                else:
+                    timeline.enter("submit", len(parts[0].program))
+                    try:
+                        number = runtime.submit(parts[0])
+                    finally:
+                        timeline.leave()
             except KeyboardInterrupt:
                 rest = [attrs.evolve(part, fetch=(), describe=(), synchronize=False) for part in parts]
                 self.unsent.extendleft(reversed(rest))

@@ -160,6 +160,8 @@ class Planner:
         unsure = (r.optimization for r in results if r.applied and r.optimization in self.unsure)
         prepared.substituted = tuple(dict.fromkeys((*substituting_optimizations(result), *unsure)))
         prepared.profile = planned.whole
+        if result.costs is not None:
+            prepared.predicted = result.costs.seconds(next(iter(schedule.steps)))
         self._made(prepared, program, planned)
         return prepared
 

@@ -227,7 +227,8 @@ class PoolPlanner:
         runs, placement, costs = list(plan.runs()), result.placement, result.costs
         if len(runs) == 1 and placement is not None and costs is not None:
             rows = costs.by_device
-            self.errors.watch(runs[0].prepared, sum(rows[d.device][d.node].seconds for d in placement.decisions))
+            runs[0].prepared.predicted = sum(rows[d.device][d.node].seconds for d in placement.decisions)
+            self.errors.watch(runs[0].prepared, runs[0].prepared.predicted)
 
     def _has_room(self, plan: PooledPlan) -> bool:
         """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""

@@ -108,8 +108,18 @@ class Replies:
 
     def await_answer(self, number: int) -> None:
         """Wait until submission `number` is answered, in a round trip that the program waits for."""
-        self._stats.round_trips += 1
+        begun = self._begin_round_trip()
         self.receive_until(number)
+        self.tell_waited(begun, number)
+
+    def _begin_round_trip(self) -> float:
+        self._stats.round_trips += 1
+        return time.perf_counter()
+
+    def tell_waited(self, begun: float, number: int = 0) -> None:
+        """Tell observers of a round trip that the program has waited for; `number`: of the submission that it was for, if any."""
+        seconds = time.perf_counter() - begun
+        self._observers.tell("waited", submission=number, executor=self.reader.number, seconds=seconds)
 
     def make_room(self, nbytes: int) -> int:
         """Take in late answers where the executor might be busy with them, and not read `nbytes` more; where those end."""
@@ -131,7 +141,7 @@ class Replies:
                 self._abandoned.add(number)
             raise
         if begun and not there:
-            self._observers.tell("waited", submission=number, seconds=time.perf_counter() - begun)
+            self.tell_waited(begun, number)
         completed, body, synchronize, spent = self._answers.pop(number)
         self._deferred.taken(number)
         if not there:
@@ -185,7 +195,7 @@ class Replies:
         Raises:
             SessionLost: the executor is gone.
         """
-        self._stats.round_trips += 1
+        begun = self._begin_round_trip()
         self._handlers.setdefault(kind, self._replied)
         with held, collect_later, self._link.reading:
             self.tell(question)
@@ -197,6 +207,7 @@ class Replies:
                 self._unheard += 1
                 raise
             reply = self._told.pop()
+        self.tell_waited(begun)
         if not isinstance(reply, kind):
             self._link.lose(ProtocolError(f"{type(reply).__name__} answers {type(question).__name__}"))
         return reply
@@ -213,11 +224,12 @@ class Replies:
         Raises:
             SessionLost: the executor is gone.
         """
-        self._stats.round_trips += 1
+        begun = self._begin_round_trip()
         with held.whole, collect_later, self._link.reading:
             self.tell(message)
             while not complete():
                 self._receive_one(PATIENCE)
+        self.tell_waited(begun)
 
     def tell(self, message: Message) -> None:
         """Send a message between submissions. The caller holds the recorders' lock.
@@ -348,6 +360,8 @@ class Replies:
         if completed.room is not None:
             self.when_room_told(completed.room)
         self._observers.tell("completed", submission=number, execute=timing.execute, queue=timing.queue)
+        if (timeline := self._observers.timeline) is not None:
+            timeline.completed(self.reader.number, number, pending, completed, sum(map(len, body)))
         pending.spent(timing, self._stats)
         self._spent += seconds_of(completed)
         if completed.failures:

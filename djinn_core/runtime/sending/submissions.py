@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -209,6 +210,8 @@ class Submissions:
     def _run(self, submission: Submission, prepared: Prepared | None, values: Sequence[int], refused: str = "") -> int:
         if port.numeric_settings is not self._numeric_settings:
             self._tell_settings()
+        timeline = self._observers.timeline
+        begun = time.perf_counter() if timeline is not None else 0.0
         program = submission.program
         number = self.last_number + 1
         bound = bind(prepared, program, values) if prepared is not None else None
@@ -240,12 +243,14 @@ class Submissions:
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
         position = self._replies.make_room(len(frame.head))
         self.last_number = number
-        self._replies.expect(
-            number, PendingSubmission(program, prepared, bound, claimed, answered, submission.synchronize, position)
-        )
+        pending = PendingSubmission(program, prepared, bound, claimed, answered, submission.synchronize, position)
+        self._replies.expect(number, pending)
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
+        sending = time.perf_counter() if timeline is not None else 0.0
         self._link.send(frame)
+        if timeline is not None:
+            timeline.sent(self._replies.reader.number, number, pending, begun, sending, len(frame.head))
         self._observers.tell("submitted", submission=number, instructions=len(program))
         return number
 

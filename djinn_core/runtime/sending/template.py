@@ -94,6 +94,7 @@ class Prepared:
         written: positions, among the program's values, of those that are written into.
         remade: how the program came of another one, where it did. Positions and nodes are those of the other one then, and
             negative positions of slots count the constants from the end.
+        predicted: seconds that cost models say a run takes; None where none was asked.
         took: optional callback that gets the seconds that the executor took for a run.
         relied, fixed: instructions whose calls, and positions of slots whose numbers, have to be what they were, because an
             optimization rewrote them that may have looked at sizes.
@@ -113,6 +114,7 @@ class Prepared:
     claims: tuple[int, ...]
     written: tuple[int, ...] = ()
     remade: Remade | None = None
+    predicted: float | None = None
     took: Callable[[float], None] | None = None
     relied: tuple[tuple[int, Call], ...] = ()
     fixed: tuple[tuple[int, Slot], ...] = ()

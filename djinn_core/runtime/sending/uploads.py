@@ -157,8 +157,10 @@ class Uploader:
         self._asked.append(digests)
         self._link.send(Frame(encode(BlobQuery(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
         self._stats.round_trips += 1
+        begun = time.perf_counter()
         while self._asked:
             self._replies.take_next()
+        self._replies.tell_waited(begun)
 
     def _answered(self, answer: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
         """Note what the executor says of an offer; what it wants goes with the next `send_wanted`.
@@ -229,9 +231,12 @@ class Uploader:
         """Wait until the caller's memory is not needed any more, and not too much waits."""
         try:
             self._replies.take_what_came()
-            self._stats.round_trips += large and handle in self._open
+            waits, begun = large and handle in self._open, time.perf_counter()
+            self._stats.round_trips += waits
             while (large and handle in self._open) or self._held > HELD_BYTES:
                 self._replies.take_next()
+            if waits:
+                self._replies.tell_waited(begun)
         except BaseException:  # the caller takes its memory back, and the executor waits for what it wants
             if large and handle in self._open:
                 offered.data = memoryview(bytes(offered.data))

@@ -19,6 +19,7 @@ from djinn_core.wire.frames import Buffer
 from djinn_core.wire.messages import Template
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import Item
+from djinn_core.wire.timing_messages import TimingsRequest
 
 Number = bool | int | float | None | tuple[float, float]
 
@@ -55,7 +56,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
     handle, `random` is the session's own random state. `pool`: what it has counted of transfers, which are beside it.
-    `numeric_settings`: None if the client sent none. `stored`: values that are read again from where they came.
+    `numeric_settings`: None if the client sent none. `stored`: values that are read again from where they came. `timings`: the last
+    request for times that is in force; None if there is none.
     """
 
     submissions: int
@@ -67,6 +69,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     pool: PoolCounts = PoolCounts()
     numeric_settings: NumericSettings | None = None
     stored: tuple[StoredValue, ...] = ()
+    timings: TimingsRequest | None = None
 
 
 def take_values(

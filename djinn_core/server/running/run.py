@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import attrs
@@ -12,6 +13,7 @@ from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
 from djinn_core.server.running.poisoning import NO_HANDLE, Sharing, poison_all, poison_rest, put_poison
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
+from djinn_core.server.running.timings import OpTimes
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import RunRequest
 from djinn_core.wire import limits
@@ -109,12 +111,15 @@ def run_template(
     # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
     if claims or work.stop_at is not None:
         shortcut = None
+    advance = _advance if guard is None else guard.advance
+    if work.op_times is not None and guard is None:
+        advance = partial(_advance_timed, work.op_times)
     with torch.inference_mode():
         while step < count:
             try:
                 if shortcut is not None and step <= shortcut.start:
                     step = _short(steps, step, env, shortcut)
-                step = (_advance if guard is None else guard.advance)(steps, step, env, claims, run)
+                step = advance(steps, step, env, claims, run)
             except Halted as halted:
                 if work.rest is None or not work.rest(work):
                     run.stopped_at = halted.step
@@ -188,18 +193,23 @@ class Halted(Exception):  # noqa: N818 - a signal between two functions
 
 
 def _advance(
-    steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: RunOutcome
+    steps: Sequence[CompiledStep],
+    start: int,
+    env: Environment,
+    claims: Mapping[int, list[Claim]],
+    run: RunOutcome,
+    stop: int | None = None,
 ) -> int:
-    """Run steps from `start` to the end. The bookkeeping costs nothing per step unless there are claims."""
-    step, halt = start, run.halt
+    """Run steps from `start` to the end, or to `stop`. The bookkeeping costs nothing per step unless there are claims."""
+    step, halt, stop = start, run.halt, len(steps) if stop is None else stop
     try:
         if not claims:
-            for step in range(start, len(steps)):
+            for step in range(start, stop):
                 if halt:
                     raise Halted(step)
                 steps[step].run(env)
         else:
-            for step in range(start, len(steps)):
+            for step in range(start, stop):
                 if halt:
                     raise Halted(step)
                 if step in claims:
@@ -213,6 +223,22 @@ def _advance(
         raise
     except Exception as error:
         raise Stopped(step, error) from error
+    return stop
+
+
+def _advance_timed(
+    times: OpTimes,
+    steps: Sequence[CompiledStep],
+    start: int,
+    env: Environment,
+    claims: Mapping[int, list[Claim]],
+    run: RunOutcome,
+) -> int:
+    """As `_advance`; each step is timed."""
+    for step in range(start, len(steps)):
+        begun = times.begin()
+        _advance(steps, step, env, claims, run, step + 1)
+        times.end(step, begun)
     return len(steps)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from djinn_core.errors import ProtocolError
+from djinn_core.server.running.timings import OpTimes
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.messages import Claim, Submit
 
@@ -20,6 +21,7 @@ class RunRequest:
         rest: called then with this, returns True if the run goes on afterwards; None: the submission is cancelled.
         rested: seconds spent in `rest`.
         unreadable: what is wrong with its handles; empty if nothing is.
+        op_times: times each instruction; None: that was not asked for.
         stop_at: number of the op at which an earlier run was stopped; None: it was not.
     """
 
@@ -36,6 +38,7 @@ class RunRequest:
     rest: Callable[[RunRequest], bool] | None = None
     rested: float = 0.0
     unreadable: str = ""
+    op_times: OpTimes | None = None
 
 
 def unpack(submit: Submit) -> RunRequest:

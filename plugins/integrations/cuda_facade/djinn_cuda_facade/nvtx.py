@@ -1,4 +1,7 @@
-"""`torch.cuda.nvtx`: marks for NVIDIA's profilers, which cannot look into an executor from here. They are counted only."""
+"""`torch.cuda.nvtx`: ranges for NVIDIA's profilers, which cannot look into an executor from here.
+
+They are ranges of `torch.profiler.record_function` in their place, which `djinn.profile()` shows.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-
-class _Depth(threading.local):
-    ranges = 0
+from torch.profiler import record_function
 
 
-_depth = _Depth()
+class _OpenRanges(threading.local):
+    def __init__(self) -> None:
+        self.ranges: list[record_function] = []
+
+
+_open = _OpenRanges()
 
 
 def range_push(msg: str) -> int:
     """Begin a nested range; the depth of its beginning."""
-    del msg
-    _depth.ranges += 1
-    return _depth.ranges - 1
+    begun = record_function(msg)
+    begun.__enter__()
+    _open.ranges.append(begun)
+    return len(_open.ranges) - 1
 
 
 def range_pop() -> int:
     """End the innermost range; the depth that is left, or -2 if there was none, as NVTX says."""
-    if _depth.ranges == 0:
+    if not _open.ranges:
         return -2
-    _depth.ranges -= 1
-    return _depth.ranges
+    _open.ranges.pop().__exit__(None, None, None)
+    return len(_open.ranges)
 
 
 def range_start(msg: str) -> int:

@@ -1,0 +1,1 @@
+"""Timelines: what `djinn.profile()` records of the client, its links and its executors, on one clock."""

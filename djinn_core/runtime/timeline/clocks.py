@@ -1,0 +1,91 @@
+"""Clocks of executors, in terms of the client's: estimated from round trips, as NTP does (RFC 5905, section 8).
+
+A round trip that leaves at `sent`, is `taken` and `done` by the executor's clock, and is back at `received`, bounds the offset of the
+clocks: `sent - taken <= offset <= received - done`. The quickest way there gives the lower bound and the quickest way back the
+upper one, whatever the executor was busy with in between. The middle of the bounds is exact if both ways take equally long;
+otherwise it is off by half of the difference. Clocks of two machines drift, so bounds are those of the samples of some seconds around.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+import attrs
+
+WINDOW: Final = 10.0  # seconds within which clocks of PCs drift apart by less than a millisecond
+LOOSE: Final = 2.0  # times the width of the closest bounds, and
+LOOSE_SECONDS: Final = 1e-3  # beyond which bounds say too little
+
+
+@attrs.define
+class _Bounds:
+    """The offset's bounds over a window, in seconds, and the moments of its first and last sample."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        return (self.first + self.last) / 2
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+    @property
+    def offset(self) -> float:
+        return (self.low + self.high) / 2
+
+
+@attrs.define
+class ClientClock:
+    """Converts moments of one executor process to the client's `time.perf_counter()`; samples come in the order of `sent`."""
+
+    _windows: list[_Bounds] = attrs.field(factory=list)
+    _close: list[_Bounds] = attrs.field(
+        factory=list
+    )  # those whose bounds are close together; empty if they were not looked for
+
+    def sample(self, sent: float, taken: float, done: float, received: float) -> None:
+        """Add a round trip: `sent` and `received` by the client's clock, `taken` and `done` by the executor's."""
+        low, high = sent - taken, received - done
+        self._close = []
+        last = self._windows[-1] if self._windows else None
+        if last is None or sent - last.first > WINDOW:
+            self._windows.append(_Bounds(sent, sent, low, high))
+            return
+        last.last, last.low, last.high = sent, max(last.low, low), min(last.high, high)
+
+    @property
+    def known(self) -> bool:
+        """True if there was a sample."""
+        return bool(self._windows)
+
+    @property
+    def one_way(self) -> float:
+        """Seconds of the quickest way there or back, as far as they can be told apart; an estimate."""
+        return max(0.0, min((one.width for one in self._windows), default=0.0) / 2)
+
+    def at_client(self, moment: float) -> float:
+        """A moment of the executor's by the client's clock."""
+        return moment + self._offset(moment)
+
+    def _offset(self, moment: float) -> float:
+        """Seconds to add to the executor's clock at about this moment of it; between windows, in proportion."""
+        windows = self._close or self._closest()
+        at = moment + windows[0].offset
+        after = bisect_right(windows, at, key=lambda one: one.middle)
+        if after in {0, len(windows)}:
+            return windows[min(after, len(windows) - 1)].offset
+        before, later = windows[after - 1], windows[after]
+        share = (at - before.middle) / max(later.middle - before.middle, 1e-9)
+        return before.offset + share * (later.offset - before.offset)
+
+    def _closest(self) -> list[_Bounds]:
+        """Without windows in which all requests had to wait for the executor, or all answers for the client."""
+        least = min(one.width for one in self._windows)
+        self._close = [one for one in self._windows if one.width <= LOOSE * least + LOOSE_SECONDS]
+        return self._close

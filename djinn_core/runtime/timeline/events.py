@@ -1,0 +1,72 @@
+"""Events of a timeline: what happened when, in which lane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import attrs
+
+CLIENT: Final = "client"  # as a process
+LINKS: Final = "network"
+
+# Kinds of what a thread of the client does; together they are all of its time.
+PYTHON, CAPTURE, PLAN, SEND, UPLOAD, CONNECT, WAIT = "python", "capture", "plan", "send", "upload", "connect", "wait"
+# Kinds of what becomes of a submission. The parts of a wait have these kinds, too.
+REQUEST, RECOVERY, EARLIER, TRANSFER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ = (
+    "request",
+    "recovery",
+    "earlier work",
+    "transfer",
+    "decode",
+    "queue",
+    "execute",
+    "encode",
+    "answer",
+    "read",
+)
+MODULE, RANGE, OP, MEMORY, UNANSWERED = "module", "range", "op", "memory", "unanswered"
+BACKWARD: Final = "backward"  # as the outermost module: of the backward pass
+CLIENT_BOUND, NETWORK_BOUND, DEVICE_BOUND, SHARED = "client", "network", "device", "other sessions"
+# Who keeps the user waiting, by kind.
+CAUSES: Final = MappingProxyType({
+    **dict.fromkeys((PYTHON, CAPTURE, PLAN, SEND, READ), CLIENT_BOUND),
+    **dict.fromkeys((UPLOAD, CONNECT, REQUEST, RECOVERY, ANSWER, TRANSFER), NETWORK_BOUND),
+    **dict.fromkeys((EARLIER, DECODE, EXECUTE, ENCODE), DEVICE_BOUND),
+    QUEUE: SHARED,
+})  # fmt: skip
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+@attrs.frozen
+class TimelineEvent:
+    """Something that happened.
+
+    Attributes:
+        kind: what it was; the kinds are listed in docs/profiling.md.
+        name: name to show, such as that of a module or an op.
+        process: `client`, `network`, or an executor such as `executor 1`.
+        lane: row of the process in which it lies; events of a lane lie beside or within each other.
+        start: seconds since the beginning of the block. seconds: how long it took; 0 for a counter's value.
+        executor, submission: the submission that it belongs to: number of the executor in its pool (0 outside of pools), and of the
+            submission; 0: none.
+        line: the user's line that caused it, as `file:line in function`; empty where there is none.
+        args: further facts, such as bytes.
+    """
+
+    kind: str
+    name: str
+    process: str
+    lane: str
+    start: float
+    seconds: float = 0.0
+    executor: int = 0
+    submission: int = 0
+    line: str = ""
+    args: Mapping[str, Any] = _NOTHING
+
+    @property
+    def end(self) -> float:
+        """Seconds since the beginning of the block at which it ended."""
+        return self.start + self.seconds

