@@ -64,6 +64,7 @@ class KnownTemplates:
             describe=submit.describe,
             claims=open_claims(prepared, program) if prepared.claims else (),
             synchronize=submit.synchronize,
+            trace=submit.trace,
         )
 
 
@@ -218,6 +219,7 @@ class Submissions:
             free=pack_handles(submission.free),
             describe=pack_handles(submission.describe),
             synchronize=submission.synchronize,
+            trace=self._observers.trace("submission", self._replies.reader.number, number),
         )
         frame: Frame | None = None
         if prepared is not None and bound is not None:
@@ -246,7 +248,9 @@ class Submissions:
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
         self._link.send(frame)
-        self._observers.tell("submitted", submission=number, instructions=len(program))
+        self._observers.tell(
+            "submitted", submission=number, executor=self._replies.reader.number, instructions=len(program)
+        )
         return number
 
     def _define(self, needed: TemplateRequest, _: Sequence[Buffer]) -> None:
