@@ -41,6 +41,10 @@ class Captured:
     def __init__(self, capturing: Capturing) -> None:
         self._capturing = capturing
 
+    def __repr__(self) -> str:
+        """As its graph, without analysing it."""
+        return f"<Captured {self.graph!r}>"
+
     @property
     def program(self) -> Program:
         """The instructions, in program order."""

@@ -92,6 +92,10 @@ class Session:
         """As `ClientSession.lost`."""
         return self.link.lost
 
+    def home(self, storage: int) -> int | None:  # noqa: ARG002 - there is one
+        """As `ClientSession.home`."""
+        return 0
+
     # --- out ---------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> int:
