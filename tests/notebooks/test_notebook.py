@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ import djinn
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (the extra notebooks)")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed (the extra notebooks)")
+Config = pytest.importorskip("traitlets.config").Config
 pytest.importorskip("ipykernel", reason="ipykernel is not installed (the extra notebooks)")
 
 CELLS = {
@@ -33,13 +35,16 @@ None
     "state": "djinn.get_runtime_state()",
 }
 
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.ipynb"))
+
 
 @pytest.fixture(scope="module")
 def outputs(plain_environment):
     """What each cell shows, by its name."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
-    client = nbclient.NotebookClient(notebook, timeout=600, allow_errors=True, kernel_name="python3")
-    client.execute(env=dict(plain_environment))
+    private = Config(KernelManager={"transport": "ipc"})
+    options = {"config": private, "kernel_name": "python3", "timeout": 600, "allow_errors": True}
+    nbclient.NotebookClient(notebook, **options).execute(env=dict(plain_environment))
     return dict(zip(CELLS, [cell.outputs for cell in notebook.cells], strict=True))
 
 
@@ -51,7 +56,9 @@ def text_of(outputs) -> str:
 def test_a_tensor_says_where_it_is_and_prints_as_pytorch_prints_it(outputs):
     (shown,) = outputs["tensor"]
     assert shown.data["text/plain"].startswith("tensor([[ 0.,  1.,  2.,  3.],")
-    assert "remote_accelerator:0: cpu:0 of this program's own executor" in shown.data["text/html"].replace("&#x27;", "'")
+    assert "remote_accelerator:0: cpu:0 of this program's own executor" in shown.data["text/html"].replace(
+        "&#x27;", "'"
+    )
     assert "float32[3, 4] · 48 B of memory" in shown.data["text/html"]
     (view,) = outputs["view"]
     assert "float32[4] · views 16 B of 48 B of memory" in view.data["text/html"]
@@ -95,3 +102,15 @@ def test_ipython_is_no_part_of_the_core(python, plain_environment):
     program = "import sys, torch, djinn; torch.ones(2, device='remote_accelerator:0').sum().item(); print('IPython' in sys.modules)"
     ran = python.run("-c", program, env=plain_environment, capture_output=True, text=True)
     assert ran.stdout == "False\n", ran.stderr
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_was_run_from_top_to_bottom_without_an_error(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert {output.output_type for cell in cells for output in cell.outputs} <= {
+        "stream",
+        "execute_result",
+        "display_data",
+    }
+    assert not re.search(r"/(?:home|root|tmp|work)/", path.read_text()), "outputs have no paths of the machine"
