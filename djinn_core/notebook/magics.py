@@ -25,7 +25,7 @@ WIDTH = 120  # characters of a line of output
 
 @magics_class
 class DjinnMagics(Magics):
-    """What `%load_ext djinn` adds."""
+    """The commands that `%load_ext djinn` adds."""
 
     @magic_arguments()
     @argument(

@@ -167,7 +167,7 @@ class LazyTensor(torch.Tensor):
 
 
 def _residence(tensor: LazyTensor) -> str:
-    """Where a tensor's memory is, and how much it is, in one line."""
+    """One line about a tensor's memory: its executor, and its bytes."""
     where = port.residence(tensor.remote.storage.id, tensor.remote.meta.device) if port.is_open() else "not sent yet"
     held, own = tensor.remote.storage.nbytes, tensor.nbytes
     memory = f"{size_text(held)} of memory" if own >= held else f"views {size_text(own)} of {size_text(held)} of memory"

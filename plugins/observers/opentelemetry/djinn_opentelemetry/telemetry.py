@@ -69,14 +69,14 @@ def finish(span: Span, error: str = "", end: int | None = None) -> None:
 
 
 def of_the_program() -> Telemetry | None:
-    """What the program has configured for itself; None if it has not."""
+    """Tracer and meter of the providers that the program has configured for itself; None if it has not."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     return Telemetry(trace.get_tracer(_SCOPE), metrics.get_meter(_SCOPE))
 
 
 def for_collector(service: str) -> Telemetry:
-    """What goes to the collector that the environment names, by OTLP over HTTP; under the name of this service.
+    """Tracer and meter for the collector that the environment names, by OTLP over HTTP, under the name of this service.
 
     Raises:
         ConfigurationError: the SDK or the exporter is not installed.
