@@ -36,10 +36,11 @@ class Observer(Protocol):
         """Take note. Called on the thread that caused the event, so it must be quick."""
 
 
+@runtime_checkable
 class TracingObserver(Protocol):
     """Optional member of an observer: trace context for the executors."""
 
-    def trace(self, kind: str, executor: int, number: int) -> str:
+    def trace_context(self, kind: str, executor: int, number: int) -> str:
         """The W3C `traceparent` that is sent with a message, or an empty text. Called on the thread that sends it, before that.
 
         Args:

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import attrs
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
@@ -15,10 +16,10 @@ from rich.console import Console
 
 import djinn_core.runtime.client as djinn_client
 from djinn_core.cli.status import show_all
-from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.errors import DjinnError
 from djinn_core.interception.runtime_interface import port
 from djinn_core.printable import size_text
-from djinn_core.runtime.connecting.status import ask_named
+from djinn_core.runtime.connecting.status import PATIENCE, ask_named, ask_servers
 
 WIDTH = 120  # characters of a line of output
 
@@ -36,14 +37,9 @@ class DjinnMagics(Magics):
         """Show the sessions, devices and memory of servers, as `djinn status` does."""
         names = tuple(parse_argstring(self.djinn_status, line).servers)
         try:
-            text = _of_servers(names)
-        except ConfigurationError:
-            if names:
-                raise
-            text = _of_this_program()
+            print(_of_servers(names) or _of_this_program())  # noqa: T201 - the output of the cell
         except DjinnError as error:
             raise UsageError(str(error)) from None
-        print(text)  # noqa: T201 - the output of the cell
 
     @magic_arguments()
     @argument("--save", type=Path, metavar="FILE", help="write the trace, for https://ui.perfetto.dev")
@@ -68,8 +64,11 @@ class DjinnMagics(Magics):
 
 
 def _of_servers(names: tuple[str, ...]) -> str:
+    """Status of the named servers, or of those that this program uses; empty if there are none."""
+    settings = djinn_client.settings()
+    hurried = attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE))  # a person waits
     console = Console(file=io.StringIO(), width=WIDTH, highlight=False)
-    show_all(console, ask_named(names))
+    show_all(console, ask_named(names) if names else ask_servers(hurried))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().rstrip()
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
 from djinn_core.logs import get_logger
 
 log = get_logger("djinn.observers")
@@ -29,7 +29,7 @@ class Observers:
 
     def _set(self, observers: list[Observer]) -> None:
         self._observers = observers
-        self._tracing = next((o for o in observers if hasattr(o, "trace")), None)
+        self._tracing: Any = next((o for o in observers if isinstance(o, TracingObserver)), None)
 
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:
@@ -55,13 +55,14 @@ class Observers:
         for observer in list(self._observers):
             self._call(observer, name, partial(observer.observe, event))
 
-    def trace(self, kind: str, executor: int, number: int) -> str:
-        """As `TracingObserver.trace`, of the first observer that has it; empty without one, and where it is none."""
-        tracing: Any = self._tracing
+    def trace_context(self, kind: str, executor: int, number: int) -> str:
+        """As `TracingObserver.trace_context`, of the first observer that has it; empty without one, and where it is none."""
+        tracing = self._tracing
         if tracing is None:
             return ""
         found: list[str] = []
-        self._call(tracing, "trace", lambda: found.append(_checked(tracing.trace(kind, executor, number))))
+        call = lambda: found.append(_checked(tracing.trace_context(kind, executor, number)))  # noqa: E731 - of this one
+        self._call(tracing, "trace_context", call)
         return found[0] if found else ""
 
     def _call(self, observer: Observer, told: str, call: Callable[[], None]) -> None:

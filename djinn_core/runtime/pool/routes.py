@@ -92,5 +92,5 @@ class Routes:
         transfer = waiting.pop(0)
         if not waiting:
             del self._under_way[carry]
-        trace = self._observers.trace("transfer", carry.target + 1, transfer)
+        trace = self._observers.trace_context("transfer", carry.target + 1, transfer)
         self._relays[carry.target].tell(AwaitTransfer(transfer, carry.source + 1, pack_handles([value]), trace))

@@ -219,7 +219,7 @@ class Submissions:
             free=pack_handles(submission.free),
             describe=pack_handles(submission.describe),
             synchronize=submission.synchronize,
-            trace=self._observers.trace("submission", self._replies.reader.number, number),
+            trace=self._observers.trace_context("submission", self._replies.reader.number, number),
         )
         frame: Frame | None = None
         if prepared is not None and bound is not None:

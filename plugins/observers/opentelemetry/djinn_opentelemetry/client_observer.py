@@ -46,8 +46,8 @@ class ClientObserver:
         self._uploads: _Uploads | None = None
         self._servers: list[dict[str, Any]] = [{}]
 
-    def trace(self, kind: str, executor: int, number: int) -> str:
-        """As `TracingObserver.trace`; the span of a submission begins here."""
+    def trace_context(self, kind: str, executor: int, number: int) -> str:
+        """As `TracingObserver.trace_context`; the span of a submission begins here."""
         if kind != "submission":
             return _traceparent(trace.get_current_span().get_span_context())
         attributes = {**SUBMIT, **self._server(executor), "djinn.submission": number, "djinn.executor": executor}

@@ -185,7 +185,7 @@ import sys, torch, djinn
 from djinn_core.runtime import client
 torch.ones(3).to("remote_accelerator:0").sum().item()
 print("opentelemetry" in [o.name for o in client.context.registry.observers], [n for n in sys.modules if n.startswith("opentelemetry")])
-print(client.context.observers.trace("submission", 0, 1) == "")
+print(client.context.observers.trace_context("submission", 0, 1) == "")
 """
     ran = python.run("-c", program, env=plain_environment, capture_output=True, text=True)
     assert ran.stdout.split("\n")[:2] == ["False []", "True"], ran.stderr
@@ -214,7 +214,7 @@ def telemetry(memory) -> Telemetry:
 
 def test_a_session_that_ends_ends_the_spans_of_what_was_not_answered(telemetry, memory):
     observer = ClientObserver(telemetry)
-    assert observer.trace("submission", 0, 1)[:3] == "00-"
+    assert observer.trace_context("submission", 0, 1)[:3] == "00-"
     observer.observe(Event("disconnected", 0.0))
     (span,) = memory.get_finished_spans()
     assert span.attributes["error.type"] == "SessionLost"
@@ -225,7 +225,7 @@ def test_a_break_a_restart_and_a_transfer_are_spans_with_their_durations(telemet
     observer.observe(Event("connected", 0.0, {"server": "tcp://gpu:5556"}))
     observer.observe(Event("reconnected", 0.0, {"server": "tcp://gpu:5556", "duration": 2.0}))
     with telemetry.tracer.start_as_current_span("step"):
-        trace = observer.trace("transfer", 1, 7)
+        trace = observer.trace_context("transfer", 1, 7)
     moved = {"transfer": 7, "source": 1, "bytes": 4096, "duration": 0.5, "error": "", "trace": trace}
     server.observe(ServerEvent("transferred", 100.0, "executor", moved))
     server.observe(ServerEvent("executor_died", 100.0, "gateway", {"device": "cpu:0", "process": 8}))
