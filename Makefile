@@ -32,7 +32,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills lock changelog changelog-draft dist unseen clean FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -104,6 +104,10 @@ test-ray: $(VENV)-ray/ready.stamp ## executors on a Ray cluster of three nodes o
 
 ray-kills: $(VENV)-ray/ready.stamp ## kill executors, actors and nodes of a Ray cluster at random moments of real programs; ARGS="--kills 100 --only node"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-ray/bin/python -W ignore plugins/launchers/ray/tests/run_kills.py $(ARGS)
+
+notebooks: $(READY) ## run the notebooks of examples/, and install what that needs; ARGS="--write first_steps"
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[notebooks]'
+	$(BIN)/python tests/notebooks/run_notebooks.py $(ARGS)
 
 documents: $(READY) ## run the commands of all documents
 	ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)

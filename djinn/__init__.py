@@ -54,6 +54,7 @@ from djinn_core.ir.profile import (
 )
 from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
 from djinn_core.logs import set_debug_level
+from djinn_core.notebook import load_ipython_extension
 from djinn_core.role import is_client
 from djinn_core.runtime.captured import capture, execute, explain, get_graph, plan
 from djinn_core.runtime.client import attach as _attach_device
@@ -163,6 +164,7 @@ __all__ = [
     "is_initialized",
     "kv_session",
     "last_profile",
+    "load_ipython_extension",
     "open_weights",
     "plan",
     "profile",

@@ -35,7 +35,7 @@ from djinn_core.hookspecs.integrations import Integration
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
-from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
 from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
 from djinn_core.hookspecs.optimizations import (
     Judge,
@@ -234,6 +234,7 @@ __all__ = [
     "Tier",
     "Timekeeper",
     "TlsOptions",
+    "TracingObserver",
     "Transport",
     "TransportCapabilities",
     "TransportError",

@@ -3,9 +3,9 @@
 The layers, lowest first; each may import only from those before it (docs/architecture.md):
 
 - `system`: what the platform offers, with an answer for each: the only place that asks the operating system by itself.
-- `backoff`, `directories`, `errors`, `files`, `interrupts`, `lru`, `printable`, `reference_counts`, `role`, `stack_room`: pauses
-  between attempts; where files of the user lie; the hierarchy of errors; files that processes share; when Ctrl-C is raised; a
-  bounded mapping; what others say, made fit to be shown; who else refers to an object; what this process is; room for nested calls.
+- `backoff`, `directories`, `errors`, `files`, `front_end`, `interrupts`, `lru`, `printable`, `reference_counts`, `role`, `stack_room`:
+  pauses between attempts; where files of the user lie; the hierarchy of errors; files that processes share; the notebook around a
+  program; when Ctrl-C is raised; a bounded mapping; what others say, made fit to be shown; who else refers to an object; what this process is; room for nested calls.
   `torch_private`, `torch_objects`, `torch_tracing`: the only places where PyTorch's private functions are touched.
 - `config`, `logs`: settings and where each came from; structured logs. `tracebacks`: errors leave with the user's frames alone.
 - `ir`: programs, graphs and the result types of the stages.
@@ -22,5 +22,5 @@ The layers, lowest first; each may import only from those before it (docs/archit
 - `delivery`: frames that arrive once, although connections break.
 - `launch`: starting executor processes, tickets, the connection file.
 - `runtime`: the client's session. `server`: the gateway and the executor processes.
-- `cli`: the command `djinn`.
+- `cli`: the command `djinn`. `notebook`: what `%load_ext djinn` adds.
 """

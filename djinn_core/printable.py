@@ -33,3 +33,13 @@ def is_text(text: str) -> bool:
 
 def _written_out(found: re.Match[str]) -> str:
     return found.group().encode("unicode_escape").decode("ascii")
+
+
+def size_text(count: int) -> str:
+    """A number of bytes, as people read it."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"

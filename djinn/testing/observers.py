@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
 
 from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
-from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
 
-EVENTS = ("planned", "submitted", "completed", "connected", "disconnected", "fell_back", "one_of_a_later_version")
+EVENTS = (
+    "planned",
+    "submitted",
+    "completed",
+    "connected",
+    "disconnected",
+    "reconnected",
+    "fell_back",
+    "one_of_a_later_version",
+)
 
 
 class ObserverConformance(Ending):
@@ -36,6 +46,13 @@ class ObserverConformance(Ending):
         for _ in range(1000):
             observer.observe(Event("submitted", time.monotonic(), {"instructions": 490}))
         assert time.thread_time() - started < 1.0
+
+    def test_a_trace_context_is_one(self, observer: Observer) -> None:
+        """W3C's `traceparent` of version 00, or empty, where it has the member of `TracingObserver`."""
+        if isinstance(observer, TracingObserver):
+            for kind in ("submission", "transfer", "one_of_a_later_version"):
+                found = observer.trace_context(kind, 0, 1)
+                assert re.fullmatch("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?", found), found
 
     def test_it_may_be_called_from_threads(self, observer: Observer) -> None:
         """Several at the same time."""

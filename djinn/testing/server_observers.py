@@ -19,6 +19,8 @@ EVENTS: dict[str, dict[str, Any]] = {
     "executor_died": {"process": 8, "exit_status": -9, "device": "cpu:0", "tenant": "alice"},
     "session_began": _TENANT | {"session": "q3f", "device": "cpu:0", "recovered": False},
     "completed": _TENANT | {"session": "q3f", "submission": 3, "failures": 0, "queue": 0.001, "duration": 0.02},
+    "transferred": _TENANT
+    | {"session": "q3f", "transfer": 2, "source": 1, "bytes": 4096, "duration": 0.001, "error": ""},
     "session_ended": _TENANT | {"session": "q3f", "device": "cpu:0", "duration": 61.5},
     "stopped": {"process": 7},
     "one_of_a_later_version": {"unheard_of": None},

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from djinn_core.cli.server_options import server_options
-from djinn_core.cli.status import shown_size
+from djinn_core.printable import size_text
 
 
 @click.command(name="published")
@@ -44,7 +44,7 @@ def command(servers: tuple[str, ...], connection_file: Path | None, removed: tup
     table = Table("name", "size", "published", "expires", box=None, pad_edge=False)
     for one in found:
         times = f"{_span(one.age)} ago", f"in {_span(one.seconds_left)}"
-        table.add_row(Text(one.name), shown_size(one.nbytes), *times)
+        table.add_row(Text(one.name), size_text(one.nbytes), *times)
     Console(highlight=False).print(table)
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from djinn_core.cli.server_options import server_options
 from djinn_core.errors import DjinnError
+from djinn_core.printable import size_text
 from djinn_core.wire.messages import PRESSURE, ExecutorStatus, SessionStatus, Status
 
 WATCH_SECONDS = 2.0
@@ -35,7 +36,7 @@ def command(servers: tuple[str, ...], connection_file: Path | None, as_json: boo
             found = ask_named(servers, connection_file)
             if watch and console.is_terminal and not as_json:
                 console.clear()
-            _show_all(console, found, as_json=as_json)
+            show_all(console, found, as_json=as_json)
             if not watch:
                 break
             time.sleep(WATCH_SECONDS)
@@ -43,7 +44,8 @@ def command(servers: tuple[str, ...], connection_file: Path | None, as_json: boo
         raise SystemExit(1)
 
 
-def _show_all(console: Console, found: Mapping[str, Status | DjinnError], *, as_json: bool) -> None:
+def show_all(console: Console, found: Mapping[str, Status | DjinnError], *, as_json: bool = False) -> None:
+    """Print what servers said, or why they did not."""
     if as_json:
         from djinn_core.runtime.connecting.status import status_row
 
@@ -67,9 +69,9 @@ def _show(console: Console, url: str, answer: Status | DjinnError) -> None:
 
 def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) -> None:
     device = executor.device
-    memory = f"{shown_size(device.memory)} of memory" if device.memory else "memory unknown"
+    memory = f"{size_text(device.memory)} of memory" if device.memory else "memory unknown"
     if device.memory and device.memory_free is not None:
-        memory = f"{shown_size(device.memory_free)} of {shown_size(device.memory)} free"
+        memory = f"{size_text(device.memory_free)} of {size_text(device.memory)} free"
     if device.spill:
         memory += f", memory pressure: {PRESSURE[min(device.pressure, len(PRESSURE) - 1)]}"
     title = f"{numbered or device.id} {device.name}".strip()
@@ -82,21 +84,11 @@ def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) ->
     idle = any(s.host or s.disk for s in executor.sessions)
     table = Table(*names, *(["idle"] if idle else []), box=None, pad_edge=True)
     for s in executor.sessions:
-        counts = (shown_size(s.memory), f"{s.values:,}", f"{s.submissions:,}", s.phase, f"{s.age:.0f} s")
+        counts = (size_text(s.memory), f"{s.values:,}", f"{s.submissions:,}", s.phase, f"{s.age:.0f} s")
         table.add_row(Text(s.client), *counts, s.session[:8], *([_aside(s)] if idle else []))
     console.print(Padding(table, (0, 0, 0, 3)))
 
 
 def _aside(session: SessionStatus) -> str:
     places = ((session.host, "in host memory"), (session.disk, "on disk"))
-    return ", ".join(f"{shown_size(nbytes)} {where}" for nbytes, where in places if nbytes)
-
-
-def shown_size(count: int) -> str:
-    """A number of bytes, as people read it."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"
+    return ", ".join(f"{size_text(nbytes)} {where}" for nbytes, where in places if nbytes)

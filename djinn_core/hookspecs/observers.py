@@ -15,9 +15,10 @@ class Event:
     """Something that happened.
 
     Attributes:
-        name: `planned`, `submitted`, `completed`, `connected`, `disconnected`, `fell_back`, `uploading`
+        name: `planned`, `submitted`, `completed`, `connected`, `disconnected`, `reconnected`, `fell_back`, `uploading`
             (`bytes` that will be), `uploaded` (`bytes` of it; `recalled`: the server had them), `waited` (`seconds` that the thread
-            waited for a round trip; `submission` that it was for, or 0; `executor`: number of it in its pool, or 0).
+            waited for a round trip; `submission` that it was for, or 0; `executor`: number of it in its pool, or 0). Later versions may
+            add more.
         seconds: `time.monotonic()` at the end of it.
         fields: facts, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
     """
@@ -35,6 +36,20 @@ class Observer(Protocol):
 
     def observe(self, event: Event) -> None:
         """Take note. Called on the thread that caused the event, so it must be quick."""
+
+
+@runtime_checkable
+class TracingObserver(Protocol):
+    """Optional member of an observer: trace context for the executors."""
+
+    def trace_context(self, kind: str, executor: int, number: int) -> str:
+        """The W3C `traceparent` that is sent with a message, or an empty text. Called on the thread that sends it, before that.
+
+        Args:
+            kind: `submission` or `transfer` (to this executor, of a value of another one).
+            executor: number of the executor in its pool, from 1; 0 where it is the only one.
+            number: of the submission at this executor, as in its events, or of the transfer in its pool.
+        """
 
 
 @hookspec

@@ -17,7 +17,8 @@ class ServerEvent:
     Attributes:
         name: at the gateway `started`, `connected`, `admitted`, `refused`, `status`, `killed`, `evicted`, `relayed`,
             `executor_died`, `executor_restarted`, `stopped`; at an executor `session_began`, `session_resumed`,
-            `session_refused`, `session_ended`, `completed` (a submission). Later versions may add more.
+            `session_refused`, `session_ended`, `completed` (a submission), `transferred` (values of another
+            executor). Later versions may add more.
         seconds: when, since 1970.
         process: `gateway` or `executor`.
         fields: facts by name, such as `{"tenant": "alice", "key": "1f0c"}`; durations in seconds, sizes in bytes.

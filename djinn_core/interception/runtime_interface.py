@@ -271,6 +271,7 @@ class Port:
     device_count: Callable[[], int] = lambda: 1
     counts_when_open: Callable[[], bool] = lambda: False
     describe: Callable[[int], tuple[str, DeviceInfo]] = lambda _: ("", DeviceInfo("", ""))
+    residence: Callable[[int, int], str] = lambda *_: ""  # of a storage of a logical device: its executor, for people
     checkpoint_instructions: int = 4096
     wait_timeout: float = 0.0  # seconds that any single wait of any thread may take; 0: as long as it takes
     sessions_ended: int = 0

@@ -16,6 +16,7 @@ from typing import Final
 import attrs
 import torch
 
+from djinn_core.front_end import called
 from djinn_core.ir.form import Form
 from djinn_core.ir.module_path import ModuleCall, ModulePath, is_backward, module_path
 from djinn_core.ir.short_repr import ShortRepr
@@ -178,7 +179,7 @@ def describe_site(site: Site) -> str:
     code, offset = site
     positions = next(itertools.islice(code.co_positions(), offset // 2, None), None)
     line = positions[0] if positions and positions[0] is not None else code.co_firstlineno
-    return f"{code.co_filename}:{line} in {code.co_name}"
+    return f"{called(code.co_filename)}:{line} in {code.co_name}"
 
 
 @attrs.frozen(eq=False, repr=False)

@@ -41,6 +41,10 @@ class Captured:
     def __init__(self, capturing: Capturing) -> None:
         self._capturing = capturing
 
+    def __repr__(self) -> str:
+        """How many ops it has; nothing is analysed."""
+        return f"<Captured: {len(self.program):,} ops>"
+
     @property
     def program(self) -> Program:
         """The instructions, in program order."""

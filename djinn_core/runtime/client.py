@@ -31,6 +31,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import new_storage
 from djinn_core.launch.launchers import LOCAL
 from djinn_core.launch.own_executor import OwnExecutor
@@ -404,8 +405,8 @@ def is_initialized() -> bool:
     return context.session is not None and not context.session.lost and not context.forked
 
 
-@attrs.frozen
-class RuntimeState:
+@attrs.frozen(repr=False)
+class RuntimeState(ShortRepr):
     """State of the client.
 
     Attributes:
@@ -616,6 +617,19 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
     return session_name(), msgspec.structs.replace(infos[0], memory=memory, memory_free=free)
 
 
+def _residence(storage: int, index: int) -> str:
+    """The executor that has a storage's memory, for people."""
+    opened, session = context.opened, context.session
+    if session is None or not opened:
+        return "no session"
+    number = index - 1 if index and len(opened) > 1 else session.home(storage)
+    if number is None:
+        return "on no executor yet"
+    one = opened[number]
+    place = f"{one.attached.device.id} of {one.server}"
+    return place if len(opened) == 1 else f"executor {number} ({place})"
+
+
 def _after_fork() -> None:
     """A child shares neither the session nor the programs of its parent: it is inert, and must not write to the socket.
 
@@ -652,6 +666,7 @@ def attach() -> None:
     port.is_available = _is_available
     port.prepare = _prepare
     port.describe = _described
+    port.residence = _residence
     port.device_count = _device_count
     port.counts_when_open = lambda: not is_initialized() and _named_servers()
     in_forked_child(_after_fork)

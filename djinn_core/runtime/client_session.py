@@ -33,6 +33,9 @@ class ClientSession(Runtime, Protocol):
     def last_profile(self) -> WorkloadProfile | None:
         """Profile of the whole program that was sent last; None if none was sent."""
 
+    def home(self, storage: int) -> int | None:
+        """Number of the executor that has the memory of a storage, from 0; None if none has it yet."""
+
     def plan_by(self, planner: Planner) -> None:
         """Replan from now on, with another planner. The caller holds the recorders' lock."""
 

@@ -29,6 +29,11 @@ class KvSession:
         """`cache`: an object with tensors in it, as `kv_session` takes it."""
         self.cache = cache
 
+    def __repr__(self) -> str:
+        if self.cache is None:
+            return "<KvSession of all recognised caches>"
+        return f"<KvSession of a {type(self.cache).__name__}>"
+
     def size(self) -> CacheMemory:
         """Bytes of the cache, how many of them are in the executor's memory, and how many are pinned; one round trip."""
         return self._ask("look")

@@ -1,13 +1,15 @@
-"""Event dispatch to observers."""
+"""Event dispatch to observers, and the trace context that one of them may have."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
 from djinn_core.logs import get_logger
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from djinn_core.wire.messages import Completed
 
 log = get_logger("djinn.observers")
+_TRACEPARENT: Final = re.compile("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?")
 
 
 class SubmissionRecorder(Protocol):
@@ -41,23 +44,27 @@ class Observers:
     timeline: SubmissionRecorder | None = None
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._observers = list(observers)
         self._joined: list[Observer] = []
+        self.become(observers)
 
     def become(self, observers: Iterable[Observer]) -> None:
         """Others from now on, beside those that have joined for a block."""
-        self._observers = [*observers, *self._joined]
+        self._set([*observers, *self._joined])
+
+    def _set(self, observers: list[Observer]) -> None:
+        self._observers = observers
+        self._tracing: Any = next((o for o in observers if isinstance(o, TracingObserver)), None)
 
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:
         """`observer` is told as well inside the block."""
-        self._observers.append(observer)
         self._joined.append(observer)
+        self._set([*self._observers, observer])
         try:
             yield
         finally:
-            self._observers = [o for o in self._observers if o is not observer]
             self._joined = [o for o in self._joined if o is not observer]
+            self._set([o for o in self._observers if o is not observer])
 
     @property
     def present(self) -> bool:
@@ -70,8 +77,32 @@ class Observers:
             return
         event = Event(name, time.monotonic(), fields)
         for observer in list(self._observers):
-            try:
-                observer.observe(event)
-            except Exception as error:
-                self._observers.remove(observer)
-                log.warning("an observer raised and is dropped", observer=observer.name, told=name, error=repr(error))
+            self._call(observer, name, partial(observer.observe, event))
+
+    def trace_context(self, kind: str, executor: int, number: int) -> str:
+        """As `TracingObserver.trace_context`, of the first observer that has it; empty without one, and where it is none."""
+        tracing = self._tracing
+        if tracing is None:
+            return ""
+        found: list[str] = []
+        call = lambda: found.append(_checked(tracing.trace_context(kind, executor, number)))  # noqa: E731 - of this one
+        self._call(tracing, "trace_context", call)
+        return found[0] if found else ""
+
+    def _call(self, observer: Observer, told: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._set([o for o in self._observers if o is not observer])
+            log.warning("an observer raised and is dropped", observer=observer.name, told=told, error=repr(error))
+
+
+def _checked(trace: str) -> str:
+    """The trace context, if it is one.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not _TRACEPARENT.fullmatch(trace):
+        raise ValueError(f"{trace!r} is no traceparent")
+    return trace

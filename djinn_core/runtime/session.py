@@ -79,6 +79,7 @@ class Session:
         self.uploads = Uploader(self.link, self.replies, stats, observers, caches_weights, Compressing(compressions))
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers, unread)
         self._observers = observers
+        channel.call_when_resumed(lambda seconds: observers.tell("reconnected", server=server, duration=seconds))
         self._weight_sources = frozenset(weight_sources)
 
     @property
@@ -90,6 +91,10 @@ class Session:
     def lost(self) -> str:
         """As `ClientSession.lost`."""
         return self.link.lost
+
+    def home(self, storage: int) -> int | None:  # noqa: ARG002 - there is one
+        """As `ClientSession.home`."""
+        return 0
 
     # --- out ---------------------------------------------------------------------------------------------------
 

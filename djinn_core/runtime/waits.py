@@ -19,6 +19,7 @@ import attrs
 import torch
 
 import djinn_core
+from djinn_core.front_end import called, preformatted
 from djinn_core.hookspecs.observers import Event
 from djinn_core.runtime import client
 
@@ -135,6 +136,14 @@ class WaitReport:
         """Seconds that the program waited in all."""
         return sum(one.seconds for one in self.waits)
 
+    def __repr__(self) -> str:
+        waits = self.waits
+        times = sum(one.times for one in waits)
+        return f"<WaitReport: {times} round trips, {self.seconds:.3f} s, on {len(waits)} lines; see print() of it>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
+
     def __str__(self) -> str:
         """A table with a line for each line of the program, and what to do about it below."""
         waits = self.waits
@@ -142,7 +151,7 @@ class WaitReport:
             return "the program waited for no round trip"
         lines = [f"{sum(one.times for one in waits)} round trips, {self.seconds:.3f} s"]
         for one in waits:
-            place = f"{one.file}:{one.line} in {one.function}" if one.file else "outside of Python code"
+            place = f"{called(one.file)}:{one.line} in {one.function}" if one.file else "outside of Python code"
             lines += [
                 f"{one.seconds:9.3f} s {one.times:6} x  {one.cause:22} {place}",
                 f"{'':22}{one.text}" if one.text else "",

@@ -391,6 +391,16 @@ class ExecutorSession:
     def _expect(self, expected: AwaitTransfer, connection: ExecutorChannel) -> None:
         begun = time.perf_counter()
         arrived = self.exchange.expect(expected.transfer, expected.source, partial(self._read_ahead, connection))
+        if self._observed:
+            self._context.events.note(
+                "transferred",
+                transfer=expected.transfer,
+                source=expected.source,
+                bytes=sum(len(data) for _, data in arrived) if not isinstance(arrived, str) else 0,
+                duration=time.perf_counter() - begun,
+                error=arrived if isinstance(arrived, str) else "",
+                trace=expected.trace,
+            )
         handles = unpack_handles(expected.handles)
         if isinstance(arrived, str):
             reason = f"a value did not come from executor {expected.source}: {arrived}"
@@ -425,6 +435,8 @@ class ExecutorSession:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
             known = self._known(submit, work, connection)
         except _Refused as refused:
+            if self._observed:
+                self._tell(submit, Timing(), 1)
             self._refuse(work, refused, submit.digest, connection)
             return
         self._wanted.begin(work)
@@ -458,7 +470,7 @@ class ExecutorSession:
             self._counts.poisoned_results += len(results) - len(body)
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
-            self._tell(submit, timing, run)
+            self._tell(submit, timing, len(run.failures))
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
@@ -497,14 +509,17 @@ class ExecutorSession:
         if refusal is not None:
             raise QuotaExceeded(refusal.reason)
 
-    def _tell(self, submit: Submit, timing: Timing, run: RunOutcome) -> None:
-        """Tell observers of a submission that was run."""
+    def _tell(self, submit: Submit, timing: Timing, failures: int) -> None:
+        """Tell observers of a submission that was run, or refused."""
         self._context.events.note(
             "completed",
             submission=submit.sequence,
-            failures=len(run.failures),
+            failures=failures,
             queue=timing.queue,
+            decode=timing.decode,
             duration=timing.execute,
+            encode=timing.encode,
+            trace=submit.trace,
         )
 
     def _pass_over(self, message: Unreadable, connection: ExecutorChannel) -> None:

@@ -22,6 +22,8 @@ Address = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[\x21-\x7e]*\Z
 Secret = Annotated[str, msgspec.Meta(max_length=8192)]  # signed tokens with claims are long
 # Clients and executors forward tickets to third parties: the pattern prevents smuggled content.
 Ticket = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[A-Za-z0-9_=-]*\Z")]
+# A W3C `traceparent`: version 00, trace, span and flags; empty where nothing is traced.
+Traceparent = Annotated[str, msgspec.Meta(max_length=55, pattern=r"^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?\Z")]
 _HIDDEN = frozenset({"token", "ticket", "secret"})
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.DIMENSIONS)]

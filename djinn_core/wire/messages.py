@@ -28,6 +28,7 @@ from djinn_core.wire.message_base import (
     Seconds,
     Secret,
     Ticket,
+    Traceparent,
     tag_of,
 )
 from djinn_core.wire.numeric_messages import NumericSettings
@@ -244,6 +245,7 @@ class Submit(Message, frozen=True):
         claims: predicted layouts that the executor has not yet confirmed.
         synchronize: answer only when the device has finished.
         refused: the client cannot send what is to run, and why: its results, and what it writes (`first`), are poison.
+        trace: the client's span, of which the executor's is a child, where an observer traces.
     """
 
     sequence: Count
@@ -259,6 +261,7 @@ class Submit(Message, frozen=True):
     claims: tuple[Claim, ...] = ()
     synchronize: bool = False
     refused: str = ""
+    trace: Traceparent = ""
 
 
 class TensorHeader(msgspec.Struct, frozen=True, tag="t"):

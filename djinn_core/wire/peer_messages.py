@@ -17,6 +17,7 @@ from djinn_core.wire.message_base import (
     Name,
     PrintableFields,
     Ticket,
+    Traceparent,
 )
 
 CLIENT = 0  # in place of the number of an executor
@@ -124,11 +125,12 @@ class SendValues(Message, frozen=True):
 
 
 class AwaitTransfer(Message, frozen=True):
-    """Wait for a transfer of executor `source`, which brings `handles`, before anything that follows."""
+    """Wait for a transfer of executor `source`, which brings `handles`, before anything that follows. `trace`: as in `Submit`."""
 
     transfer: Count
     source: Count
     handles: Handles
+    trace: Traceparent = ""
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):

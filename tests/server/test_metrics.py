@@ -429,6 +429,13 @@ def test_the_runbook_has_each_metric_and_no_others(watched, worked):
     }
 
 
+@pytest.mark.parametrize("file", ["alerts.yml", "grafana.json"])
+def test_alerts_and_the_dashboard_ask_for_metrics_that_there_are(watched, worked, file):
+    asked = set(re.findall(r"(?:djinn|process)_[a-z0-9_]+", (ROOT / "packaging" / "monitoring" / file).read_text()))
+    exposed = {shown(family) for family in watched.look().values()}
+    assert {name.removesuffix("_bucket") for name in asked} - exposed == set()
+
+
 def test_labels_have_few_values(worked):
     labels: dict[str, set[str]] = {}
     for family in worked.values():

@@ -18,7 +18,7 @@ from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.program import Program
 from djinn_core.runtime import client
 from djinn_core.runtime.sending import uploads
-from djinn_core.runtime.sending.progress import UploadProgress, progress_observers
+from djinn_core.runtime.sending.progress import TerminalBar, UploadProgress, progress_observers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import BlobQuery, UploadPart, encode
@@ -65,7 +65,7 @@ def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
 def test_a_bar_shows_how_far_an_upload_is(keeping, monkeypatch):
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120)
-    observer = UploadProgress(console, patience=0.0)
+    observer = UploadProgress(lambda: TerminalBar(console), patience=0.0)
     monkeypatch.setattr(client.context.observers, "_observers", [observer])
     torch.manual_seed(1)
     model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(6)])

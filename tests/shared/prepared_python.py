@@ -319,7 +319,7 @@ def import_djinn():
     role.become_server("gateway")
     importlib.import_module("djinn")
     for found in pkgutil.walk_packages(djinn_core.__path__, "djinn_core."):
-        if not found.name.endswith("__main__"):
+        if not found.name.endswith(("__main__", "notebook.magics")):  # the latter needs IPython
             importlib.import_module(found.name)
     for point in importlib.metadata.entry_points(group="djinn"):
         importlib.import_module(point.module)

@@ -7,8 +7,9 @@ from typing import get_args
 import msgspec
 import pytest
 
+from djinn_core.errors import ProtocolError
 from djinn_core.wire.cancel_messages import CancelSubmissions
-from djinn_core.wire.messages import AnyMessage, Goodbye, ProtocolClose, Submit, encode, is_of_kind
+from djinn_core.wire.messages import AnyMessage, Goodbye, ProtocolClose, Submit, decode, encode, is_of_kind
 
 EXAMPLES = [Submit(7), CancelSubmissions((7,)), ProtocolClose("the end"), Goodbye()]
 FIXED_ARRAY = 15  # elements at most of a MessagePack array whose header is one byte
@@ -23,3 +24,16 @@ def test_a_kind_is_told_by_the_tag(message):
 @pytest.mark.parametrize("kind", get_args(AnyMessage), ids=lambda kind: kind.__name__)
 def test_the_tag_comes_after_one_byte(kind):
     assert 1 + len(msgspec.structs.fields(kind)) <= FIXED_ARRAY
+
+
+def test_a_trace_context_is_an_optional_last_field():
+    trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    assert decode(encode(Submit(3, trace=trace))).trace == trace
+    assert encode(Submit(3, trace="")) == encode(Submit(3))
+    names = [name for name in Submit.__struct_fields__ if name != "trace"]
+    earlier = msgspec.defstruct(
+        "Submit", [(name, msgspec.Raw, msgspec.Raw()) for name in names], tag="Submit", array_like=True
+    )
+    assert bytes(msgspec.msgpack.decode(encode(Submit(3, trace=trace)), type=earlier).sequence) == bytes([3])
+    with pytest.raises(ProtocolError):
+        decode(encode(Submit(3, trace="00-anything; drop table spans")))

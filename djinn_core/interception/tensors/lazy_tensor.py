@@ -8,12 +8,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from djinn_core import torch_private
+from djinn_core.front_end import preformatted
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import copies
 from djinn_core.interception.tensors.remote_storage import RemoteStorage, address_of
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
+from djinn_core.printable import size_text
 from djinn_core.tracebacks import for_users, shorten
 
 
@@ -64,6 +66,18 @@ class LazyTensor(torch.Tensor):
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         return port.show(self, tensor_contents)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """As notebooks show it: what it prints, and in HTML above that where it is and what memory it has; fetched once for both.
+
+        Raises:
+            NotImplementedError: it cannot be shown. `repr`, which is asked next, raises the reason.
+        """
+        try:
+            text = repr(self)
+            return {"text/plain": text, "text/html": preformatted(text, _residence(self))}
+        except Exception:
+            raise NotImplementedError from None
 
     @for_users
     def __format__(self, spec: str) -> str:
@@ -150,6 +164,15 @@ class LazyTensor(torch.Tensor):
     def __tensor_unflatten__(*_: Any) -> Any:
         """The counterpart of `__tensor_flatten__`."""
         raise NotImplementedError("a LazyTensor has no inner tensors")
+
+
+def _residence(tensor: LazyTensor) -> str:
+    """One line about a tensor's memory: its executor, and its bytes."""
+    where = port.residence(tensor.remote.storage.id, tensor.remote.meta.device) if port.is_open() else "not sent yet"
+    held, own = tensor.remote.storage.nbytes, tensor.nbytes
+    memory = f"{size_text(held)} of memory" if own >= held else f"views {size_text(own)} of {size_text(held)} of memory"
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{tensor.device}: {where} · {kind}[{', '.join(map(str, tensor.shape))}] · {memory}"
 
 
 def _overrides_ops(cls: type[torch.Tensor]) -> bool:

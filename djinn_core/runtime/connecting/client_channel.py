@@ -51,8 +51,8 @@ class ClientChannel(SessionChannel, Protocol):
     def hasten(self, patience: float) -> None:
         """Stop reconnecting after `patience` seconds, if that is sooner."""
 
-    def call_when_resumed(self, resumed: Callable[[], None]) -> None:
-        """Call `resumed` each time that the session goes on over another connection to its executor."""
+    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
+        """Call `resumed`, too, each time that the session goes on over another connection: with the seconds that there was none."""
 
 
 class PlainClientChannel(PlainChannel):
@@ -65,5 +65,5 @@ class PlainClientChannel(PlainChannel):
     def hasten(self, patience: float) -> None:
         """As `ClientChannel.hasten`: it does not reconnect anyway."""
 
-    def call_when_resumed(self, resumed: Callable[[], None]) -> None:
+    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
         """As `ClientChannel.call_when_resumed`: it does not come to that."""

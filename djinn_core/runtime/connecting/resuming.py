@@ -23,10 +23,6 @@ _LONGEST_PAUSE_SECONDS: Final = 2.0
 _log = get_logger("djinn.session")
 
 
-def _nothing() -> None:
-    """Ignore that the connection is there again."""
-
-
 class ResumingConnection(ReliableConnection):
     """Implements `ClientChannel`: dialled again when it breaks, for as long as the executor keeps the session."""
 
@@ -41,7 +37,7 @@ class ResumingConnection(ReliableConnection):
         self.resumed = 0
         self.crashes_executors = False  # whether it is what the session does that kills executors
         self.successor: Attached | None = None
-        self._when_resumed: Callable[[], None] = _nothing
+        self._when_resumed: list[Callable[[float], None]] = []
 
     @property
     def reconnection(self) -> Reconnection:
@@ -52,9 +48,9 @@ class ResumingConnection(ReliableConnection):
         """As `ClientChannel.hasten`."""
         self._patience = min(self._patience, patience)
 
-    def call_when_resumed(self, resumed: Callable[[], None]) -> None:
+    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
         """As `ClientChannel.call_when_resumed`."""
-        self._when_resumed = resumed
+        self._when_resumed.append(resumed)
 
     @property
     def _probes(self) -> bool:
@@ -76,7 +72,10 @@ class ResumingConnection(ReliableConnection):
             _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
             started = time.monotonic()
             self._dial_until(started + self._patience, received, error)
-            _log.warning("connected again", server=self._server, seconds=round(time.monotonic() - started, 3))
+            seconds = time.monotonic() - started
+            for resumed in self._when_resumed:
+                resumed(seconds)
+            _log.warning("connected again", server=self._server, seconds=round(seconds, 3))
         finally:
             self._mending.release()
 
@@ -118,7 +117,6 @@ class ResumingConnection(ReliableConnection):
                 _sleep(pause)
             else:
                 self.resumed += 1
-                self._when_resumed()
                 return
         self._give_up(str(error))
 

@@ -70,7 +70,7 @@ class Introductions:
                 self._known[number] = _Acquaintance(connection.reconnection, server)
                 connection.call_when_resumed(partial(self._look, number))
 
-    def _look(self, number: int) -> None:
+    def _look(self, number: int, _seconds: float) -> None:
         """A member's connection is there again, maybe to another process."""
         found = self._known[number].reach.instance
         if found != self._instances[number]:

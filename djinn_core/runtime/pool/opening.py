@@ -66,7 +66,7 @@ def open_pool(
         failures.read_by(number, member.replies.receive_until)
     look_after_each_other(members)
     relays = [Relay(member) for member in members]
-    routes = Routes(members, relays)
+    routes = Routes(members, relays, observers)
     capabilities = capabilities_named(opened)
     devices = tuple(device.id for device in capabilities)
     limits = limits_of(settings, devices)

@@ -9,6 +9,7 @@ import msgspec
 
 from djinn_core.ir.costs import Link
 from djinn_core.logs import get_logger
+from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.pool.introductions import invitation
 from djinn_core.runtime.pool.parts import TransferStep
 from djinn_core.runtime.pool.relay import Relay
@@ -33,8 +34,9 @@ log = get_logger("djinn.pool")
 class Routes:
     """Open routes between executors, and the transfers under way."""
 
-    def __init__(self, members: Sequence[Session], relays: Sequence[Relay]) -> None:
+    def __init__(self, members: Sequence[Session], relays: Sequence[Relay], observers: Observers) -> None:
         self._members = members
+        self._observers = observers
         self._relays = relays
         self._met: dict[tuple[int, int], ConnectPeerReply] = {}
         self._transfers = itertools.count(1)
@@ -90,4 +92,5 @@ class Routes:
         transfer = waiting.pop(0)
         if not waiting:
             del self._under_way[carry]
-        self._relays[carry.target].tell(AwaitTransfer(transfer, carry.source + 1, pack_handles([value])))
+        trace = self._observers.trace_context("transfer", carry.target + 1, transfer)
+        self._relays[carry.target].tell(AwaitTransfer(transfer, carry.source + 1, pack_handles([value]), trace))

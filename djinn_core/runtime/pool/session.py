@@ -149,6 +149,10 @@ class PoolSession:
         """As `ClientSession.plan_by`; `planner` says what plans depend on, and does not plan."""
         self._planner.forget_plans(planner)
 
+    def home(self, storage: int) -> int | None:
+        """As `ClientSession.home`."""
+        return self._residency.homes.get(storage)
+
     @property
     def topology(self) -> NetworkTopology:
         """As `ClientSession.topology`."""

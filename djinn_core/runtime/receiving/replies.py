@@ -345,6 +345,17 @@ class Replies:
             self._link.lose(ProtocolError(f"unexpected {type(message).__name__}"))
         handler(message, body)
 
+    def _tell(self, completed: Completed) -> None:
+        timing, failures = completed.timing, len(completed.failures)
+        self._observers.tell(
+            "completed",
+            submission=completed.sequence,
+            executor=self.reader.number,
+            execute=timing.execute,
+            queue=timing.queue,
+            failures=failures,
+        )
+
     def _closed(self, message: ProtocolClose, _: Sequence[Buffer]) -> None:
         self._link.lose(ProtocolError(message.reason))
 
@@ -359,7 +370,8 @@ class Replies:
             self.when_links_seen(completed.links)
         if completed.room is not None:
             self.when_room_told(completed.room)
-        self._observers.tell("completed", submission=number, execute=timing.execute, queue=timing.queue)
+        if self._observers.present:
+            self._tell(completed)
         if (timeline := self._observers.timeline) is not None:
             timeline.completed(self.reader.number, number, pending, completed, sum(map(len, body)))
         pending.spent(timing, self._stats)

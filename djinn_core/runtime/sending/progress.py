@@ -1,11 +1,15 @@
-"""A progress bar for uploads that take a while, on the standard error output where that is a terminal."""
+"""A progress bar for uploads that take a while: in a notebook, and on the standard error output where that is a terminal."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from djinn_core.front_end import shows_html
 from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.printable import size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,12 +20,25 @@ _REFRESH: Final = 0.1  # seconds between two pictures
 
 
 def progress_observers(wanted: bool) -> list[Observer]:
-    """The progress bar, where the output is a terminal."""
+    """The progress bar, where people see it."""
+    if wanted and shows_html():
+        return [UploadProgress(NotebookBar)]
     if not wanted or not sys.stderr.isatty():
         return []
     from rich.console import Console
 
-    return [UploadProgress(Console(stderr=True))]
+    console = Console(stderr=True)
+    return [UploadProgress(lambda: TerminalBar(console))]
+
+
+class ProgressBar(Protocol):
+    """A bar on a screen."""
+
+    def draw(self, done: int, total: int, seconds: float, about: str) -> None:
+        """Show `done` bytes of `total` (0: unknown), after so many seconds."""
+
+    def remove(self) -> None:
+        """Take it away."""
 
 
 class UploadProgress:
@@ -29,11 +46,11 @@ class UploadProgress:
 
     name = "progress"
 
-    def __init__(self, console: Console, patience: float = PATIENCE) -> None:
-        self._console = console
+    def __init__(self, make: Callable[[], ProgressBar], patience: float = PATIENCE) -> None:
+        """`make`: a bar for one upload."""
+        self._make = make
         self._patience = patience
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._bar: ProgressBar | None = None
         self._done = self._recalled = self._expected = 0
         self._began = self._last = self._drawn = 0.0
 
@@ -48,8 +65,8 @@ class UploadProgress:
 
     def _begin(self, now: float) -> None:
         if self._bar is not None:
-            self._bar.stop()
-        self._bar = self._task = None
+            self._bar.remove()
+        self._bar = None
         self._began = self._last = self._drawn = now
         self._done = self._recalled = self._expected = 0
 
@@ -65,16 +82,19 @@ class UploadProgress:
             self._begin(now)
         elif now - self._began >= self._patience and now - self._drawn >= min(_REFRESH, self._patience):
             self._drawn = now
-            self._draw()
+            self._draw(now - self._began)
 
-    def _draw(self) -> None:
-        bar = self._bar or self._open()
-        assert self._task is not None
+    def _draw(self, seconds: float) -> None:
+        if self._bar is None:
+            self._bar = self._make()
         cached = f" ({self._recalled / 1e9:.1f} GB were there)" if self._recalled else ""
-        bar.update(self._task, completed=self._done, total=self._expected or None, description=f"Uploading{cached}")
-        bar.refresh()
+        self._bar.draw(self._done, self._expected, seconds, f"Uploading{cached}")
 
-    def _open(self) -> Progress:
+
+class TerminalBar:
+    """Implements `ProgressBar` in a terminal. Without a thread that refreshes it: it would take the interpreter's lock from the program."""
+
+    def __init__(self, console: Console) -> None:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
@@ -84,17 +104,52 @@ class UploadProgress:
             TransferSpeedColumn,
         )
 
-        # Without a thread that refreshes it: it would take the interpreter's lock from the program.
-        self._bar = Progress(
+        self._bar: Progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
-            console=self._console,
+            console=console,
             auto_refresh=False,
             transient=True,
         )
-        self._task = self._bar.add_task("Uploading")
+        self._task: TaskID = self._bar.add_task("Uploading")
         self._bar.start()
-        return self._bar
+
+    def draw(self, done: int, total: int, seconds: float, about: str) -> None:  # noqa: ARG002 - it has a clock
+        """As `ProgressBar.draw`."""
+        self._bar.update(self._task, completed=done, total=total or None, description=about)
+        self._bar.refresh()
+
+    def remove(self) -> None:
+        """As `ProgressBar.remove`."""
+        self._bar.stop()
+
+
+class NotebookBar:
+    """Implements `ProgressBar` in the output of a cell, as HTML that any front end shows without an extension."""
+
+    def __init__(self) -> None:
+        self._shown: Any = None  # a handle of IPython's
+
+    def draw(self, done: int, total: int, seconds: float, about: str) -> None:
+        """As `ProgressBar.draw`."""
+        rate = done / seconds if seconds else 0.0
+        left = f", {(total - done) / rate:.0f} s left" if total and rate else ""
+        text = f"{about}: {size_text(done)}{f' of {size_text(total)}' if total else ''}, {size_text(int(rate))}/s{left}"
+        state = f'value="{done}" max="{total}"' if total else ""
+        self._show(text, f'<progress {state} style="width:20em"></progress> {escape(text)}')
+
+    def remove(self) -> None:
+        """As `ProgressBar.remove`."""
+        self._show("", "")
+
+    def _show(self, text: str, html: str) -> None:
+        from IPython.display import display
+
+        data = {"text/plain": text, "text/html": html}
+        if self._shown is None:
+            self._shown = display(data, raw=True, display_id=True)
+        else:
+            self._shown.display(data, raw=True, update=True)

@@ -65,6 +65,7 @@ class KnownTemplates:
             describe=submit.describe,
             claims=open_claims(prepared, program) if prepared.claims else (),
             synchronize=submit.synchronize,
+            trace=submit.trace,
         )
 
 
@@ -221,6 +222,7 @@ class Submissions:
             free=pack_handles(submission.free),
             describe=pack_handles(submission.describe),
             synchronize=submission.synchronize,
+            trace=self._observers.trace_context("submission", self._replies.reader.number, number),
         )
         frame: Frame | None = None
         if prepared is not None and bound is not None:
@@ -251,7 +253,9 @@ class Submissions:
         self._link.send(frame)
         if timeline is not None:
             timeline.sent(self._replies.reader.number, number, pending, begun, sending, len(frame.head))
-        self._observers.tell("submitted", submission=number, instructions=len(program))
+        self._observers.tell(
+            "submitted", submission=number, executor=self._replies.reader.number, instructions=len(program)
+        )
         return number
 
     def _define(self, needed: TemplateRequest, _: Sequence[Buffer]) -> None:

@@ -263,10 +263,12 @@ class Uploader:
             held.check()
             self._replies.take_what_came()
             part = upload.data[upload.sent : upload.sent + CHUNK]
+            started = time.perf_counter()
             self._send_part(handle, upload, part)
             upload.sent += part.nbytes
             self._stats.bytes_uploaded += part.nbytes
-            self._observers.tell("uploaded", bytes=part.nbytes, recalled=False)
+            spent = time.perf_counter() - started
+            self._observers.tell("uploaded", bytes=part.nbytes, recalled=False, duration=spent)
             if upload.sent >= size:
                 return
 

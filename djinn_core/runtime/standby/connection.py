@@ -286,7 +286,7 @@ class StandbyConnection(ReconnectingConnection):
         """As `ClientChannel.hasten`."""
         self._channel.hasten(patience)
 
-    def call_when_resumed(self, resumed: Callable[[], None]) -> None:
+    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
         """As `ClientChannel.call_when_resumed`: each server reconnects for itself, which no session has to hear of."""
 
     def expire(self) -> None:

@@ -1,0 +1,107 @@
+"""Tracers and meters, and what both observers say with them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import Meter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+
+from djinn.hooks import ConfigurationError
+
+SUBMIT: Final = {"rpc.system.name": "djinn", "rpc.method": "djinn.Executor/Submit"}
+# Seconds: from a decode step on one machine to a step of training.
+DURATIONS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_SCOPE: Final = "djinn"
+
+
+def _nothing() -> None:
+    """Nothing is to be exported: the program does that itself."""
+
+
+@attrs.frozen
+class Telemetry:
+    """Traces and metrics of a process.
+
+    Attributes:
+        flush: exports what waits; for processes that may be killed.
+    """
+
+    tracer: Tracer
+    meter: Meter
+    flush: Callable[[], None] = _nothing
+
+    def span(
+        self,
+        name: str,
+        seconds: float,
+        attributes: Mapping[str, Any],
+        *,
+        parent: Context | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        error: str = "",
+        ended: float = 0.0,
+    ) -> None:
+        """A span of `seconds` that `ended` then (seconds since 1970; 0: now); a child of the current one, unless a `parent` is given."""
+        end = int(ended * 1e9) or time.time_ns()
+        began = end - int(seconds * 1e9)
+        finish(self.tracer.start_span(name, parent, kind, dict(attributes), start_time=began), error, end)
+
+    def histogram(self, name: str, about: str) -> metrics.Histogram:
+        """A histogram of durations in seconds."""
+        return self.meter.create_histogram(
+            name, unit="s", description=about, explicit_bucket_boundaries_advisory=DURATIONS
+        )
+
+
+def finish(span: Span, error: str = "", end: int | None = None) -> None:
+    """End a span, with an error if there was one."""
+    if error:
+        span.set_attribute("error.type", error)
+        span.set_status(Status(StatusCode.ERROR, error))
+    span.end(end)
+
+
+def of_the_program() -> Telemetry | None:
+    """Tracer and meter of the providers that the program has configured for itself; None if it has not."""
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return Telemetry(trace.get_tracer(_SCOPE), metrics.get_meter(_SCOPE))
+
+
+def for_collector(service: str) -> Telemetry:
+    """Tracer and meter for the collector that the environment names, by OTLP over HTTP, under the name of this service.
+
+    Raises:
+        ConfigurationError: the SDK or the exporter is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the environment names a collector of OpenTelemetry, and {error.name} is not installed: "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, or set OTEL_SDK_DISABLED=true"
+        ) from error
+    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}
+    resource = Resource.create({**named, "process.pid": os.getpid()})
+    traces = TracerProvider(resource=resource)
+    traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    measured = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource=resource)
+
+    def flush() -> None:
+        traces.force_flush()
+        measured.force_flush()
+
+    return Telemetry(traces.get_tracer(_SCOPE), measured.get_meter(_SCOPE), flush)

@@ -1,0 +1,118 @@
+"""Djinn in a notebook: a real kernel runs the cells, and what it shows is what people see."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import djinn
+
+CELLS = {
+    "load": "%load_ext djinn\nimport torch, djinn",
+    "none yet": "%djinn_status",
+    "tensor": "x = torch.arange(12.0, device='remote_accelerator:0').reshape(3, 4)\nx",
+    "view": "x[1]",
+    "parameter": "torch.nn.Parameter(x)",
+    "wrong shapes": "def multiply(a):\n    return a @ torch.ones(3, device=a.device)\nmultiply(x)",
+    "wrong index": "lost = x[torch.tensor([9]).to(x.device)]\nlost",
+    "status": "%djinn_status",
+    "profile": "%%djinn_profile -o found\n(x @ x.T).sum().item()",
+    "progress": """
+from djinn_core.runtime import client
+from djinn_core.runtime.sending import progress
+bar, = [o for o in client.context.observers._observers if o.name == "progress"]
+bar._patience = 0.0
+torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).to(x.device)
+None
+""",
+    "state": "djinn.get_runtime_state()",
+}
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def outputs(plain_environment):
+    """Outputs of the cells, by their names."""
+    for name in ("ipykernel", "nbclient", "nbformat"):
+        pytest.importorskip(name, reason=f"{name} is not installed (the extra notebooks)")
+    import nbclient
+    import nbformat
+    from traitlets.config import Config
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
+    private = Config(KernelManager={"transport": "ipc"})
+    options = {"config": private, "kernel_name": "python3", "timeout": 600, "allow_errors": True}
+    nbclient.NotebookClient(notebook, **options).execute(env=dict(plain_environment))
+    return dict(zip(CELLS, [cell.outputs for cell in notebook.cells], strict=True))
+
+
+def text_of(outputs) -> str:
+    shown = [o.get("text") or "\n".join(o.get("traceback", ())) or o.data.get("text/plain", "") for o in outputs]
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(shown))
+
+
+def test_a_tensor_says_where_it_is_and_prints_as_pytorch_prints_it(outputs):
+    (shown,) = outputs["tensor"]
+    assert shown.data["text/plain"].startswith("tensor([[ 0.,  1.,  2.,  3.],")
+    assert "remote_accelerator:0: cpu:0 of this program's own executor" in shown.data["text/html"].replace(
+        "&#x27;", "'"
+    )
+    assert "float32[3, 4] · 48 B of memory" in shown.data["text/html"]
+    (view,) = outputs["view"]
+    assert "float32[4] · views 16 B of 48 B of memory" in view.data["text/html"]
+    (parameter,) = outputs["parameter"]
+    assert parameter.data["text/plain"].startswith("Parameter containing:\ntensor(")
+
+
+def test_errors_are_the_lines_of_the_cells(outputs):
+    mistake, (failed,) = text_of(outputs["wrong shapes"]), outputs["wrong index"]
+    assert mistake.count("\n") < 15
+    assert "djinn_core" not in mistake + text_of([failed])
+    assert re.search(r"issued at Cell In\[\d+\]:1 in <module>", failed.evalue), failed.evalue
+
+
+def test_status_shows_the_executor_of_the_program(outputs):
+    assert "the first use of the device starts one" in text_of(outputs["none yet"])
+    assert re.search(r"own executor: cpu:0 .*\n +[1-9]\d* values, ", text_of(outputs["status"]))
+
+
+def test_a_cell_is_profiled(outputs):
+    shown = text_of(outputs["profile"])
+    if hasattr(djinn, "profile"):
+        assert "4900" in shown
+        assert any("round trip" in o.data.get("text/html", "") for o in outputs["profile"] if "data" in o)
+    else:
+        assert "this version of Djinn has no djinn.profile()" in shown
+
+
+def test_an_upload_shows_its_progress_and_takes_it_away(outputs):
+    (bar,) = outputs["progress"]
+    assert bar.output_type == "display_data"
+    assert not bar.data["text/html"], "it goes when the upload has ended"
+    assert bar.data.keys() == {"text/plain", "text/html"}
+
+
+def test_what_is_not_large_is_shown_in_a_few_lines(outputs):
+    assert len(text_of(outputs["state"])) < 1000
+
+
+def test_ipython_is_no_part_of_the_core(python, plain_environment):
+    program = "import sys, torch, djinn; torch.ones(2, device='remote_accelerator:0').sum().item(); print('IPython' in sys.modules)"
+    ran = python.run("-c", program, env=plain_environment, capture_output=True, text=True)
+    assert ran.stdout == "False\n", ran.stderr
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_was_run_from_top_to_bottom_without_an_error(path):
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert {output["output_type"] for cell in cells for output in cell["outputs"]} <= {
+        "stream",
+        "execute_result",
+        "display_data",
+    }
+    assert not re.search(r"/(?:home|root|tmp|work)/", path.read_text()), "outputs have no paths of the machine"
