@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import wait
 from functools import partial
 
 import attrs
@@ -48,7 +49,7 @@ from djinn_core.server.recovery.snapshot_format import (
 from djinn_core.server.recovery.state_migration import hand_out, restored, take_in
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
-from djinn_core.server.running.cancellation import CancellationState
+from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState
 from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
@@ -58,6 +59,7 @@ from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_core.server.session_overview import SessionNotes, SessionOverview
 from djinn_core.server.weights.published import PublishedSink
+from djinn_core.server.weights.reads import WeightReads
 from djinn_core.server.weights.saving import save
 from djinn_core.server.weights.shared_weights import Origin
 from djinn_core.server.weights.store import WeightStore
@@ -152,11 +154,12 @@ class ExecutorSession:
         self._numeric_settings: NumericSettings | None = None  # those of the process
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
-        self._uploads = UploadAssembly(device.runtime, self.values, store, context.weights)
+        self._uploads = UploadAssembly(device.runtime, self.values, store)
+        self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
         self.exchange = PeerExchange(peer_listener or PeerListener())
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
-        self._idle = IdleMoves(context, self._turn, self.values, self._uploads, self.exchange, self._memory)
+        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, self._memory)
         self._wanted = CancellationState(self._turn, self._usage)
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
@@ -171,7 +174,7 @@ class ExecutorSession:
             ProtocolError: the client sent something that cannot be accepted.
         """
         journal, past = connection.recovery_state
-        self._uploads.journal = journal
+        self._uploads.journal = self._reads.journal = journal
         snapshot = decode_snapshot(past.base.state) if past is not None and past.base is not None else None
         transfers = past.transfers if past is not None else PastTransfers()
         counts = snapshot.pool if snapshot is not None else PoolCounts()
@@ -186,6 +189,8 @@ class ExecutorSession:
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
         frame = self._backlog.popleft() if self._backlog else self._idle.receive(connection, self._state_here)
+        if self._reads:
+            self._reads.take_finished()
         started = time.perf_counter()
         message = _read(frame)
         if not isinstance(message, Goodbye):
@@ -206,6 +211,7 @@ class ExecutorSession:
         elif isinstance(message, ReadWeights):
             self._read_weights(message)
         elif isinstance(message, SaveWeights):
+            self._await_reads(connection, _readable(message.handles))
             # A session that is recovered has saved it before.
             reply = connection.decide(lambda before: before or encode(self._save_weights(message)))
             connection.send(Frame(reply))
@@ -275,8 +281,8 @@ class ExecutorSession:
 
     def _state_here(self) -> Found | None:
         """As `_state`, for this server: what was read and not written since is read again."""
-        found = self._uploads.shares.stored()
-        self._uploads.hold_only({origin.key.version for _, _, origin in found})
+        found = self._reads.shares.stored()
+        self._reads.hold_only({origin.key.version for _, _, origin in found})
         return self._state_without(tuple([_stored(*one) for one in found]))
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> Found | None:
@@ -324,7 +330,7 @@ class ExecutorSession:
             self._templates.put(one.digest, known, len(one.template.code))
         with self._turn:
             put_values(snapshot, memory, self.values, self.device.runtime)
-            self._uploads.read_again(snapshot.stored)
+            self._reads.read_again(snapshot.stored)
             self.device.randomness.hand_to(self._randomness)
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
@@ -364,7 +370,7 @@ class ExecutorSession:
             self.exchange.send(ship.transfer, ship.peer, pack, wait)
         if ship.move:
             self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
-            self._uploads.shares.forget(handles)
+            self._reads.shares.forget(handles)
 
     def _pack(self, ship: SendValues, handles: Sequence[int]) -> list[Packed]:
         pack = pack_storages if ship.move else pack_copies
@@ -387,7 +393,7 @@ class ExecutorSession:
         self._usage.check_values()
 
     def _read_ahead(self, connection: ExecutorChannel) -> None:
-        """Take in what the client says while another executor is waited for: it can go on sending, and is seen to be gone."""
+        """Take in what the client says while something else is waited for: it can go on sending, and is seen to be gone."""
         with contextlib.suppress(TimeoutError):
             while len(self._backlog) < BACKLOG_LIMIT:
                 self._next_urgent(connection, 0.0)
@@ -398,15 +404,18 @@ class ExecutorSession:
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> None:
         work = self._begin(submit)
         decoded = time.perf_counter()
-        self._await_uploads(connection)
+        self._await_offered(connection)
         try:
             if work.unreadable:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
             known = self._known(submit, work, connection)
         except _Refused as refused:
+            self._await_reads(connection)
             self._refuse(work, refused, submit.digest, connection)
             return
         self._wanted.begin(work)
+        if self._reads:
+            self._await_operands(known, work, connection)
         waited = time.perf_counter()
         connection.own()  # what was sent and not taken yet may be written now
         with self._turn, self._usage.account:
@@ -419,8 +428,10 @@ class ExecutorSession:
             results, body, described = collect(work, self.values, self.device.runtime, connection.limits.body)
         self.values.note_peak()
         self.values.free(work.free)
-        if self._uploads.shares:
-            self._uploads.shares.forget(work.free)
+        if self._reads:
+            self._reads.forget(work.free)
+        if self._reads.shares:
+            self._reads.shares.forget(work.free)
         done = time.perf_counter()
         keeper = self.device.timekeeper
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
@@ -550,9 +561,36 @@ class ExecutorSession:
 
     def _await_uploads(self, connection: ExecutorChannel) -> None:
         """Wait until everything that was offered or is being read is here."""
-        self._uploads.finish_reads()
+        self._await_reads(connection)
+        self._await_offered(connection)
+
+    def _await_offered(self, connection: ExecutorChannel) -> None:
         while self._uploads.wanted:
             self._next_urgent(connection)
+
+    def _await_reads(
+        self, connection: ExecutorChannel, handles: Collection[int] | None = None, halt: Sequence[bool] = ()
+    ) -> None:
+        """Wait for these values, None: for all, as far as they are being read, or until the submission is cancelled."""
+        while not any(halt) and (reading := self._reads.next_of(handles)) is not None:
+            if not wait((reading,), LOOK_SECONDS).done:
+                self._read_ahead(connection)
+
+    def _await_operands(self, known: BoundTemplate | None, work: RunRequest, connection: ExecutorChannel) -> None:
+        """Wait for what a submission uses. What one that is cancelled meanwhile would have written is poison."""
+        inputs = work.inputs if known is not None else []
+        self._await_reads(connection, {*inputs, *work.fetch, *work.describe}, work.halt)
+        if known is None or not any(work.halt):
+            return
+        failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
+        template = known.template
+        first = len(template.constants) + template.slots
+        consumed = {inputs[place - first] for place in template.consumed}
+        written = {inputs[position] for position in known.input_aliases(self.device.own).written}
+        for handle in (consumed | written) & self._uploads.reading:
+            self._reads.forget([handle])
+            if handle not in consumed:
+                self.values[handle] = Poison(failure)
 
     def _next_urgent(
         self, connection: ExecutorChannel, timeout: float | None = None
@@ -610,13 +648,12 @@ class ExecutorSession:
     def _read_weights(self, request: ReadWeights) -> None:
         self._usage.check_values()
         try:
-            self._uploads.read(request)
+            self._reads.read(request)
         except ProtocolError as error:
             _log.warning("a value is not read", reason=str(error))
             self._uploads.refuse(request.handle, str(error))
 
     def _save_weights(self, request: SaveWeights) -> SaveWeightsReply:
-        self._uploads.finish_reads()
         handles = unpack_handles(request.handles)
         if len(handles) != len(request.names):
             return SaveWeightsReply(0, f"{len(request.names)} names come with {len(handles)} values")
@@ -639,7 +676,7 @@ class ExecutorSession:
                 nbytes = save(tensors, dict(request.metadata), create, self._delivered)
             for sink in made:
                 if isinstance(sink, PublishedSink):
-                    self._uploads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
+                    self._reads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
             return SaveWeightsReply(nbytes)
         except WeightsUnavailable as error:
             return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
@@ -696,8 +733,8 @@ class ExecutorSession:
         self.device.numeric_settings.compute_under(self._numeric_settings)
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
-        if self._uploads.shares:
-            self._uploads.shares.before_run(known.input_aliases(self.device.own), work.inputs, work.outputs)
+        if self._reads.shares:
+            self._reads.shares.before_run(known.input_aliases(self.device.own), work.inputs, work.outputs)
         run = run_template if known.hot is None else known.hot.run
         if self._memory is not None:
             return self._memory.run(known.digest, known.template, work, known.slots, run)
@@ -747,8 +784,8 @@ class ExecutorSession:
         return len(self.values), self.values.nbytes()
 
     def live_values(self) -> int:
-        """Number of live values, including those that are still to be uploaded: each has a file in the journal."""
-        return len(self.values) + len(self._uploads.wanted)
+        """Number of live values, including those that are still to be uploaded or read: each has a file in the journal."""
+        return len(self.values) + len(self._uploads.wanted) + len(self._reads)
 
     def counted(self) -> Mapping[str, float]:
         """As `MeteredSession.counted`."""
@@ -805,6 +842,7 @@ class ExecutorSession:
         self._usage.leave(self)
         self.exchange.close()
         with self._turn:
+            self._reads.clear()
             if self._memory is not None:
                 self._memory.close()
             self.values.clear()

@@ -6,7 +6,7 @@ import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 import torch
 
+from djinn_core.builtins.weights import LocalFile
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import (
     MappableFile,
@@ -72,6 +73,44 @@ class OpenedWeights:
     tied: Mapping[str, str] = attrs.field(factory=dict)
 
 
+class Reading:
+    """A part of a tensor that is being read; it is not begun if by then no session holds this.
+
+    Attributes:
+        data: a tensor of bytes on the CPU. It raises `WeightsUnavailable` where the files are not those of that version any more, or
+            cannot be read.
+    """
+
+    data: Future[torch.Tensor]
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        """The data, when it is there."""
+        return self.data.result(timeout)
+
+
+@attrs.frozen
+class StoredBytes:
+    """A part of a tensor in a file on this machine's disk, as `SourceBytes` of memory that was read from it."""
+
+    address: str
+    place: StoredPlace
+    start: int
+
+    def unchanged(self) -> bool:
+        """As `SourceBytes.unchanged`."""
+        try:
+            return self.place.file.version() == self.place.version
+        except OSError:
+            return False
+
+    def read_into(self, buffer: memoryview) -> None:
+        """As `SourceBytes.read_into`."""
+        if len(buffer):
+            self.place.entry.read_into(self.place.file, self.start, buffer)
+        if not self.unchanged():
+            raise OSError(_changed(self.address))
+
+
 class WeightReader:
     """Opens addresses, reads tensors, and makes files at addresses. Thread-safe.
 
@@ -89,7 +128,7 @@ class WeightReader:
         self.published: PublishedWeights | None = None
         self._lock = threading.Lock()
         self._readers: ThreadPoolExecutor | None = None
-        self._under_way: weakref.WeakValueDictionary[WeightKey, Future[torch.Tensor]] = weakref.WeakValueDictionary()
+        self._under_way: weakref.WeakValueDictionary[WeightKey, Reading] = weakref.WeakValueDictionary()
         self.shared = SharedWeights()
         self.reads = self.read_bytes = 0
 
@@ -169,13 +208,11 @@ class WeightReader:
     def _files(self) -> int:
         return sum(opened.files for opened in self._opened.values())
 
-    def read(self, address: str, key: WeightKey) -> Future[torch.Tensor]:
-        """Begin to read a part of a tensor; it comes as a tensor of bytes on the CPU, the same one for all who ask meanwhile.
-
-        The future raises `WeightsUnavailable` where the files are not those of that version any more, or cannot be read.
+    def read(self, address: str, key: WeightKey) -> Reading:
+        """Begin to read a part of a tensor, once for all who ask meanwhile.
 
         Raises:
-            WeightsUnavailable: likewise, where that is known at once.
+            WeightsUnavailable: the files are known not to be those of that version any more.
         """
         with self._lock:
             coming = self._under_way.get(key)
@@ -187,8 +224,18 @@ class WeightReader:
                 self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
             self.reads += 1
             self.read_bytes += key.size
-            begun = self._under_way[key] = self._readers.submit(_read, address, place, key.start, key.size)
+            begun = Reading()
+            begun.data = self._readers.submit(_read, weakref.ref(begun), address, place, key.start, key.size)
+            self._under_way[key] = begun
         return begun
+
+    def again(self, address: str, key: WeightKey) -> StoredBytes | None:
+        """What was just read, to be read again; None where it is not on this machine's disk, but far away."""
+        try:
+            place = self._place(address, key)
+        except WeightsUnavailable:  # it has changed since
+            return None
+        return StoredBytes(address, place, key.start) if isinstance(place.file, LocalFile) else None
 
     def untied(self, address: str, key: WeightKey) -> WeightKey:
         """The key by which these bytes are read once, where the file has them under several names, as it has tied weights."""
@@ -294,7 +341,9 @@ def _tied(tensors: Mapping[str, StoredPlace]) -> dict[str, str]:
     return found
 
 
-def _read(address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:
+def _read(wanted: Callable[[], object], address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:
+    if wanted() is None:
+        return torch.empty(0, dtype=torch.uint8)
     data = torch.empty(size, dtype=torch.uint8)
     try:
         if size:
