@@ -16,7 +16,8 @@ class Event:
 
     Attributes:
         name: `planned`, `submitted`, `completed`, `connected`, `disconnected`, `fell_back`, `uploading`
-            (`bytes` that will be), `uploaded` (`bytes` of it; `recalled`: the server had them).
+            (`bytes` that will be), `uploaded` (`bytes` of it; `recalled`: the server had them), `downloading` and `reading`
+            (`done` of `expected` bytes of weights that the server reads itself).
         seconds: `time.monotonic()` at the end of it.
         fields: facts, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
     """

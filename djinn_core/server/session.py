@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from functools import partial
 
 import attrs
@@ -64,6 +64,7 @@ from djinn_core.server.weights.saving import save
 from djinn_core.server.weights.shared_weights import Origin
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import UploadAssembly
+from djinn_core.server.weights.weight_reader import OpenedWeights
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
@@ -122,6 +123,8 @@ from djinn_core.wire.weight_messages import (
     PublishedEntry,
     PublishedReply,
     PublishedRequest,
+    ReadProgressReply,
+    ReadProgressRequest,
     ReadWeights,
     RemoveWeights,
     RemoveWeightsReply,
@@ -207,7 +210,9 @@ class ExecutorSession:
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, OpenWeights):
-            connection.send(Frame(self._open_weights(message, connection.limits.head)))
+            self._open_weights(message, connection)
+        elif isinstance(message, ReadProgressRequest):
+            self._report_reads(message, connection)
         elif isinstance(message, ReadWeights):
             self._read_weights(message)
         elif isinstance(message, SaveWeights):
@@ -629,10 +634,41 @@ class ExecutorSession:
             _log.warning("an upload is refused", reason=str(error))
             self._uploads.refuse(upload.handle, str(error))
 
-    def _open_weights(self, request: OpenWeights, most: int) -> bytes:
+    def _open_weights(self, request: OpenWeights, connection: ExecutorChannel) -> None:
+        """Answer what is there, or that it is still being opened. A session that is recovered answers likewise."""
+        opening = self._context.weights.opening(request.address)
+        until = time.monotonic() + request.patience
+
+        def is_open(before: bytes | None) -> bytes:
+            while not opening.found.done() and before != NO:
+                left = until - time.monotonic() if request.patience and before is None else LOOK_SECONDS
+                if left <= 0:
+                    return NO
+                if not wait((opening.found,), min(left, LOOK_SECONDS)).done:
+                    opening.asked = time.monotonic()
+                    self._read_ahead(connection)
+            return before or YES
+
+        if request.patience and connection.decide(is_open) == NO:
+            reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
+            connection.send_unchecked(Frame(encode(reply)))
+            return
+        is_open(YES)
+        self._context.weights.opened(request.address, opening)
+        connection.send(Frame(self._listed(request, opening.found, connection.limits.head)))
+
+    def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> None:
+        """Answer how much is still to be read, after the client's patience at the latest."""
+        until = time.monotonic() + request.patience
+        while (reading := self._reads.next_of()) is not None and (left := until - time.monotonic()) > 0:
+            if not wait((reading,), min(left, LOOK_SECONDS)).done:
+                self._read_ahead(connection)
+        connection.send_unchecked(Frame(encode(ReadProgressReply(self._reads.left()))))
+
+    def _listed(self, request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
         """The answer, of at most so many bytes."""
         try:
-            opened = self._context.weights.open(request.address)
+            opened = found.result()
         except WeightsUnavailable as error:
             return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
         tensors = opened.tensors.items()

@@ -63,6 +63,8 @@ from djinn_core.wire.weight_messages import (
     OpenWeightsReply,
     PublishedReply,
     PublishedRequest,
+    ReadProgressReply,
+    ReadProgressRequest,
     ReadWeights,
     RemoveWeights,
     RemoveWeightsReply,
@@ -520,6 +522,8 @@ AnyMessage = (
     | StatsReply
     | OpenWeights
     | OpenWeightsReply
+    | ReadProgressRequest
+    | ReadProgressReply
     | ReadWeights
     | PublishedReply
     | PublishedRequest

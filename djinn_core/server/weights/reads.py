@@ -69,6 +69,10 @@ class WeightReads:
         """Number of values that are being read."""
         return len(self._reads)
 
+    def left(self) -> int:
+        """Bytes of the values that are being read, or wait for that."""
+        return sum(one.header.size for one in self._reads.values())
+
     def clear(self) -> None:
         """Forget everything."""
         self.forget(list(self._reads))

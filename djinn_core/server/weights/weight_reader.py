@@ -17,7 +17,9 @@ import torch
 from djinn_core.builtins.weights import LocalFile
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import (
+    DownloadingSource,
     MappableFile,
+    ReportDownload,
     WeightFile,
     WeightPermissions,
     WeightSink,
@@ -28,6 +30,7 @@ from djinn_core.logs import get_logger
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.formats.file_formats import read_headers
 from djinn_core.server.weights.formats.file_header import HeaderEntry
+from djinn_core.server.weights.openings import Opening, Openings
 from djinn_core.server.weights.published import SCHEME as PUBLISHED
 from djinn_core.server.weights.published import PublishedWeights
 from djinn_core.server.weights.saving import SavedBytes
@@ -71,6 +74,10 @@ class OpenedWeights:
     metadata: Mapping[str, str]
     files: int = 1
     tied: Mapping[str, str] = attrs.field(factory=dict)
+
+
+def _unheard(done: int, expected: int) -> None:
+    """No client sees the progress."""
 
 
 class Reading:
@@ -124,6 +131,7 @@ class WeightReader:
         self._sources = {source.name: source for source in sources}
         self._permissions = permissions or WeightPermissions()
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
+        self._openings = Openings[OpenedWeights](lambda address, one: self._remember(self._open(address, one.report)))
         self._saved: SavedBytes | None = None
         self.published: PublishedWeights | None = None
         self._lock = threading.Lock()
@@ -143,7 +151,17 @@ class WeightReader:
         Raises:
             WeightsUnavailable: there are none, they may not be read, or they are malformed.
         """
-        found = self._open(address)
+        return self._remember(self._open(address))
+
+    def opening(self, address: str) -> Opening[OpenedWeights]:
+        """As `open`, in another thread, where others may be waiting for the same."""
+        return self._openings.of(address)
+
+    def opened(self, address: str, opening: Opening[OpenedWeights]) -> None:
+        """A session has taken what was opened: the files are looked at again from now on."""
+        self._openings.ended(address, opening)
+
+    def _remember(self, found: OpenedWeights) -> OpenedWeights:
         address = found.address
         with self._lock:
             known = self._opened.get(address)
@@ -295,12 +313,15 @@ class WeightReader:
             raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
         return source
 
-    def _open(self, address: str) -> OpenedWeights:
+    def _open(self, address: str, report: ReportDownload = _unheard) -> OpenedWeights:
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
             return _opened(*self.published.open(address))
         source = self._source(address)
         try:
-            files = source.open(address, self._permissions)
+            if isinstance(source, DownloadingSource):
+                files = source.download(address, self._permissions, report)
+            else:
+                files = source.open(address, self._permissions)
         except WeightsUnavailable:
             raise
         except Exception as error:
