@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import EllipsisType, TracebackType
 from typing import Any, Final, Self
 
@@ -260,6 +261,28 @@ def remove_weights(address: str, device: torch.device | str | int = 0) -> None:
         SessionLost: the remote state is gone.
     """
     current().remove_weights(address, index_of(device))
+
+
+def hub_address(path: Path) -> str | None:
+    """Address of a folder in a cache of the hub, which names its model and its commit; None for any other folder."""
+    parts = path.absolute().parts
+    for at in range(len(parts) - 3, -1, -1):
+        if parts[at].startswith("models--") and parts[at + 1] == "snapshots":
+            name = parts[at].removeprefix("models--").replace("--", "/")
+            return "/".join((f"hf://{name}@{parts[at + 2]}", *parts[at + 3 :]))
+    return None
+
+
+def whole_device(device_map: object) -> torch.device | None:
+    """The remote device that all of a model goes to by a library's `device_map`; None if there is none."""
+    places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
+    if places == [None]:
+        places = [torch.get_default_device()]
+    try:
+        devices = {torch.device(place) for place in places}
+    except (RuntimeError, TypeError):  # "auto", "disk"
+        return None
+    return next(iter(devices)) if len(devices) == 1 and all(map(is_remote, devices)) else None
 
 
 def server_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights | None:
