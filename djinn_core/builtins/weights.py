@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import mmap
 import os
+import pwd
 import secrets
 import stat
 import threading
@@ -66,8 +68,12 @@ class LocalFile:
             buffer, start = buffer[count:], start + count
 
     def map(self) -> mmap.mmap:
-        """As `MappableFile.map`, where it is immutable or on a disk that is mounted for reading only."""
-        if not (self._immutable or os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY):
+        """As `MappableFile.map`, where it is immutable or on a disk that is mounted for reading only.
+
+        What other users may write into is not: one that cuts it off would end this process.
+        """
+        kept = self._immutable and not _others_may_write(os.fstat(self._descriptor))
+        if not (kept or os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY):
             raise OSError(errno.EPERM, f"{self.name!r} may be written in place")
         with self._lock:
             known = self._mapping() if self._mapping is not None else None
@@ -79,6 +85,19 @@ class LocalFile:
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)  # no read is under way: it would hold the file
+
+
+def _others_may_write(status: os.stat_result) -> bool:
+    """True if users beside this process's and root may write into a file. A group that its owner is alone in is the owner."""
+    if status.st_uid not in {0, os.geteuid()} or status.st_mode & stat.S_IWOTH:
+        return True
+    if not status.st_mode & stat.S_IWGRP:
+        return False
+    try:
+        owner, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
+    except KeyError:
+        return True
+    return group.gr_name != owner or not {owner}.issuperset(group.gr_mem)
 
 
 def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = False) -> Sequence[WeightFile]:

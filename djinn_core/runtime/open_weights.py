@@ -273,7 +273,7 @@ def hub_address(path: Path) -> str | None:
     return None
 
 
-def whole_device(device_map: object) -> torch.device | None:
+def whole_device(device_map: Any) -> torch.device | None:
     """The remote device that all of a model goes to by a library's `device_map`; None if there is none."""
     places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
     if places == [None]:

@@ -21,6 +21,7 @@ class Opening(Generic[T]):
     Attributes:
         found: what is there; it raises `WeightsUnavailable` where that is nothing.
         done, expected: bytes that were downloaded, and that will have been.
+        given_up: True if the download was ended, because no session had asked for a while.
     """
 
     found: Future[T]
@@ -28,6 +29,7 @@ class Opening(Generic[T]):
     def __init__(self) -> None:
         self.done = self.expected = 0
         self.asked = time.monotonic()
+        self.given_up = False
 
     @property
     def abandoned(self) -> bool:
@@ -38,6 +40,7 @@ class Opening(Generic[T]):
         """As `ReportDownload`."""
         self.done, self.expected = max(0, done), max(0, expected)
         if self.abandoned:
+            self.given_up = True
             raise WeightsUnavailable("no client waits for this download any more")
 
 
@@ -58,7 +61,7 @@ class Openings(Generic[T]):
                 a for a, one in self._openings.items() if one.found.done() and (a == address or one.abandoned)
             ]:
                 ended = self._openings.pop(other)
-                if other == address:
+                if other == address and not (ended.given_up or ended.abandoned):
                     return ended
             known = self._openings.get(address)
             if known is None:
