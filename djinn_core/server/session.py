@@ -815,9 +815,9 @@ class ExecutorSession:
         described = tuple([told.fitting(failure) for _ in work.describe])
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
-    def holdings(self) -> tuple[int, int]:
-        """Number of live values, and their bytes."""
-        return len(self.values), self.values.nbytes()
+    def holdings(self) -> tuple[int, Mapping[int, int]]:
+        """As `MeteredSession.holdings`."""
+        return len(self.values), self.values.sizes()
 
     def live_values(self) -> int:
         """Number of live values, including those that are still to be uploaded or read: each has a file in the journal."""
@@ -867,7 +867,7 @@ class ExecutorSession:
 
     def overview(self) -> SessionOverview:
         """As `ServedSession.overview`."""
-        return self._notes.overview()
+        return attrs.evolve(self._notes.overview(), shared=self._usage.shared(self))
 
     def stop(self) -> None:
         """As `ServedSession.stop`."""
