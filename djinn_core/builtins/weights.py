@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import grp
 import mmap
 import os
-import pwd
 import secrets
 import stat
 import threading
@@ -19,7 +17,7 @@ from typing import Final
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightFile, WeightPermissions, WeightSink, WeightSource
-from djinn_core.system.mappings import allocate, mapped_privately
+from djinn_core.system.mappings import allocate, mapped_privately, others_may_write
 from djinn_core.system.processes import lock_file
 
 djinn_api_version = 1
@@ -72,7 +70,7 @@ class LocalFile:
 
         What other users may write into is not: one that cuts it off would end this process.
         """
-        kept = self._immutable and not _others_may_write(os.fstat(self._descriptor))
+        kept = self._immutable and not others_may_write(os.fstat(self._descriptor))
         if not (kept or os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY):
             raise OSError(errno.EPERM, f"{self.name!r} may be written in place")
         with self._lock:
@@ -85,19 +83,6 @@ class LocalFile:
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)  # no read is under way: it would hold the file
-
-
-def _others_may_write(status: os.stat_result) -> bool:
-    """True if users beside this process's and root may write into a file. A group that its owner is alone in is the owner."""
-    if status.st_uid not in {0, os.geteuid()} or status.st_mode & stat.S_IWOTH:
-        return True
-    if not status.st_mode & stat.S_IWGRP:
-        return False
-    try:
-        owner, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
-    except KeyError:
-        return True
-    return group.gr_name != owner or not {owner}.issuperset(group.gr_mem)
 
 
 def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = False) -> Sequence[WeightFile]:

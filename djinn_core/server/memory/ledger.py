@@ -136,7 +136,7 @@ class Ledger:
             found[0] += 1
 
     def unshare(self, key: int) -> None:
-        """It does so no longer."""
+        """A session does not count a storage that it shared any more."""
         with self.lock:
             found = self._shared[key]
             found[0] -= 1

@@ -55,7 +55,7 @@ class Openings(Generic[T]):
         self._openings: dict[str, Opening[T]] = {}
 
     def of(self, address: str) -> Opening[T]:
-        """What is under way for an address, or begins now; one that has failed or ended is given once."""
+        """The opening of an address that is under way, or begins now; one that has ended is given once."""
         with self._lock:
             for other in [
                 a for a, one in self._openings.items() if one.found.done() and (a == address or one.abandoned)

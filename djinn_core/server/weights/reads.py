@@ -121,7 +121,7 @@ class WeightReads:
                 self._uploads.refuse_bytes(one.header, error)
 
     def next_of(self, handles: Collection[int] | None = None) -> Future[torch.Tensor] | None:
-        """What to wait for until these values are there, None: until all are; None if they are, or are not being read."""
+        """Future to wait for until these values are there, None: until all are; None if they are, or are not being read."""
         self.take_finished()
         wanted = self._reads if handles is None else [handle for handle in handles if handle in self._reads]
         for handle in wanted:

@@ -248,7 +248,7 @@ class WeightReader:
         return begun
 
     def again(self, address: str, key: WeightKey) -> StoredBytes | None:
-        """What was just read, to be read again; None where it is not on this machine's disk, but far away."""
+        """The bytes that were just read, to be read again; None where they are not on this machine's disk, but far away."""
         try:
             place = self._place(address, key)
         except WeightsUnavailable:  # it has changed since

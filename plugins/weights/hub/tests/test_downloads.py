@@ -18,7 +18,6 @@ from servers import fresh_python, start_server
 import djinn
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightPermissions
-from djinn_core.runtime.client import observed_by
 from djinn_hub import HubSource, downloads
 from djinn_hub.downloads import chosen
 
@@ -31,6 +30,7 @@ class Hub:
 
     def __init__(self):
         self.models, self.commits, self.asked, self.broken = {}, {}, [], set()
+        self.half_sent = threading.Event()
         self.slow, self.go_on = "", threading.Event()  # a file of which one half comes, and the other afterwards
         outer = self
 
@@ -92,6 +92,7 @@ class Hub:
             request.wfile.write(data[:before])
             if before:
                 request.wfile.flush()
+                self.half_sent.set()
                 assert self.go_on.wait(300)
             request.wfile.write(data[before:])
 
@@ -229,36 +230,22 @@ def test_the_files_that_count(files, path, expected):
         assert chosen(files, path) == expected
 
 
-class Halves:
-    """Waits until half of a download is there."""
-
-    name = "halves"
-
-    def __init__(self):
-        self.there = threading.Event()
-
-    def observe(self, event):
-        if event.name == "downloading" and 0 < event.fields["done"] < event.fields["expected"]:
-            self.there.set()
-
-
 def open_slowly(hub, other):
     """A download keeps neither the session nor other threads waiting, and goes on when one has given up."""
     hub.slow = "slow.safetensors"
     expected = torch.randn(6 << 20)  # of which a half is more than huggingface_hub reads at a time
     hub.put("org/slow", {"slow.safetensors": save({"c": expected})})
-    found, halves = [], Halves()
-    with observed_by(halves):
-        with djinn.deadline(1.0), pytest.raises(djinn.DeadlineExceeded, match="It goes on for a while"):
-            djinn.open_weights("hf://org/slow")
-        thread = threading.Thread(target=lambda: found.append(djinn.open_weights("hf://org/slow")))
-        thread.start()
-        assert halves.there.wait(300)
-        assert (other * 2).sum().item() == 42
-        assert djinn.open_weights("hf://org/model")["b"].sum().item() == 21
-        assert not found
-        hub.go_on.set()
-        thread.join(300)
+    found = []
+    with djinn.deadline(1.0), pytest.raises(djinn.DeadlineExceeded, match="It goes on for a while"):
+        djinn.open_weights("hf://org/slow")
+    thread = threading.Thread(target=lambda: found.append(djinn.open_weights("hf://org/slow")))
+    thread.start()
+    assert hub.half_sent.wait(300)
+    assert (other * 2).sum().item() == 42
+    assert djinn.open_weights("hf://org/model")["b"].sum().item() == 21
+    assert not found
+    hub.go_on.set()
+    thread.join(300)
     assert torch.equal(found[0]["c"].cpu(), expected)
 
 
