@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from functools import partial
 
 import attrs
@@ -60,11 +60,11 @@ from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, Se
 from djinn_core.server.session_overview import SessionNotes, SessionOverview
 from djinn_core.server.weights.published import PublishedSink
 from djinn_core.server.weights.reads import WeightReads
+from djinn_core.server.weights.replies import list_published, listed, remove
 from djinn_core.server.weights.saving import save
 from djinn_core.server.weights.shared_weights import Origin
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import UploadAssembly
-from djinn_core.server.weights.weight_reader import OpenedWeights
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
@@ -120,17 +120,13 @@ from djinn_core.wire.upload_messages import (
 from djinn_core.wire.weight_messages import (
     OpenWeights,
     OpenWeightsReply,
-    PublishedEntry,
-    PublishedReply,
     PublishedRequest,
     ReadProgressReply,
     ReadProgressRequest,
     ReadWeights,
     RemoveWeights,
-    RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
-    StoredTensorEntry,
 )
 
 _log = get_logger("djinn.server")
@@ -221,9 +217,9 @@ class ExecutorSession:
             reply = connection.decide(lambda before: before or encode(self._save_weights(message)))
             connection.send(Frame(reply))
         elif isinstance(message, PublishedRequest):
-            connection.send(Frame(encode(self._list_published())))
+            connection.send(Frame(encode(list_published(self._context.weights.published))))
         elif isinstance(message, RemoveWeights):
-            reply = connection.decide(lambda before: before or encode(self._remove_weights(message)))
+            reply = connection.decide(lambda before: before or encode(remove(self._context.weights, message)))
             connection.send(Frame(reply))
         elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
@@ -655,7 +651,7 @@ class ExecutorSession:
             return
         is_open(YES)
         self._context.weights.opened(request.address, opening)
-        connection.send(Frame(self._listed(request, opening.found, connection.limits.head)))
+        connection.send(Frame(listed(request, opening.found, connection.limits.head)))
 
     def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> None:
         """Answer how much is still to be read, after the client's patience at the latest."""
@@ -664,22 +660,6 @@ class ExecutorSession:
             if not wait((reading,), min(left, LOOK_SECONDS)).done:
                 self._read_ahead(connection)
         connection.send_unchecked(Frame(encode(ReadProgressReply(self._reads.left()))))
-
-    def _listed(self, request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
-        """The answer, of at most so many bytes."""
-        try:
-            opened = found.result()
-        except WeightsUnavailable as error:
-            return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
-        tensors = opened.tensors.items()
-        listed = [StoredTensorEntry(name, place.entry.dtype_name, place.entry.shape) for name, place in tensors]
-        address = "" if opened.address == request.address else opened.address
-        described = opened.version, tuple(listed), tuple(opened.metadata.items())
-        reply = encode(OpenWeightsReply(*described, address=address))
-        if len(reply) > most:
-            text = f"what is at {request.address!r} takes {len(reply):,} bytes to list; {most:,} are the limit"
-            return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
-        return reply
 
     def _read_weights(self, request: ReadWeights) -> None:
         self._usage.check_values()
@@ -718,29 +698,6 @@ class ExecutorSession:
             return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])
-
-    def _list_published(self) -> PublishedReply:
-        published = self._context.weights.published
-        if published is None:
-            return PublishedReply(
-                refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
-            )
-        try:
-            found = published.listing()
-        except OSError as error:
-            return PublishedReply(refused=f"what is published cannot be listed: {error.strerror}")
-        now = time.time()
-        times = [(max(0.0, now - one.made / 1000), max(0.0, one.expires / 1000 - now)) for one in found]
-        return PublishedReply(
-            tuple([PublishedEntry(one.name, one.nbytes, *both) for one, both in zip(found, times, strict=True)])
-        )
-
-    def _remove_weights(self, request: RemoveWeights) -> RemoveWeightsReply:
-        try:
-            self._context.weights.remove(request.address)
-        except WeightsUnavailable as error:
-            return RemoveWeightsReply(str(error)[: limits.FAILURE_TEXT])
-        return RemoveWeightsReply()
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:
