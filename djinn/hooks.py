@@ -69,7 +69,9 @@ from djinn_core.hookspecs.transports import (
     TransportCapabilities,
 )
 from djinn_core.hookspecs.weights import (
+    DownloadingSource,
     MappableFile,
+    ReportDownload,
     WeightFile,
     WeightPermissions,
     WeightSink,
@@ -143,6 +145,7 @@ __all__ = [
     "DeviceRuntime",
     "DjinnError",
     "DoesNotFit",
+    "DownloadingSource",
     "Edge",
     "Event",
     "EventFeed",
@@ -210,6 +213,7 @@ __all__ = [
     "RemoteError",
     "Renderer",
     "Replay",
+    "ReportDownload",
     "Rewrite",
     "RoundingOptimization",
     "Run",

@@ -7,10 +7,12 @@ from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES
 from djinn_core.runtime.open_weights import (
     RemoteWeights,
     WeightSlice,
+    hub_address,
     open_weights,
     remove_weights,
     save_weights,
     server_weights,
+    whole_device,
 )
 from djinn_core.runtime.server_files import address_in, loading_stays_on, place_of, saved_at, write_pointer_file
 
@@ -20,6 +22,7 @@ __all__ = [
     "RemoteWeights",
     "WeightSlice",
     "address_in",
+    "hub_address",
     "loading_stays_on",
     "open_folder",
     "open_weights",
@@ -28,5 +31,6 @@ __all__ = [
     "save_weights",
     "saved_at",
     "server_weights",
+    "whole_device",
     "write_pointer_file",
 ]

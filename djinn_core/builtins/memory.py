@@ -34,7 +34,7 @@ class NextUsePolicy:
     name = "next_use"
 
     def order(self, context: EvictionContext) -> Sequence[int]:
-        """Positions of the candidates by level, next use, share, kind and age; the newest first."""
+        """Positions of the candidates by level, next use, share, kind, number of sessions and age; the newest first."""
         keys = [_key(candidate) for candidate in context.candidates]
         return sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
 
@@ -43,7 +43,7 @@ class NextUsePolicy:
         return candidate.recompute_seconds is not None and candidate.recompute_seconds < candidate.restore_seconds
 
 
-def _key(candidate: EvictionCandidate) -> tuple[int, int, bool, bool, int, int]:
+def _key(candidate: EvictionCandidate) -> tuple[int, int, bool, bool, int, int, int]:
     session, kind, ahead = candidate.session, candidate.residency, candidate.next_use
     cache, usual = (_IDLE_CACHE, _IDLE) if session.idle else (_PINNED, _USUAL)
     return (
@@ -52,6 +52,7 @@ def _key(candidate: EvictionCandidate) -> tuple[int, int, bool, bool, int, int]:
         candidate.outlives,
         kind in session.over_share,
         _KEPT.index(kind),
+        -candidate.sessions,
         candidate.serial,
     )
 

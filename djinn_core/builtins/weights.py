@@ -17,7 +17,7 @@ from typing import Final
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightFile, WeightPermissions, WeightSink, WeightSource
-from djinn_core.system.mappings import allocate, mapped_privately
+from djinn_core.system.mappings import allocate, mapped_privately, others_may_write
 from djinn_core.system.processes import lock_file
 
 djinn_api_version = 1
@@ -66,8 +66,12 @@ class LocalFile:
             buffer, start = buffer[count:], start + count
 
     def map(self) -> mmap.mmap:
-        """As `MappableFile.map`, where it is immutable or on a disk that is mounted for reading only."""
-        if not (self._immutable or os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY):
+        """As `MappableFile.map`, where it is immutable or on a disk that is mounted for reading only.
+
+        What other users may write into is not: one that cuts it off would end this process.
+        """
+        kept = self._immutable and not others_may_write(os.fstat(self._descriptor))
+        if not (kept or os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY):
             raise OSError(errno.EPERM, f"{self.name!r} may be written in place")
         with self._lock:
             known = self._mapping() if self._mapping is not None else None

@@ -36,14 +36,15 @@ class EvictionCandidate:
         nbytes: size of the storage.
         residency: kind of its values: weight, KV cache, optimizer state or activation. Gradients and inputs count as
             activations; of several kinds in one storage it is the one that is kept longest.
-        session: hints about the session that it belongs to.
+        session: hints about the session that it belongs to; of several that share it one that is not idle, if there is one.
         outlives: True if values of the session are views of it; False for temporaries of the program that runs.
         next_use: steps (ops) until it is used again, as far as programs can be foreseen; None if no use is.
         last_use: steps since it was made or used last.
-        spilled: True if the spill space has its bytes already, so that evicting it writes nothing.
+        spilled: True if the spill space, or the file that it was read from, has its bytes, so that evicting it writes nothing.
         restore_seconds: predicted time to write it to the spill space (unless `spilled`) and to read it back.
         recompute_seconds: time that the op took which made it; None if it cannot be recomputed.
         serial: number of its newest value; greater numbers were made later. 0 for temporaries.
+        sessions: number of sessions with values that are views of it: more than one for weights that they share.
     """
 
     nbytes: int
@@ -56,6 +57,7 @@ class EvictionCandidate:
     restore_seconds: float = 0.0
     recompute_seconds: float | None = None
     serial: int = 0
+    sessions: int = 1
 
 
 @attrs.frozen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -141,6 +141,18 @@ class WeightSource(Protocol):
         Raises:
             WeightsUnavailable: there is nothing, it may not be read, or it cannot be read.
         """
+
+
+ReportDownload = Callable[[int, int], None]
+"""Called with the bytes that are there and those that are expected. It raises `WeightsUnavailable` where no client waits any more."""
+
+
+@runtime_checkable
+class DownloadingSource(WeightSource, Protocol):
+    """A weight source that may have to download what an address names, which clients see the progress of."""
+
+    def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
+        """As `open`, with calls of `report`, by any thread, at least once a second while bytes come. What it raises ends the download."""
 
 
 class WeightSink(Protocol):

@@ -10,7 +10,7 @@ import torch
 
 from djinn_core.errors import StartupError
 from djinn_core.ir.program import Program, Slot
-from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
+from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.ir.values import TensorMeta
 from djinn_core.wire.cache_messages import CacheAction
 from djinn_core.wire.messages import DeviceInfo
@@ -147,8 +147,10 @@ class Runtime(Protocol):
         Their memory is held until then.
         """
 
-    def open_weights(self, address: str, device: int = 0) -> WeightListing:
+    def open_weights(self, address: str, device: int = 0) -> WeightListing | UnfinishedOpening:
         """The tensors that the executors of a logical device find at an address; one round trip. The caller must hold the recorders' lock.
+
+        What takes longer than a moment, such as a download, is unfinished, and asked for again.
 
         Raises:
             WeightsUnavailable: there are none, or the server may not or cannot read them.

@@ -64,6 +64,14 @@ class StoredTensor:
 
 
 @attrs.frozen
+class UnfinishedOpening:
+    """The progress of an address that an executor is still opening: bytes that were downloaded, of those that are expected."""
+
+    done: int
+    expected: int
+
+
+@attrs.frozen
 class WeightListing:
     """The tensors at an address, as an executor found them.
 

@@ -38,6 +38,8 @@ def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
     left_out = {"DJINN_TOKEN", *without}
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment["PYTHONPATH"] = os.pathsep.join(_import_path())
+    # MKL otherwise keeps buffers for each thread, which are several megabytes for each session.
+    environment.setdefault("MKL_DISABLE_FAST_MM", "1")
     return environment
 
 

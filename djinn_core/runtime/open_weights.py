@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import EllipsisType, TracebackType
 from typing import Any, Final, Self
 
 import torch
 
-from djinn_core.errors import ConfigurationError, UnsupportedOperation, WeightsUnavailable
+from djinn_core.errors import ConfigurationError, DeadlineExceeded, UnsupportedOperation, WeightsUnavailable
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.stored import read_stored
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
 from djinn_core.logs import get_logger
 from djinn_core.runtime.client import settings
+from djinn_core.runtime.deadlines import due
 
 _log = get_logger("djinn.runtime")
+_PAUSE_SECONDS: Final = 0.02  # between two questions, in which other threads may ask theirs
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
@@ -152,9 +156,25 @@ def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWe
         WeightsUnavailable: there is nothing, the server may not read it, or it is malformed.
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
+        DeadlineExceeded: as `deadline` says, where the server has to download.
     """
     index = index_of(device)
-    return RemoteWeights(address, current().open_weights(address, index), index)
+    return RemoteWeights(address, _listing(address, index), index)
+
+
+def _listing(address: str, index: int) -> WeightListing:
+    """The tensors at an address, when the server has downloaded what it must; other threads go on meanwhile."""
+    until = due()
+    while True:
+        found = current().open_weights(address, index)
+        if isinstance(found, WeightListing):
+            return found
+        if until is not None and time.monotonic() >= until:
+            raise DeadlineExceeded(
+                f"the server did not open {address!r} before the deadline (djinn.deadline, or the setting wait_timeout). "
+                "It goes on for a while: open it again"
+            )
+        time.sleep(_PAUSE_SECONDS)
 
 
 def index_of(device: torch.device | str | int) -> int:
@@ -241,6 +261,28 @@ def remove_weights(address: str, device: torch.device | str | int = 0) -> None:
         SessionLost: the remote state is gone.
     """
     current().remove_weights(address, index_of(device))
+
+
+def hub_address(path: Path) -> str | None:
+    """Address of a folder in a cache of the hub, which names its model and its commit; None for any other folder."""
+    parts = path.absolute().parts
+    for at in range(len(parts) - 3, -1, -1):
+        if parts[at].startswith("models--") and parts[at + 1] == "snapshots":
+            name = parts[at].removeprefix("models--").replace("--", "/")
+            return "/".join((f"hf://{name}@{parts[at + 2]}", *parts[at + 3 :]))
+    return None
+
+
+def whole_device(device_map: Any) -> torch.device | None:
+    """The remote device that all of a model goes to by a library's `device_map`; None if there is none."""
+    places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
+    if places == [None]:
+        places = [torch.get_default_device()]
+    try:
+        devices = {torch.device(place) for place in places}
+    except (RuntimeError, TypeError):  # "auto", "disk"
+        return None
+    return next(iter(devices)) if len(devices) == 1 and all(map(is_remote, devices)) else None
 
 
 def server_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 
@@ -16,9 +18,10 @@ from djinn_core.interception.runtime_interface import (
 )
 from djinn_core.interrupts import held
 from djinn_core.ir.profile import WorkloadProfile
-from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
+from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.printable import is_text
 from djinn_core.runtime.connecting.client_channel import ClientChannel
+from djinn_core.runtime.deadlines import due
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
@@ -39,11 +42,17 @@ from djinn_core.wire.weight_messages import (
     OpenWeightsReply,
     PublishedReply,
     PublishedRequest,
+    ReadProgressReply,
+    ReadProgressRequest,
     RemoveWeights,
     RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
 )
+
+OPENING_PATIENCE: Final = 0.5  # seconds for which the executor may keep an answer about an address that it still opens
+READING_PATIENCE: Final = 0.25  # and one about what it still reads
+SHOWN_BYTES: Final = 64 << 20  # of reads, from which on observers are told how far they are
 
 
 class Session:
@@ -80,6 +89,8 @@ class Session:
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers, unread)
         self._observers = observers
         channel.call_when_resumed(lambda seconds: observers.tell("reconnected", server=server, duration=seconds))
+        # Bytes that the executor was told to read since the last submission, where there are observers.
+        self._unread = 0
         self._weight_sources = frozenset(weight_sources)
 
     @property
@@ -104,6 +115,8 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
+        if self._unread >= SHOWN_BYTES:
+            self._follow_reads()
         return self.submissions.submit(submission)
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:  # noqa: ARG002 - there is one
@@ -130,6 +143,16 @@ class Session:
         """
         with held:
             self.uploads.read(handle, stored)
+        self._unread += stored.nbytes if self._observers.present else 0
+
+    def _follow_reads(self) -> None:
+        """Tell observers how far the executor has read what it was told to, until that is there or the program is interrupted."""
+        expected, self._unread, until = self._unread, 0, due()
+        left = expected
+        while left and not held.pending and (until is None or time.monotonic() < until):
+            with held.whole:
+                left = self.replies.ask(ReadProgressRequest(READING_PATIENCE), ReadProgressReply).left
+            self._observers.tell("reading", done=max(0, expected - left), expected=expected)
 
     # --- in ----------------------------------------------------------------------------------------------------
 
@@ -181,7 +204,7 @@ class Session:
         """
         return dict(self.replies.ask(StatsRequest(reset_peak), StatsReply).values)
 
-    def open_weights(self, address: str, device: int = 0) -> WeightListing:  # noqa: ARG002 - there is one
+    def open_weights(self, address: str, device: int = 0) -> WeightListing | UnfinishedOpening:  # noqa: ARG002 - there is one
         """As `Runtime.open_weights`.
 
         Raises:
@@ -196,7 +219,10 @@ class Session:
             raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
         if not is_text(address):
             raise WeightsUnavailable(f"an address is text that can be sent, which {address!r} is not")
-        reply = self.replies.ask(OpenWeights(address), OpenWeightsReply)
+        reply = self.replies.ask(OpenWeights(address, OPENING_PATIENCE), OpenWeightsReply)
+        if reply.unfinished:
+            self._observers.tell("downloading", address=address, done=reply.done, expected=reply.expected)
+            return UnfinishedOpening(reply.done, reply.expected)
         if reply.refused:
             raise WeightsUnavailable(f"{self.server}: {reply.refused}")
         there = reply.address or address

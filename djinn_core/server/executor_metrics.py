@@ -106,6 +106,8 @@ def _memory(ledger: Ledger) -> Metered:
             "spilled_bytes": counts.spilled,
             "restores": counts.restores,
             "restored_bytes": counts.restored,
+            "dropped_weights": counts.dropped,
+            "reread_bytes": counts.reread_bytes,
             "recomputed_values": counts.remade,
             "memory_refusals": counts.refused,
         },
@@ -118,6 +120,7 @@ def _memory(ledger: Ledger) -> Metered:
             "kv_cache_bytes": 0,
             "kv_cache_pinned_bytes": 0,
             "evicted_bytes": ledger.evicted,
+            "memory_shared_bytes": ledger.shared_bytes(),
             "spill_bytes": ledger.space.used,
         },
         labelled={

@@ -20,7 +20,7 @@ from djinn_core.server.recovery.executor_channel import ExecutorChannel, StatePa
 from djinn_core.server.recovery.snapshot_format import Snapshot, decode_snapshot, encode_snapshot, put_values
 from djinn_core.server.running.fair_share import Share
 from djinn_core.server.running.values import Poison, ValueTable
-from djinn_core.server.weights.uploads import UploadAssembly
+from djinn_core.server.weights.reads import WeightReads
 
 HOST: Final = "host"
 DISK: Final = "disk"
@@ -64,7 +64,7 @@ class IdleMoves:
         context: ExecutorContext,
         turn: Share,
         values: ValueTable,
-        uploads: UploadAssembly,
+        reads: WeightReads,
         exchange: PeerExchange,
         memory: SessionMemory | None,
     ) -> None:
@@ -73,7 +73,7 @@ class IdleMoves:
         self._runtime = context.device.runtime
         self._turn = turn
         self._values = values
-        self._uploads = uploads
+        self._reads = reads
         self._exchange = exchange
         self._memory = memory
         self._aside: SetAside | None = None
@@ -104,7 +104,7 @@ class IdleMoves:
         _log.info("an idle session gave way", place=place, bytes=found.nbytes)
         self._aside = found
         self._values.clear()
-        self._uploads.shares.clear()
+        self._reads.shares.clear()
         self._context.trimmer.soon()
         return place != DISK
 
@@ -130,7 +130,7 @@ class IdleMoves:
         """The state of a session whose values are not here, with the transfers that have come meanwhile."""
         snapshot, memory = aside.read()
         counts, transfers = self._exchange.state()
-        self._uploads.hold_only({one.version for one in snapshot.stored})
+        self._reads.hold_only({one.version for one in snapshot.stored})
         return encode_snapshot(msgspec.structs.replace(snapshot, pool=counts)), memory, transfers
 
     def come_back(self) -> None:
@@ -154,12 +154,12 @@ class IdleMoves:
         with self._context.moving, self._turn:
             snapshot, memory = aside.read()
             put_values(snapshot, memory, self._values, self._runtime)
-            self._uploads.read_again(snapshot.stored)
+            self._reads.read_again(snapshot.stored)
             values = [value for _, value in self._values.items()]
             if not any(isinstance(value, Poison) and value.failure.kind in OUT_OF_MEMORY for value in values):
                 return True
             self._values.clear()
-            self._uploads.shares.clear()
+            self._reads.shares.clear()
             return False
 
     def figures(self) -> dict[str, int]:

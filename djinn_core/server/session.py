@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import wait
 from functools import partial
 
 import attrs
@@ -49,7 +50,7 @@ from djinn_core.server.recovery.snapshot_format import (
 from djinn_core.server.recovery.state_migration import hand_out, restored, take_in
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
-from djinn_core.server.running.cancellation import CancellationState
+from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState
 from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
@@ -60,6 +61,8 @@ from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_core.server.session_overview import SessionNotes, SessionOverview
 from djinn_core.server.weights.published import PublishedSink
+from djinn_core.server.weights.reads import WeightReads
+from djinn_core.server.weights.replies import list_published, listed, remove
 from djinn_core.server.weights.saving import save
 from djinn_core.server.weights.shared_weights import Origin
 from djinn_core.server.weights.store import WeightStore
@@ -120,15 +123,13 @@ from djinn_core.wire.upload_messages import (
 from djinn_core.wire.weight_messages import (
     OpenWeights,
     OpenWeightsReply,
-    PublishedEntry,
-    PublishedReply,
     PublishedRequest,
+    ReadProgressReply,
+    ReadProgressRequest,
     ReadWeights,
     RemoveWeights,
-    RemoveWeightsReply,
     SaveWeights,
     SaveWeightsReply,
-    StoredTensorEntry,
 )
 
 _log = get_logger("djinn.server")
@@ -156,11 +157,12 @@ class ExecutorSession:
         self._timings: Timings | None = None  # while the client asks for them
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
-        self._uploads = UploadAssembly(device.runtime, self.values, store, context.weights)
+        self._uploads = UploadAssembly(device.runtime, self.values, store)
+        self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
         self.exchange = PeerExchange(peer_listener or PeerListener())
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
-        self._idle = IdleMoves(context, self._turn, self.values, self._uploads, self.exchange, self._memory)
+        self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, self._memory)
         self._wanted = CancellationState(self._turn, self._usage)
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
@@ -175,7 +177,7 @@ class ExecutorSession:
             ProtocolError: the client sent something that cannot be accepted.
         """
         journal, past = connection.recovery_state
-        self._uploads.journal = journal
+        self._uploads.journal = self._reads.journal = journal
         snapshot = decode_snapshot(past.base.state) if past is not None and past.base is not None else None
         transfers = past.transfers if past is not None else PastTransfers()
         counts = snapshot.pool if snapshot is not None else PoolCounts()
@@ -190,6 +192,8 @@ class ExecutorSession:
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
         frame = self._backlog.popleft() if self._backlog else self._idle.receive(connection, self._state_here)
+        if self._reads:
+            self._reads.take_finished()
         started = time.perf_counter()
         message = _read(frame)
         if not isinstance(message, Goodbye):
@@ -206,17 +210,20 @@ class ExecutorSession:
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, OpenWeights):
-            connection.send(Frame(self._open_weights(message, connection.limits.head)))
+            self._open_weights(message, connection)
+        elif isinstance(message, ReadProgressRequest):
+            self._report_reads(message, connection)
         elif isinstance(message, ReadWeights):
             self._read_weights(message)
         elif isinstance(message, SaveWeights):
+            self._await_reads(connection, _readable(message.handles))
             # A session that is recovered has saved it before.
             reply = connection.decide(lambda before: before or encode(self._save_weights(message)))
             connection.send(Frame(reply))
         elif isinstance(message, PublishedRequest):
-            connection.send(Frame(encode(self._list_published())))
+            connection.send(Frame(encode(list_published(self._context.weights.published))))
         elif isinstance(message, RemoveWeights):
-            reply = connection.decide(lambda before: before or encode(self._remove_weights(message)))
+            reply = connection.decide(lambda before: before or encode(remove(self._context.weights, message)))
             connection.send(Frame(reply))
         elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
@@ -286,8 +293,8 @@ class ExecutorSession:
 
     def _state_here(self) -> Found | None:
         """As `_state`, for this server: what was read and not written since is read again."""
-        found = self._uploads.shares.stored()
-        self._uploads.hold_only({origin.key.version for _, _, origin in found})
+        found = self._reads.shares.stored()
+        self._reads.hold_only({origin.key.version for _, _, origin in found})
         return self._state_without(tuple([_stored(*one) for one in found]))
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> Found | None:
@@ -338,7 +345,7 @@ class ExecutorSession:
             self._templates.put(one.digest, known, len(one.template.code))
         with self._turn:
             put_values(snapshot, memory, self.values, self.device.runtime)
-            self._uploads.read_again(snapshot.stored)
+            self._reads.read_again(snapshot.stored)
             self.device.randomness.hand_to(self._randomness)
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
@@ -381,7 +388,7 @@ class ExecutorSession:
             self._timings.transferred(ship.transfer, ship.peer, begun, sizes, incoming=False)
         if ship.move:
             self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
-            self._uploads.shares.forget(handles)
+            self._reads.shares.forget(handles)
 
     def _pack(self, ship: SendValues, handles: Sequence[int]) -> list[Packed]:
         pack = pack_storages if ship.move else pack_copies
@@ -418,7 +425,7 @@ class ExecutorSession:
         self._usage.check_values()
 
     def _read_ahead(self, connection: ExecutorChannel) -> None:
-        """Take in what the client says while another executor is waited for: it can go on sending, and is seen to be gone."""
+        """Take in what the client says while something else is waited for: it can go on sending, and is seen to be gone."""
         with contextlib.suppress(TimeoutError):
             while len(self._backlog) < BACKLOG_LIMIT:
                 self._next_urgent(connection, 0.0)
@@ -429,7 +436,7 @@ class ExecutorSession:
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> None:
         work = self._begin(submit)
         decoded = time.perf_counter()
-        self._await_uploads(connection)
+        self._await_offered(connection)
         try:
             if work.unreadable:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
@@ -437,9 +444,12 @@ class ExecutorSession:
         except _Refused as refused:
             if self._observed:
                 self._tell(submit, Timing(), 1)
+            self._await_reads(connection)
             self._refuse(work, refused, submit.digest, connection)
             return
         self._wanted.begin(work)
+        if self._reads:
+            self._await_operands(known, work, connection)
         waited = time.perf_counter()
         connection.own()  # what was sent and not taken yet may be written now
         timings = self._timings
@@ -455,8 +465,10 @@ class ExecutorSession:
             results, body, described = collect(work, self.values, self.device.runtime, connection.limits.body)
         self.values.note_peak()
         self.values.free(work.free)
-        if self._uploads.shares:
-            self._uploads.shares.forget(work.free)
+        if self._reads:
+            self._reads.forget(work.free)
+        if self._reads.shares:
+            self._reads.shares.forget(work.free)
         done = time.perf_counter()
         keeper = self.device.timekeeper
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
@@ -594,9 +606,36 @@ class ExecutorSession:
 
     def _await_uploads(self, connection: ExecutorChannel) -> None:
         """Wait until everything that was offered or is being read is here."""
-        self._uploads.finish_reads()
+        self._await_reads(connection)
+        self._await_offered(connection)
+
+    def _await_offered(self, connection: ExecutorChannel) -> None:
         while self._uploads.wanted:
             self._next_urgent(connection)
+
+    def _await_reads(
+        self, connection: ExecutorChannel, handles: Collection[int] | None = None, halt: Sequence[bool] = ()
+    ) -> None:
+        """Wait for these values, None: for all, as far as they are being read, or until the submission is cancelled."""
+        while not any(halt) and (reading := self._reads.next_of(handles)) is not None:
+            if not wait((reading,), LOOK_SECONDS).done:
+                self._read_ahead(connection)
+
+    def _await_operands(self, known: BoundTemplate | None, work: RunRequest, connection: ExecutorChannel) -> None:
+        """Wait for what a submission uses. What one that is cancelled meanwhile would have written is poison."""
+        inputs = work.inputs if known is not None else []
+        self._await_reads(connection, {*inputs, *work.fetch, *work.describe}, work.halt)
+        if known is None or not any(work.halt):
+            return
+        failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
+        template = known.template
+        first = len(template.constants) + template.slots
+        consumed = {inputs[place - first] for place in template.consumed}
+        written = {inputs[position] for position in known.input_aliases(self.device.own).written}
+        for handle in (consumed | written) & self._uploads.reading:
+            self._reads.forget([handle])
+            if handle not in consumed:
+                self.values[handle] = Poison(failure)
 
     def _next_urgent(
         self, connection: ExecutorChannel, timeout: float | None = None
@@ -635,32 +674,46 @@ class ExecutorSession:
             _log.warning("an upload is refused", reason=str(error))
             self._uploads.refuse(upload.handle, str(error))
 
-    def _open_weights(self, request: OpenWeights, most: int) -> bytes:
-        """The answer, of at most so many bytes."""
-        try:
-            opened = self._context.weights.open(request.address)
-        except WeightsUnavailable as error:
-            return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
-        tensors = opened.tensors.items()
-        listed = [StoredTensorEntry(name, place.entry.dtype_name, place.entry.shape) for name, place in tensors]
-        address = "" if opened.address == request.address else opened.address
-        described = opened.version, tuple(listed), tuple(opened.metadata.items())
-        reply = encode(OpenWeightsReply(*described, address=address))
-        if len(reply) > most:
-            text = f"what is at {request.address!r} takes {len(reply):,} bytes to list; {most:,} are the limit"
-            return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
-        return reply
+    def _open_weights(self, request: OpenWeights, connection: ExecutorChannel) -> None:
+        """Answer what is there, or that it is still being opened. A session that is recovered answers likewise."""
+        opening = self._context.weights.opening(request.address)
+        until = time.monotonic() + request.patience
+
+        def is_open(before: bytes | None) -> bytes:
+            while not opening.found.done() and before != NO:
+                left = until - time.monotonic() if request.patience and before is None else LOOK_SECONDS
+                if left <= 0:
+                    return NO
+                if not wait((opening.found,), min(left, LOOK_SECONDS)).done:
+                    opening.asked = time.monotonic()
+                    self._read_ahead(connection)
+            return before or YES
+
+        if request.patience and connection.decide(is_open) == NO:
+            reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
+            connection.send_unchecked(Frame(encode(reply)))
+            return
+        is_open(YES)
+        self._context.weights.opened(request.address, opening)
+        connection.send(Frame(listed(request, opening.found, connection.limits.head)))
+
+    def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> None:
+        """Answer how much is still to be read, after the client's patience at the latest."""
+        until = time.monotonic() + request.patience
+        while (reading := self._reads.next_of()) is not None and (left := until - time.monotonic()) > 0:
+            if not wait((reading,), min(left, LOOK_SECONDS)).done:
+                self._read_ahead(connection)
+        connection.send_unchecked(Frame(encode(ReadProgressReply(self._reads.left()))))
 
     def _read_weights(self, request: ReadWeights) -> None:
         self._usage.check_values()
         try:
-            self._uploads.read(request)
+            self._reads.read(request)
         except ProtocolError as error:
             _log.warning("a value is not read", reason=str(error))
             self._uploads.refuse(request.handle, str(error))
 
     def _save_weights(self, request: SaveWeights) -> SaveWeightsReply:
-        self._uploads.finish_reads()
         handles = unpack_handles(request.handles)
         if len(handles) != len(request.names):
             return SaveWeightsReply(0, f"{len(request.names)} names come with {len(handles)} values")
@@ -683,35 +736,12 @@ class ExecutorSession:
                 nbytes = save(tensors, dict(request.metadata), create, self._delivered)
             for sink in made:
                 if isinstance(sink, PublishedSink):
-                    self._uploads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
+                    self._reads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
             return SaveWeightsReply(nbytes)
         except WeightsUnavailable as error:
             return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])
-
-    def _list_published(self) -> PublishedReply:
-        published = self._context.weights.published
-        if published is None:
-            return PublishedReply(
-                refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
-            )
-        try:
-            found = published.listing()
-        except OSError as error:
-            return PublishedReply(refused=f"what is published cannot be listed: {error.strerror}")
-        now = time.time()
-        times = [(max(0.0, now - one.made / 1000), max(0.0, one.expires / 1000 - now)) for one in found]
-        return PublishedReply(
-            tuple([PublishedEntry(one.name, one.nbytes, *both) for one, both in zip(found, times, strict=True)])
-        )
-
-    def _remove_weights(self, request: RemoveWeights) -> RemoveWeightsReply:
-        try:
-            self._context.weights.remove(request.address)
-        except WeightsUnavailable as error:
-            return RemoveWeightsReply(str(error)[: limits.FAILURE_TEXT])
-        return RemoveWeightsReply()
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:
@@ -740,8 +770,8 @@ class ExecutorSession:
         self.device.numeric_settings.compute_under(self._numeric_settings)
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
-        if self._uploads.shares:
-            self._uploads.shares.before_run(known.input_aliases(self.device.own), work.inputs, work.outputs)
+        if self._reads.shares:
+            self._reads.shares.before_run(known.input_aliases(self.device.own), work.inputs, work.outputs)
         run = run_template if known.hot is None or work.op_times is not None else known.hot.run
         if self._memory is not None:
             return self._memory.run(known.digest, known.template, work, known.slots, run)
@@ -786,13 +816,13 @@ class ExecutorSession:
         described = tuple([told.fitting(failure) for _ in work.describe])
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
-    def holdings(self) -> tuple[int, int]:
-        """Number of live values, and their bytes."""
-        return len(self.values), self.values.nbytes()
+    def holdings(self) -> tuple[int, Mapping[int, int]]:
+        """As `MeteredSession.holdings`."""
+        return len(self.values), self.values.sizes()
 
     def live_values(self) -> int:
-        """Number of live values, including those that are still to be uploaded: each has a file in the journal."""
-        return len(self.values) + len(self._uploads.wanted)
+        """Number of live values, including those that are still to be uploaded or read: each has a file in the journal."""
+        return len(self.values) + len(self._uploads.wanted) + len(self._reads)
 
     def counted(self) -> Mapping[str, float]:
         """As `MeteredSession.counted`."""
@@ -838,7 +868,7 @@ class ExecutorSession:
 
     def overview(self) -> SessionOverview:
         """As `ServedSession.overview`."""
-        return self._notes.overview()
+        return attrs.evolve(self._notes.overview(), shared=self._usage.shared(self))
 
     def stop(self) -> None:
         """As `ServedSession.stop`."""
@@ -849,6 +879,7 @@ class ExecutorSession:
         self._usage.leave(self)
         self.exchange.close()
         with self._turn:
+            self._reads.clear()
             if self._memory is not None:
                 self._memory.close()
             self.values.clear()

@@ -53,8 +53,8 @@ class SessionGauges:
 class MeteredSession(Protocol):
     """A session as the metrics of its executor see it; all methods are for any thread."""
 
-    def holdings(self) -> tuple[int, int]:
-        """Number of live values, and their bytes."""
+    def holdings(self) -> tuple[int, Mapping[int, int]]:
+        """Number of live values, and the bytes of their memory by its address: sessions may share some."""
 
     def live_values(self) -> int:
         """Number of live values, in constant time."""

@@ -44,6 +44,7 @@ class SessionOverview:
         seconds: time that its programs took on the device.
         kinds: bytes of its values by kind, such as `weights`.
         decisions: what its latest plans decided, and why, in the client's words.
+        shared: bytes of its values that other sessions have as well.
     """
 
     phase: str = ""
@@ -51,6 +52,7 @@ class SessionOverview:
     seconds: float = 0.0
     kinds: Mapping[str, int] = attrs.field(factory=dict)
     decisions: tuple[str, ...] = ()
+    shared: int = 0
 
 
 class SessionNotes:

@@ -78,6 +78,7 @@ class SessionEntry:
             link.latency,
             link.bandwidth,
             *aside,
+            overview.shared,
         )
 
 

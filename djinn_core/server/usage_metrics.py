@@ -163,10 +163,17 @@ class UsageMetrics:
         return len(self._holders)
 
     def holdings(self) -> tuple[int, int]:
-        """Live values of all sessions, and their bytes."""
+        """Live values of all sessions, and their bytes, those of memory that several share once."""
         with self._lock:
             held = [holder.holdings() for holder in self._holders]
-        return sum(values for values, _ in held), sum(nbytes for _, nbytes in held)
+        return sum(values for values, _ in held), sum(_union(sizes for _, sizes in held).values())
+
+    def shared(self, session: MeteredSession) -> int:
+        """Bytes of a session's values that other sessions have as well."""
+        with self._lock:
+            others = [holder for holder in self._holders if holder is not session]
+        elsewhere = _union(holder.holdings()[1] for holder in others)
+        return sum(nbytes for address, nbytes in session.holdings()[1].items() if address in elsewhere)
 
     def report(self) -> Metered:
         """Counters and gauges of all sessions, those that have ended included in counters."""
@@ -195,6 +202,13 @@ class UsageMetrics:
     def _refuse(self, reason: str) -> None:
         self.count("quota_refusals")
         raise QuotaExceeded(reason)
+
+
+def _union(sizes: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for one in sizes:
+        found.update(one)
+    return found
 
 
 def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import grp
 import mmap
 import os
+import pwd
+import stat
 
 
 def mapped_privately(descriptor: int) -> mmap.mmap:
@@ -33,3 +36,16 @@ def allocate(descriptor: int, size: int) -> None:
     except OSError as error:
         if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:  # the file system cannot say
             raise
+
+
+def others_may_write(status: os.stat_result) -> bool:
+    """True if users beside this process's and root may write into a file. A group that its owner is alone in is the owner."""
+    if status.st_uid not in {0, os.geteuid()} or status.st_mode & stat.S_IWOTH:
+        return True
+    if not status.st_mode & stat.S_IWGRP:
+        return False
+    try:
+        owner, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
+    except KeyError:
+        return True
+    return group.gr_name != owner or not {owner}.issuperset(group.gr_mem)

@@ -65,6 +65,8 @@ from djinn_core.wire.weight_messages import (
     OpenWeightsReply,
     PublishedReply,
     PublishedRequest,
+    ReadProgressReply,
+    ReadProgressRequest,
     ReadWeights,
     RemoveWeights,
     RemoveWeightsReply,
@@ -405,7 +407,7 @@ class SessionStatus(msgspec.Struct, frozen=True):
     `phase` is that of its last program, `steps` counts decode or training steps, `seconds` is its time on the device, `kinds` has bytes by
     kind of value, `decisions` what its latest plans decided. `latency` (seconds there and back) and `bandwidth` (bytes a second to the
     client, the most that was seen) are those of its connection; 0 where they are unknown. `host` and `disk` are bytes of an idle one
-    in the host's memory and on disk.
+    in the host's memory and on disk, `shared` those of its memory that other sessions have as well.
     """
 
     session: Name
@@ -423,6 +425,7 @@ class SessionStatus(msgspec.Struct, frozen=True):
     bandwidth: Seconds = 0.0
     host: Count = 0
     disk: Count = 0
+    shared: Count = 0
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
@@ -528,6 +531,8 @@ AnyMessage = (
     | TimingsReply
     | OpenWeights
     | OpenWeightsReply
+    | ReadProgressRequest
+    | ReadProgressReply
     | ReadWeights
     | PublishedReply
     | PublishedRequest

@@ -25,15 +25,20 @@ class StoredTensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenWeights(Message, frozen=True):
-    """Ask what tensors there are at an address. Answered by `OpenWeightsReply`."""
+    """Ask what tensors there are at an address. Answered by `OpenWeightsReply`.
+
+    `patience`: after so many seconds the answer may be that it is still being opened; 0: the client waits.
+    """
 
     address: WeightAddress
+    patience: Seconds = 0.0
 
 
 class OpenWeightsReply(PrintableFields, Message, frozen=True):
     """Answer to `OpenWeights`: the tensors, and the version of the files that they are in. `refused` says why there are none.
 
-    `address` names these files; empty: as the one that was asked for does.
+    `address` names these files; empty: as the one that was asked for does. `unfinished`: it is still being opened; `done` of `expected`
+    bytes were downloaded. The client asks again.
     """
 
     texts = ("refused",)
@@ -43,6 +48,21 @@ class OpenWeightsReply(PrintableFields, Message, frozen=True):
     metadata: tuple[tuple[MetadataText, MetadataText], ...] = ()
     refused: str = ""
     address: WeightAddress = ""
+    unfinished: bool = False
+    done: Count = 0
+    expected: Count = 0
+
+
+class ReadProgressRequest(Message, frozen=True):
+    """Ask how much is still to be read for `ReadWeights` that came before. Answered by `ReadProgressReply` when nothing is, or after `patience`."""
+
+    patience: Seconds = 0.0
+
+
+class ReadProgressReply(Message, frozen=True):
+    """Answer to `ReadProgressRequest`: bytes of the values that are still being read."""
+
+    left: Count
 
 
 class ReadWeights(Message, frozen=True):

@@ -43,6 +43,7 @@ OTHERS = (
     messages.BlobOffer,
     messages.OpenWeights,
     messages.ReadWeights,
+    messages.ReadProgressRequest,
     messages.SaveWeights,
     messages.PublishedRequest,
     messages.RemoveWeights,

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_file import MemoryFile, contents
 
-from djinn_core.builtins.weights import FileSource, open_folder
+from djinn_core.builtins.weights import FileSource, LocalFile, open_folder
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightPermissions
 from djinn_core.server.weights.formats import pickled, pytorch, strided
@@ -449,6 +449,20 @@ def test_safetensors_files_come_first(models):
     save_file({"a": torch.ones(1)}, models / "model.safetensors")
     torch.save({"a": torch.zeros(1)}, models / "pytorch_model.bin")
     assert tensors_of(models)["a"].item() == 1
+
+
+def test_what_other_users_may_write_into_is_not_mapped(tmp_path):
+    """One that cuts it off would end the executor."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(100))
+    for mode, mapped in ((0o644, True), (0o666, False), (0o662, False), (0o444, True)):
+        path.chmod(mode)
+        file = LocalFile(path, path.name, immutable=True)
+        if mapped:
+            assert len(file.map()) == 100
+        else:
+            with pytest.raises(OSError, match="written in place"):
+                file.map()
 
 
 def test_what_lies_in_the_file_as_it_is_can_be_mapped_and_nothing_else(models):

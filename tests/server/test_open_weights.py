@@ -16,6 +16,7 @@ from servers import start_server
 
 import djinn
 from djinn.testing import executor_processes, kill_executor
+from djinn_core.runtime.connecting.status import ask_servers
 
 REMOTE = "remote_accelerator:0"
 
@@ -354,6 +355,9 @@ def test_sessions_share_memory_until_one_writes(own_server, python, plain_enviro
             assert ask(client, "look") == [SAMPLED, SAMPLED]
         shared = memory().rss
         assert 4 * ROWS * 0.9 < shared - before < 4 * ROWS * 1.5  # eight tensors, one copy
+        (status,) = ask_servers(server.settings()).values()
+        sessions = status.executors[0].sessions
+        assert [one.shared for one in sessions] == [4 * ROWS] * 4
         assert ask(clients[0], "write") == [2 * SAMPLED, SAMPLED]
         assert 4 * ROWS * 0.9 < memory().rss - shared < 4 * ROWS * 1.5
         assert ask(clients[1], "look") == [SAMPLED, SAMPLED]

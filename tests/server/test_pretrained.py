@@ -144,6 +144,31 @@ def test_a_pipeline_loads_its_model_onto_the_device(device, caches):
     assert torch.equal(made("w1 w2 w3", return_tensors=True), expected)
 
 
+@pytest.mark.usefixtures("served")
+def test_an_adapter_is_read_by_the_server(caches, monkeypatch):
+    peft = pytest.importorskip("peft")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # transformers looks for adapters of each model
+    server, client = caches
+    local = peft.get_peft_model(load(AutoModelForCausalLM, "llama", server), peft.LoraConfig(r=4))
+    with torch.no_grad():
+        for name, parameter in local.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    local.save_pretrained(server / "models--org--adapter" / "snapshots" / COMMIT, save_embedding_layers=False)
+    folder = client / "models--org--adapter" / "snapshots" / COMMIT
+    local.peft_config["default"].save_pretrained(folder)
+    djinn.init()
+    model = load(AutoModelForCausalLM, "llama", client, device_map=REMOTE)
+    djinn.reset_stats()
+    found = peft.PeftModel.from_pretrained(model, str(folder))
+    assert djinn.stats()["bytes_read"] > 0
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(found(ids.to(REMOTE)).logits.cpu(), local.eval()(ids).logits)
+
+
 def test_the_setting_says_who_reads(served, caches):
     server, client = caches
     with configured(connection_file=served.file, weights_from="client"):

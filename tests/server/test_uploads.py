@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 import djinn
 from djinn.testing import open_session
 from djinn_core.errors import RemoteError, SessionLost
+from djinn_core.hookspecs.observers import Event
 from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.program import Program
 from djinn_core.runtime import client
 from djinn_core.runtime.sending import uploads
-from djinn_core.runtime.sending.progress import TerminalBar, UploadProgress, progress_observers
+from djinn_core.runtime.sending.progress import ServerProgress, TerminalBar, UploadProgress, progress_observers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import BlobQuery, UploadPart, encode
@@ -79,10 +80,27 @@ def test_a_bar_shows_how_far_an_upload_is(keeping, monkeypatch):
     assert observer._bar is None, "it ends with the upload"
 
 
+def test_a_bar_shows_how_far_the_server_is():
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120)
+    observer = ServerProgress(lambda: TerminalBar(console), patience=2.0)
+    for seconds, done in enumerate((0, 1 << 30, 2 << 30, 3 << 30)):
+        observer.observe(Event("downloading", float(seconds), {"done": done, "expected": 4 << 30}))
+        assert ("The server downloads" in shown.getvalue()) == (seconds >= 2)
+    assert "/4.3 GB" in shown.getvalue()
+    observer.observe(Event("downloading", 4.0, {"done": 4 << 30, "expected": 4 << 30}))
+    assert observer._bar is None
+    for seconds in (5.0, 8.0):
+        observer.observe(Event("reading", seconds, {"done": 1, "expected": 1000}))
+    assert "The server reads" in shown.getvalue()
+    observer.observe(Event("submitted", 9.0, {}))
+    assert observer._bar is None
+
+
 def test_no_bar_where_nobody_sees_it(monkeypatch):
     assert progress_observers(wanted=True) == []
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert [observer.name for observer in progress_observers(wanted=True)] == ["progress"]
+    assert [observer.name for observer in progress_observers(wanted=True)] == ["progress", "server_progress"]
     assert progress_observers(wanted=False) == []
 
 

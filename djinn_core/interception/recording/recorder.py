@@ -38,7 +38,7 @@ from djinn_core.interception.tensors.storage import Storage, Value, take_freed
 from djinn_core.interrupts import InterruptibleLock, held
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
-from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
+from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.stack_room import require_stack_room
 from djinn_core.torch_private import without_modes
 from djinn_core.wire import limits
@@ -201,8 +201,8 @@ class Recorder:
         """Do `action` with KV caches when the executor has done what was recorded so far; see `Runtime.caches`."""
         return self.asked(lambda runtime: runtime.caches(action, handles))
 
-    def open_weights(self, address: str, device: int) -> WeightListing:
-        """The tensors at an address; see `Runtime.open_weights`."""
+    def open_weights(self, address: str, device: int) -> WeightListing | UnfinishedOpening:
+        """The tensors at an address, or how far it is being opened; see `Runtime.open_weights`."""
         return self.asked(lambda runtime: runtime.open_weights(address, device))
 
     def save_weights(

@@ -22,7 +22,7 @@ from djinn_core.interrupts import InterruptibleLock, held
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
-from djinn_core.ir.stored_tensor import StoredTensor, WeightListing
+from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.held_uploads import HeldUploads
@@ -358,14 +358,19 @@ class PoolSession:
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
 
-    def open_weights(self, address: str, device: int = 0) -> WeightListing:
+    def open_weights(self, address: str, device: int = 0) -> WeightListing | UnfinishedOpening:
         """As `Runtime.open_weights`; all executors of the device must find the same.
 
         Raises:
             WeightsUnavailable: one of them does not.
         """
         members = self.members[device - 1 : device] if device else self.members
-        found = [(member, member.open_weights(address)) for member in members]
+        found: list[tuple[Session, WeightListing]] = []
+        for member in members:
+            opened = member.open_weights(address)
+            if isinstance(opened, UnfinishedOpening):
+                return opened
+            found.append((member, opened))
         listing = found[0][1]
         for member, other in found[1:]:
             if other.tensors != listing.tensors:

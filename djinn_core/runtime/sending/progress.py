@@ -1,10 +1,11 @@
-"""A progress bar for uploads that take a while: in a notebook, and on the standard error output where that is a terminal."""
+"""Progress bars for uploads, and for weights that the server reads: in a notebook, and on the standard error output of a terminal."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from html import escape
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from djinn_core.front_end import shows_html
@@ -17,18 +18,21 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 2.0  # seconds of uploading before anything is shown, and of silence after which another upload begins
 _REFRESH: Final = 0.1  # seconds between two pictures
+_AT_SERVER: Final = MappingProxyType({"downloading": "The server downloads", "reading": "The server reads"})
 
 
 def progress_observers(wanted: bool) -> list[Observer]:
-    """The progress bar, where people see it."""
-    if wanted and shows_html():
-        return [UploadProgress(NotebookBar)]
-    if not wanted or not sys.stderr.isatty():
+    """The progress bars, where people see them."""
+    if not wanted:
+        return []
+    if shows_html():
+        return [UploadProgress(NotebookBar), ServerProgress(NotebookBar)]
+    if not sys.stderr.isatty():
         return []
     from rich.console import Console
 
     console = Console(stderr=True)
-    return [UploadProgress(lambda: TerminalBar(console))]
+    return [UploadProgress(lambda: TerminalBar(console)), ServerProgress(lambda: TerminalBar(console))]
 
 
 class ProgressBar(Protocol):
@@ -89,6 +93,42 @@ class UploadProgress:
             self._bar = self._make()
         cached = f" ({self._recalled / 1e9:.1f} GB were there)" if self._recalled else ""
         self._bar.draw(self._done, self._expected, seconds, f"Uploading{cached}")
+
+
+class ServerProgress:
+    """An observer that shows how far the server is with weights that it downloads or reads itself."""
+
+    name = "server_progress"
+
+    def __init__(self, make: Callable[[], ProgressBar], patience: float = PATIENCE) -> None:
+        """`make`: a bar for one download or reading."""
+        self._make = make
+        self._patience = patience
+        self._bar: ProgressBar | None = None
+        self._what = ""
+        self._began = 0.0
+
+    def observe(self, event: Event) -> None:
+        """Take note of `downloading` and `reading` (bytes that are there, bytes that are expected); all else ends them."""
+        if event.name not in _AT_SERVER:
+            self._end()
+            return
+        done, expected = int(event.fields["done"]), int(event.fields["expected"])
+        if event.name != self._what:
+            self._end()
+            self._what, self._began = event.name, event.seconds
+        seconds = event.seconds - self._began
+        if expected and done >= expected:
+            self._end()
+        elif seconds >= self._patience:
+            if self._bar is None:
+                self._bar = self._make()
+            self._bar.draw(done, expected, seconds, _AT_SERVER[event.name])
+
+    def _end(self) -> None:
+        if self._bar is not None:
+            self._bar.remove()
+        self._bar, self._what = None, ""
 
 
 class TerminalBar:

@@ -66,6 +66,11 @@ COUNTERS: Final = (
     ExecutorFamily("spilled_bytes", "Bytes written to the spill space"),
     ExecutorFamily("restores", "Evicted values that were read back"),
     ExecutorFamily("restored_bytes", "Bytes of evicted values that were read back"),
+    ExecutorFamily(
+        "dropped_weights",
+        "Values that were evicted without being written, because they can be read again from their file",
+    ),
+    ExecutorFamily("reread_bytes", "Bytes of these that were read again"),
     ExecutorFamily("recomputed_values", "Evicted values that were computed again instead of being read back"),
     ExecutorFamily("memory_refusals", "Allocations for which no room could be made"),
     ExecutorFamily("memory_pressure_changes", "How often each level of memory pressure was entered", ("level",)),
@@ -105,6 +110,10 @@ GAUGES: Final = (
     ExecutorFamily("kv_cache_bytes", "Bytes of live KV caches"),
     ExecutorFamily("kv_cache_pinned_bytes", "Bytes of KV caches that clients have pinned in memory"),
     ExecutorFamily("evicted_bytes", "Bytes of live values whose memory was taken"),
+    ExecutorFamily(
+        "memory_shared_bytes",
+        "Bytes of weights that sessions of an executor with a memory limit hold more than once, and have once",
+    ),
     ExecutorFamily("spill_bytes", "Bytes in the spill space"),
     ExecutorFamily("idle_bytes", "Bytes of values that idle sessions have in the host's memory or on disk"),
     ExecutorFamily("store_weights", "Weights that are kept on disk"),

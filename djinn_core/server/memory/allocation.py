@@ -1,8 +1,8 @@
-"""Records of storages under a memory limit, and of their copies in the spill space."""
+"""Records of storages under a memory limit, and of their copies elsewhere."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import attrs
 import torch
@@ -16,18 +16,34 @@ if TYPE_CHECKING:
 SMALLEST = 64 << 10  # bytes; what is smaller stays where it is
 
 
+class SourceBytes(Protocol):
+    """Bytes that are read again from where they came, such as a weight file, so that evicting them writes nothing."""
+
+    def unchanged(self) -> bool:
+        """True if they can be read, as far as is known."""
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill `buffer` with them.
+
+        Raises:
+            OSError: they are not what they were, or cannot be read.
+        """
+
+
 @attrs.define(eq=False)
-class SpilledCopy:
-    """Bytes of a storage that lie in the spill space.
+class StoredCopy:
+    """Bytes of a storage that lie elsewhere.
 
     Attributes:
         reference: weak reference to the storage.
-        slot: their location.
-        resident: True if the storage has its memory as well; the copy is dropped when the storage is written to.
+        nbytes: number of them.
+        place: their location in the spill space, or where they are read again.
+        resident: True if the storage has its memory as well; a spilled copy is dropped when the storage is written to.
     """
 
     reference: StorageWeakRef
-    slot: Slot
+    nbytes: int
+    place: Slot | SourceBytes
     resident: bool
 
 
@@ -38,8 +54,8 @@ class Allocation:
     Attributes:
         key: the storage's number.
         nbytes: size of its contents, resident or not.
-        places: positions of a run's environment whose values are views of it. handles: values of sessions that are.
-        owner: the session that it belongs to.
+        places: positions of a run's environment whose values are views of it.
+        holders: handles of values that are views of it, by session; several sessions have weights that they share.
         resident: True if its bytes are in memory.
         pinned: True if the client wants them to stay there.
         made_by: the step that can make it again; or -1. seconds: time that the step took.
@@ -53,8 +69,7 @@ class Allocation:
     resident: bool = True
     pinned: bool = False
     places: set[int] = attrs.field(factory=set)
-    handles: list[int] = attrs.field(factory=list)
-    owner: SessionMemory | None = None
+    holders: dict[SessionMemory, list[int]] = attrs.field(factory=dict)
     made_by: int = -1
     seconds: float = 0.0
     dropped: bool = False

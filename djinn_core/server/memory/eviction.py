@@ -13,7 +13,7 @@ from djinn_core.ir.profile import ExecutionPhase
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.server.memory.allocation import Allocation
-from djinn_core.server.memory.budgets import ACTIVATION, RESIDENCIES, Budgets
+from djinn_core.server.memory.budgets import ACTIVATION, KINDS, RESIDENCIES, Budgets
 
 if TYPE_CHECKING:
     from djinn_core.server.memory.session import SessionMemory
@@ -117,28 +117,28 @@ class Hints:
         }
 
     def of(self, holding: Allocation) -> SessionHints:
-        """Hints about the session of a holding."""
-        return self._sessions[id(holding.owner)]
+        """Hints about the session of a holding; of several that share it, those about one that is not idle, if there is one."""
+        return min((self._sessions[id(session)] for session in holding.holders), key=lambda hints: hints.idle)
 
     def of_session(self, session: SessionMemory) -> SessionHints:
         """Hints about a session."""
         return self._sessions[id(session)]
 
     def next_use(self, holding: Allocation) -> int | None:
-        """Steps from the end of the last program that began to the next use of a session's value; None: not foreseen."""
-        owner = holding.owner
-        if owner is None:
-            return None
-        ahead, role = self._distances[id(owner)], owner.foresight.role
-        return min([ahead[found] for h in holding.handles if (found := role(h)) in ahead], default=None)
+        """Steps from the end of the last program that began to the next use of sessions' values; None: not foreseen."""
+        uses: list[int] = []
+        for session, handles in holding.holders.items():
+            ahead = self._distances[id(session)]
+            uses += [ahead[found] for handle in handles if (found := session.foresight.role(handle)) in ahead]
+        return min(uses, default=None)
 
     def last_use(self, holding: Allocation) -> int:
-        """Steps from the last use of a session's value to when this was made."""
-        return 0 if holding.owner is None else self._step - holding.owner.uses.last(holding.handles, self._step)
+        """Steps from the last use of sessions' values to when this was made."""
+        uses = (session.uses.last(handles, self._step) for session, handles in holding.holders.items())
+        return self._step - max(uses, default=self._step)
 
 
 def kind_of_holding(holding: Allocation) -> str:
-    """Kind of the values that are views of it; an activation where the client did not give one."""
-    if holding.owner is None:
-        return ACTIVATION
-    return holding.owner.kind(holding.handles)
+    """Kind of the values that are views of it, the one that is kept longest; an activation where no client gave one."""
+    kinds = [session.kind(handles) for session, handles in holding.holders.items()]
+    return max(kinds, key=KINDS.index, default=ACTIVATION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,11 +14,11 @@ import torch
 from djinn_core import torch_private
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.logs import get_logger
-from djinn_core.server.memory.allocation import Allocation, SpilledCopy, has_memory
+from djinn_core.server.memory.allocation import Allocation, SourceBytes, StoredCopy, has_memory
 from djinn_core.server.memory.budgets import RESIDENCIES, Budgets
 from djinn_core.server.memory.eviction import Decider, Hints, kind_of_holding
 from djinn_core.server.memory.process import process_memory
-from djinn_core.server.memory.spill import SpillSpace
+from djinn_core.server.memory.spill import Slot, SpillSpace, bytes_on_device, octets
 from djinn_core.torch_objects import StorageWeakRef
 from djinn_core.wire.messages import PRESSURE
 
@@ -67,6 +68,8 @@ class EvictionCounters:
     Attributes:
         evictions: values whose memory was taken. spills, restores: values that were written elsewhere, and read back.
         spilled, restored: bytes of these.
+        dropped, reread: values whose memory was taken because they can be read again from where they came, and that were.
+        reread_bytes: bytes of the latter.
         remade: values that were computed again. refused: allocations for which there was no room.
     """
 
@@ -75,6 +78,9 @@ class EvictionCounters:
     spilled: int = 0
     restores: int = 0
     restored: int = 0
+    dropped: int = 0
+    reread: int = 0
+    reread_bytes: int = 0
     remade: int = 0
     refused: int = 0
 
@@ -100,7 +106,9 @@ class Ledger:
         self.process = process_memory(device.type)
         self.pressure = Pressure()
         self.loading: threading.Thread | None = None  # loads libraries, whose memory is no session's
-        self._copies: dict[int, SpilledCopy] = {}
+        self._copies: dict[int, StoredCopy] = {}
+        self._shared: dict[int, list[int]] = {}  # by storage: how often sessions count it, and its bytes
+        self._counted_again = 0  # bytes of shared storages that sessions count beyond the first time
         self._away = 0  # bytes of storages whose memory was taken
 
     # --- what is held -------------------------------------------------------------------------------------------
@@ -116,9 +124,26 @@ class Ledger:
         return int(COMFORT * self.budget)
 
     def resident(self) -> int:
-        """Bytes that the values of all sessions have in memory."""
+        """Bytes that the values of all sessions have in memory, shared ones counted once."""
         self._sweep()
-        return sum(session.values.held for session in self.sessions) - self._away
+        return sum(session.values.held for session in self.sessions) - self._counted_again - self._away
+
+    def share(self, key: int, nbytes: int) -> None:
+        """A session counts a storage among its own that others may count as well."""
+        with self.lock:
+            found = self._shared.setdefault(key, [0, nbytes])
+            self._counted_again += found[1] if found[0] else 0
+            found[0] += 1
+
+    def unshare(self, key: int) -> None:
+        """A session does not count a storage that it shared any more."""
+        with self.lock:
+            found = self._shared[key]
+            found[0] -= 1
+            if found[0]:
+                self._counted_again -= found[1]
+            else:
+                del self._shared[key]
 
     def survey(self) -> Holdings:
         """All memory that values look into, by its key."""
@@ -128,8 +153,7 @@ class Ledger:
             for handle, value in session.values.items():
                 if has_memory(value):
                     holding = self.look(found, value)
-                    holding.handles.append(handle)
-                    holding.owner = session
+                    holding.holders.setdefault(session, []).append(handle)
                     holding.pinned |= session.pins(handle)
         return found
 
@@ -142,7 +166,7 @@ class Ledger:
             if copy is None or copy.resident:
                 holding = Allocation(key, storage, storage.nbytes())
             else:
-                holding = Allocation(key, storage, copy.slot.size, resident=False)
+                holding = Allocation(key, storage, copy.nbytes, resident=False)
             holdings[key] = holding
         return holding
 
@@ -153,7 +177,11 @@ class Ledger:
 
     def sizes(self) -> dict[int, int]:
         """Bytes of what was taken, by key."""
-        return {key: copy.slot.size for key, copy in self._copies.items() if not copy.resident}
+        return {key: copy.nbytes for key, copy in self._copies.items() if not copy.resident}
+
+    def shared_bytes(self) -> int:
+        """Bytes of storages that sessions count more than once; for any thread."""
+        return sum(nbytes for count, nbytes in list(self._shared.values()) if count > 1)
 
     @property
     def evicted(self) -> int:
@@ -177,6 +205,8 @@ class Ledger:
             "evictions": self.counts.evictions,
             "spilled_bytes": self.counts.spilled,
             "restored_bytes": self.counts.restored,
+            "reread_bytes": self.counts.reread_bytes,
+            "memory_shared": self.shared_bytes(),
             "remade": self.counts.remade,
             "refused": self.counts.refused,
         }
@@ -227,6 +257,13 @@ class Ledger:
 
     # --- what goes, and comes back ------------------------------------------------------------------------------
 
+    def reread_from(self, tensor: torch.Tensor, source: SourceBytes) -> None:
+        """The memory of a tensor, which no program will write into, has bytes that can be read again."""
+        key = torch_private.storage_key(tensor)
+        if key not in self._copies:
+            storage = tensor.untyped_storage()
+            self._copies[key] = StoredCopy(StorageWeakRef(storage), storage.nbytes(), source, resident=True)
+
     def evict(self, holding: Allocation) -> None:
         """Take the memory of a holding; its bytes are kept elsewhere.
 
@@ -234,14 +271,18 @@ class Ledger:
             OSError: they cannot be kept.
         """
         copy = self._copies.get(holding.key)
+        if copy is not None and not isinstance(copy.place, Slot) and not copy.place.unchanged():
+            copy = None
         if copy is None:
             slot = self.space.write(holding.storage)
-            copy = self._copies[holding.key] = SpilledCopy(StorageWeakRef(holding.storage), slot, resident=True)
+            reference = StorageWeakRef(holding.storage)
+            copy = self._copies[holding.key] = StoredCopy(reference, slot.size, slot, resident=True)
             self.counts.spills += 1
             self.counts.spilled += slot.size
+        self.counts.dropped += not isinstance(copy.place, Slot)
         self.drop(holding)
         copy.resident = False
-        self._away += copy.slot.size
+        self._away += copy.nbytes
 
     def drop(self, holding: Allocation) -> None:
         """Take the memory of a holding whose bytes can be had again."""
@@ -259,24 +300,63 @@ class Ledger:
         copy = self._copies[holding.key]
         holding.storage.resize_(holding.nbytes)
         try:
-            self.space.read(copy.slot, holding.storage)
+            self._fill(holding.storage, copy)
         except BaseException:
             holding.storage.resize_(0)
             raise
         copy.resident = holding.resident = True
         self._away -= holding.nbytes
-        self.counts.restores += 1
-        self.counts.restored += holding.nbytes
+
+    def _fill(self, storage: torch.UntypedStorage, copy: StoredCopy) -> None:
+        """Put the bytes of a copy into a storage of the same size.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        if isinstance(copy.place, Slot):
+            self.space.read(copy.place, storage)
+            self.counts.restores += 1
+            self.counts.restored += copy.nbytes
+            return
+        if self.device.type == "cpu":
+            copy.place.read_into(octets(storage))
+        else:
+            data = torch.empty(copy.nbytes, dtype=torch.uint8)
+            copy.place.read_into(data.numpy().data)
+            bytes_on_device(storage, self.device).copy_(data)
+        self.counts.reread += 1
+        self.counts.reread_bytes += copy.nbytes
 
     def written(self, key: int) -> None:
-        """A storage in memory is written into: what was kept of it is no longer what it contains."""
+        """A storage in memory may be written into: what was spilled of it is no longer what it contains.
+
+        What is read again from where it came is memory that sessions share: they write into copies of it.
+        """
         copy = self._copies.get(key)
-        if copy is not None and copy.resident:
+        if copy is not None and copy.resident and isinstance(copy.place, Slot):
             del self._copies[key]
-            self.space.free(copy.slot)
+            self.space.free(copy.place)
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        """A copy of a value's memory.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it.
+            OSError: the memory was evicted, and its bytes cannot be read.
+        """
+        with self.lock:
+            holding = self.look({}, tensor)
+            self.admit(holding.nbytes)
+            made = torch.UntypedStorage(holding.nbytes, device=self.device)
+            copy = self._copies.get(holding.key)
+            if copy is not None and not copy.resident:  # perhaps only now, to make room
+                self._fill(made, copy)
+            else:
+                made.copy_(tensor.untyped_storage())
+            return made
 
     def is_kept(self, holding: Allocation) -> bool:
-        """True if the spill space has the bytes already, so that nothing need be written."""
+        """True if the bytes lie elsewhere already, so that nothing need be written."""
         return holding.key in self._copies
 
     def hints(self, holdings: Holdings) -> Hints:
@@ -293,7 +373,7 @@ class Ledger:
         recompute_seconds: float | None = None,
     ) -> EvictionCandidate:
         """A holding as memory policies see it."""
-        spilled, handles = self.is_kept(holding), holding.handles
+        spilled = self.is_kept(holding)
         seconds = holding.nbytes / self.space.read_speed
         if not spilled:
             seconds += holding.nbytes / self.space.write_speed
@@ -301,13 +381,14 @@ class Ledger:
             holding.nbytes,
             RESIDENCIES[kind_of_holding(holding)],
             session,
-            bool(handles),
+            bool(holding.holders),
             next_use,
             last_use,
             spilled,
             seconds,
             recompute_seconds,
-            max(handles, default=0),
+            max(itertools.chain.from_iterable(holding.holders.values()), default=0),
+            max(len(holding.holders), 1),
         )
 
     def between_programs(self, hints: Hints) -> Describe:
@@ -351,9 +432,10 @@ class Ledger:
         """A storage is gone: what was kept of it is not needed."""
         copy = self._copies.pop(key, None)
         if copy is not None:
-            self.space.free(copy.slot)
+            if isinstance(copy.place, Slot):
+                self.space.free(copy.place)
             if not copy.resident:
-                self._away -= copy.slot.size
+                self._away -= copy.nbytes
 
     def _sweep(self) -> None:
         """Forget what was kept of storages that are gone."""

@@ -29,14 +29,17 @@ class LimitedRuntime:
         self.ledger.loading.start()
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """As `DeviceRuntime.receive`, in memory that can be taken away: what came over the wire cannot.
+        """As `DeviceRuntime.receive`, in memory that can be taken away: what came over the wire cannot, nor a part of other memory.
 
         Raises:
             torch.OutOfMemoryError: there is no room.
         """
         with self.ledger.lock:
             self.ledger.admit(data.nbytes)
-            return data.clone() if self._is_host else self._runtime.receive(data)
+            if not self._is_host:
+                return self._runtime.receive(data)
+            storage = data.untyped_storage()
+            return data if storage.resizable() and storage.nbytes() == data.nbytes else data.clone()
 
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
         """As `DeviceRuntime.deliver`; a copy, because the memory may be taken while it is sent.

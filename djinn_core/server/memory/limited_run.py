@@ -140,7 +140,7 @@ class CarefulRun:
             self._let_go(place)
             fresh = holding.key not in self._holdings
             holding = self._ledger.look(self._holdings, value)
-            self._resident += holding.nbytes if fresh and not holding.places and not holding.handles else 0
+            self._resident += holding.nbytes if fresh and not holding.places and not holding.holders else 0
             holding.places.add(place)
             self._at[place] = holding
         now = holding.storage.nbytes()
@@ -152,7 +152,7 @@ class CarefulRun:
         if holding is None:
             return
         holding.places.discard(place)
-        if holding.places or holding.handles:
+        if holding.places or holding.holders:
             return
         del self._holdings[holding.key]
         if holding.resident:
@@ -262,7 +262,7 @@ class CarefulRun:
         if nearest == NEVER and (after := hints.next_use(holding)) is not None:
             nearest = lifetimes.steps + after
         since = step - last if last >= 0 else step + hints.last_use(holding)
-        session = hints.of(holding) if holding.owner is not None else self._session
+        session = hints.of(holding) if holding.holders else self._session
         seconds = None if self._remaking is None else self._remaking.seconds(holding)
         return self._ledger.describe(holding, session, None if nearest == NEVER else nearest - step, since, seconds)
 

@@ -27,7 +27,7 @@ class Rematerialization:
     @staticmethod
     def seconds(holding: Allocation) -> float | None:
         """Time that recomputing this takes; None if it is not made by one step of the run alone, or others need it."""
-        return None if holding.made_by < 0 or holding.handles or holding.needed else holding.seconds
+        return None if holding.made_by < 0 or holding.holders or holding.needed else holding.seconds
 
     def possible(self, holding: Allocation, now: int, at: Mapping[int, Allocation]) -> bool:
         """True if this can be recomputed at its next use: its operands live on, and nothing of them is written into."""

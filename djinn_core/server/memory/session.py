@@ -146,10 +146,15 @@ class SessionMemory:
         return held, pinned
 
     def give_way(self) -> None:
-        """Move all values off the device that may be, because the session is idle; each comes back when it is used."""
+        """Move all values off the device that may be, because the session is idle; each comes back when it is used.
+
+        What other sessions have as well stays, until they are idle.
+        """
+        now = time.monotonic()
         with self._ledger.lock:
-            for holding in self._holdings(self._tensors()):
-                if holding.movable:
+            for holding in self._ledger.survey().values():
+                others = (session for session in holding.holders if session is not self)
+                if self in holding.holders and holding.movable and all(session.idle(now) for session in others):
                     try:
                         self._ledger.evict(holding)
                     except OSError as error:

@@ -66,6 +66,11 @@ def octets(storage: torch.UntypedStorage) -> memoryview:
     return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
+def bytes_on_device(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+    """The bytes of a storage as a tensor over it."""
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
 @attrs.define(eq=False)
 class Gaps:
     """Free ranges of a file, which are reused before the file grows."""
@@ -186,7 +191,7 @@ class PinnedSpill:
         """As `SpillSpace.write`."""
         began = time.perf_counter()
         block = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
-        block.copy_(self._view(storage))
+        block.copy_(bytes_on_device(storage, self._device))
         self._number += 1
         self._blocks[self._number] = block
         self.used += block.nbytes
@@ -196,7 +201,7 @@ class PinnedSpill:
     def read(self, slot: Slot, storage: torch.UntypedStorage) -> None:
         """As `SpillSpace.read`."""
         began = time.perf_counter()
-        self._view(storage).copy_(self._blocks[slot.start])
+        bytes_on_device(storage, self._device).copy_(self._blocks[slot.start])
         self.read_speed = _mixed(self.read_speed, slot.size, time.perf_counter() - began)
 
     def free(self, slot: Slot) -> None:
@@ -212,9 +217,6 @@ class PinnedSpill:
         """As `SpillSpace.close`."""
         self._blocks.clear()
         self.used = 0
-
-    def _view(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def spill_space(device: torch.device, disk: Disk) -> SpillSpace:

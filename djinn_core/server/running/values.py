@@ -256,8 +256,11 @@ class ValueTable:
 
     def nbytes(self) -> int:
         """Bytes of the distinct storages that are held."""
-        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors()}
-        return sum(sizes.values())
+        return sum(self.sizes().values())
+
+    def sizes(self) -> dict[int, int]:
+        """Bytes of the distinct storages that are held, by their address."""
+        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors()}
 
     def clear(self) -> None:
         """Forget everything."""

@@ -11,6 +11,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.ir.values import meta_of, storage_of
+from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.running.input_aliases import InputAliases
 from djinn_core.server.running.values import Poison, ValueTable
 
@@ -71,21 +72,24 @@ class SessionShares:
     Before a program writes into one, its values get a copy of their own.
     """
 
-    def __init__(self, values: ValueTable) -> None:
+    def __init__(self, values: ValueTable, ledger: Ledger | None = None) -> None:
+        """`ledger`: that of the device's memory, where it has a limit: it counts what several sessions have once."""
         self._values = values
+        self._ledger = ledger
         self._storages: dict[int, Origin | None] = {}
-        self._addresses: dict[int, int] = {}  # of the memory that was read, by storage
+        self._keys: dict[int, int] = {}  # of the memory that was read, by storage
 
     def __bool__(self) -> bool:
         return bool(self._storages)
 
     def add(self, handle: int, origin: Origin | None) -> None:
         """The memory of this value is shared; None: it is that of another value, as far as an op's schema says."""
-        self._storages[storage_of(handle)] = origin
-        value = self._values[handle]
-        self._addresses[storage_of(handle)] = (
-            value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
-        )
+        storage, value = storage_of(handle), self._values[handle]
+        self._storages[storage] = origin
+        if storage not in self._keys and isinstance(value, torch.Tensor):
+            self._keys[storage] = torch_private.storage_key(value)
+            if self._ledger is not None:
+                self._ledger.share(self._keys[storage], value.untyped_storage().nbytes())
 
     def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
         """The values that are what was read, or views of it, with where it was read."""
@@ -95,8 +99,8 @@ class SessionShares:
             if origin is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
             # A result that was laid out again has memory of its own, although the client numbers it as a view.
-            here = value.untyped_storage().data_ptr()
-            if not (value.is_conj() or value.is_neg()) and here == self._addresses[storage_of(handle)]:
+            here = torch_private.storage_key(value)
+            if not (value.is_conj() or value.is_neg()) and here == self._keys.get(storage_of(handle)):
                 found.append((handle, value, origin))
         return found
 
@@ -104,7 +108,7 @@ class SessionShares:
         """Copy what a run of a template may write, and note what its results may share.
 
         Raises:
-            RuntimeError: there is no memory for a copy; no value was changed.
+            RuntimeError, OSError: a copy cannot be made; no value was changed.
         """
         shared = self._storages
         written = {storage_of(inputs[position]) for position in aliases.written}.intersection(shared)
@@ -123,8 +127,8 @@ class SessionShares:
 
     def clear(self) -> None:
         """Nothing is shared."""
-        self._storages.clear()
-        self._addresses.clear()
+        for storage in list(self._storages):
+            self._drop(storage)
 
     def _copy(self, storages: set[int]) -> None:
         found: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -135,19 +139,21 @@ class SessionShares:
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:
                 found.setdefault((storage_of(handle), torch_private.storage_key(value)), []).append(value)
         for tensors in found.values():
-            _give_copy(tensors)
+            _give_copy(tensors, self._ledger)
         for storage in storages:
             self._drop(storage)
 
     def _drop(self, storage: int) -> None:
         del self._storages[storage]
-        self._addresses.pop(storage, None)
+        key = self._keys.pop(storage, None)
+        if key is not None and self._ledger is not None:
+            self._ledger.unshare(key)
 
 
-def _give_copy(tensors: list[torch.Tensor]) -> None:
+def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
     """Give tensors that look into one storage a copy of it."""
     with torch.inference_mode():
-        copy = tensors[0].untyped_storage().clone()
+        copy = tensors[0].untyped_storage().clone() if ledger is None else ledger.copy_of(tensors[0])
         for tensor in tensors:
             meta = meta_of(tensor)
             tensor.set_(copy, meta.offset, meta.shape, meta.stride)

@@ -6,7 +6,7 @@ import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -14,9 +14,12 @@ from typing import Final
 import attrs
 import torch
 
+from djinn_core.builtins.weights import LocalFile
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import (
+    DownloadingSource,
     MappableFile,
+    ReportDownload,
     WeightFile,
     WeightPermissions,
     WeightSink,
@@ -27,6 +30,7 @@ from djinn_core.logs import get_logger
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.formats.file_formats import read_headers
 from djinn_core.server.weights.formats.file_header import HeaderEntry
+from djinn_core.server.weights.openings import Opening, Openings
 from djinn_core.server.weights.published import SCHEME as PUBLISHED
 from djinn_core.server.weights.published import PublishedWeights
 from djinn_core.server.weights.saving import SavedBytes
@@ -72,6 +76,48 @@ class OpenedWeights:
     tied: Mapping[str, str] = attrs.field(factory=dict)
 
 
+def _unheard(done: int, expected: int) -> None:
+    """No client sees the progress."""
+
+
+class Reading:
+    """A part of a tensor that is being read; it is not begun if by then no session holds this.
+
+    Attributes:
+        data: a tensor of bytes on the CPU. It raises `WeightsUnavailable` where the files are not those of that version any more, or
+            cannot be read.
+    """
+
+    data: Future[torch.Tensor]
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        """The data, when it is there."""
+        return self.data.result(timeout)
+
+
+@attrs.frozen
+class StoredBytes:
+    """A part of a tensor in a file on this machine's disk, as `SourceBytes` of memory that was read from it."""
+
+    address: str
+    place: StoredPlace
+    start: int
+
+    def unchanged(self) -> bool:
+        """As `SourceBytes.unchanged`."""
+        try:
+            return self.place.file.version() == self.place.version
+        except OSError:
+            return False
+
+    def read_into(self, buffer: memoryview) -> None:
+        """As `SourceBytes.read_into`."""
+        if len(buffer):
+            self.place.entry.read_into(self.place.file, self.start, buffer)
+        if not self.unchanged():
+            raise OSError(_changed(self.address))
+
+
 class WeightReader:
     """Opens addresses, reads tensors, and makes files at addresses. Thread-safe.
 
@@ -85,11 +131,12 @@ class WeightReader:
         self._sources = {source.name: source for source in sources}
         self._permissions = permissions or WeightPermissions()
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
+        self._openings = Openings[OpenedWeights](lambda address, one: self._remember(self._open(address, one.report)))
         self._saved: SavedBytes | None = None
         self.published: PublishedWeights | None = None
         self._lock = threading.Lock()
         self._readers: ThreadPoolExecutor | None = None
-        self._under_way: weakref.WeakValueDictionary[WeightKey, Future[torch.Tensor]] = weakref.WeakValueDictionary()
+        self._under_way: weakref.WeakValueDictionary[WeightKey, Reading] = weakref.WeakValueDictionary()
         self.shared = SharedWeights()
         self.reads = self.read_bytes = 0
 
@@ -104,7 +151,17 @@ class WeightReader:
         Raises:
             WeightsUnavailable: there are none, they may not be read, or they are malformed.
         """
-        found = self._open(address)
+        return self._remember(self._open(address))
+
+    def opening(self, address: str) -> Opening[OpenedWeights]:
+        """As `open`, in another thread, where others may be waiting for the same."""
+        return self._openings.of(address)
+
+    def opened(self, address: str, opening: Opening[OpenedWeights]) -> None:
+        """A session has taken what was opened: the files are looked at again from now on."""
+        self._openings.ended(address, opening)
+
+    def _remember(self, found: OpenedWeights) -> OpenedWeights:
         address = found.address
         with self._lock:
             known = self._opened.get(address)
@@ -169,13 +226,11 @@ class WeightReader:
     def _files(self) -> int:
         return sum(opened.files for opened in self._opened.values())
 
-    def read(self, address: str, key: WeightKey) -> Future[torch.Tensor]:
-        """Begin to read a part of a tensor; it comes as a tensor of bytes on the CPU, the same one for all who ask meanwhile.
-
-        The future raises `WeightsUnavailable` where the files are not those of that version any more, or cannot be read.
+    def read(self, address: str, key: WeightKey) -> Reading:
+        """Begin to read a part of a tensor, once for all who ask meanwhile.
 
         Raises:
-            WeightsUnavailable: likewise, where that is known at once.
+            WeightsUnavailable: the files are known not to be those of that version any more.
         """
         with self._lock:
             coming = self._under_way.get(key)
@@ -187,8 +242,18 @@ class WeightReader:
                 self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
             self.reads += 1
             self.read_bytes += key.size
-            begun = self._under_way[key] = self._readers.submit(_read, address, place, key.start, key.size)
+            begun = Reading()
+            begun.data = self._readers.submit(_read, weakref.ref(begun), address, place, key.start, key.size)
+            self._under_way[key] = begun
         return begun
+
+    def again(self, address: str, key: WeightKey) -> StoredBytes | None:
+        """The bytes that were just read, to be read again; None where they are not on this machine's disk, but far away."""
+        try:
+            place = self._place(address, key)
+        except WeightsUnavailable:  # it has changed since
+            return None
+        return StoredBytes(address, place, key.start) if isinstance(place.file, LocalFile) else None
 
     def untied(self, address: str, key: WeightKey) -> WeightKey:
         """The key by which these bytes are read once, where the file has them under several names, as it has tied weights."""
@@ -248,12 +313,15 @@ class WeightReader:
             raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
         return source
 
-    def _open(self, address: str) -> OpenedWeights:
+    def _open(self, address: str, report: ReportDownload = _unheard) -> OpenedWeights:
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
             return _opened(*self.published.open(address))
         source = self._source(address)
         try:
-            files = source.open(address, self._permissions)
+            if isinstance(source, DownloadingSource):
+                files = source.download(address, self._permissions, report)
+            else:
+                files = source.open(address, self._permissions)
         except WeightsUnavailable:
             raise
         except Exception as error:
@@ -294,7 +362,9 @@ def _tied(tensors: Mapping[str, StoredPlace]) -> dict[str, str]:
     return found
 
 
-def _read(address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:
+def _read(wanted: Callable[[], object], address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:
+    if wanted() is None:
+        return torch.empty(0, dtype=torch.uint8)
     data = torch.empty(size, dtype=torch.uint8)
     try:
         if size:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from djinn.hooks import Integration, hookimpl
 from djinn.libraries import Adapter
+from djinn_hf_transformers.adapters import adapt_adapters
 from djinn_hf_transformers.device import adapt_pipeline, adapt_training_arguments
 from djinn_hf_transformers.padding import adapt_models
 from djinn_hf_transformers.trainer import adapt_trainer
@@ -18,6 +19,7 @@ djinn_api_version = 1
 def djinn_register_integrations() -> Iterable[Integration]:
     """The modules of transformers that choose devices, save their state or wait for them."""
     return [
+        Adapter("peft.peft_model", adapt_adapters),
         Adapter("transformers.modeling_utils", adapt_models),
         Adapter("transformers.modeling_utils", adapt_loading),
         Adapter("transformers.pipelines", adapt_pipelines),

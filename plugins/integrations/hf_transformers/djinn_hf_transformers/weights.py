@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from djinn.libraries import is_remote, is_the_only_accelerator, logical_device, rebind
-from djinn.weights import RemoteWeights, open_weights, saved_at, server_weights
+from djinn.libraries import is_the_only_accelerator, logical_device, rebind
+from djinn.weights import RemoteWeights, hub_address, open_weights, saved_at, server_weights, whole_device
 
 
 class _ServerCheckpoint(str):
@@ -74,13 +74,13 @@ def _chosen(device: Any) -> torch.device | None:
     if device is None or isinstance(device, int):
         index = device or 0
         return logical_device(index) if index >= 0 and is_the_only_accelerator() else None
-    return _device_of(device)
+    return whole_device(device)
 
 
 def _noting_device(from_pretrained: Any, loading: ContextVar[torch.device | None]) -> Callable[..., Any]:
     @functools.wraps(from_pretrained.__func__)
     def noting(cls: Any, *args: Any, device_map: Any = None, **options: Any) -> Any:
-        before = loading.set(_device_of(device_map))
+        before = loading.set(whole_device(device_map))
         try:
             return from_pretrained.__func__(cls, *args, device_map=device_map, **options)
         finally:
@@ -107,18 +107,6 @@ def _asking_server(resolve: Callable[..., Any], loading: ContextVar[torch.device
     return asking
 
 
-def _device_of(device_map: Any) -> torch.device | None:
-    """The remote device that a whole model goes to; None if there is none."""
-    places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
-    if places == [None]:
-        places = [torch.get_default_device()]
-    try:
-        devices = {torch.device(place) for place in places}
-    except (RuntimeError, TypeError):  # "auto", "disk"
-        return None
-    return next(iter(devices)) if len(devices) == 1 and all(map(is_remote, devices)) else None
-
-
 def _address(
     pretrained_model_name_or_path: Any = None,
     variant: str | None = None,
@@ -132,7 +120,9 @@ def _address(
     options = download_kwargs or {}
     name = str(pretrained_model_name_or_path)
     unusual = variant or gguf_file or use_safetensors is False or transformers_explicit_filename
-    if pretrained_model_name_or_path is None or unusual or Path(name).exists() or options.get("force_download"):
+    if pretrained_model_name_or_path is None or unusual or options.get("force_download"):
         return None
     folder = options.get("subfolder") or ""
+    if Path(name).exists():
+        return hub_address(Path(name) / folder)
     return f"hf://{name}@{options.get('revision') or 'main'}" + (f"/{folder}" if folder else "")

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from djinn import WeightsUnavailable
-from djinn.hooks import WeightFile, WeightPermissions, WeightSource, hookimpl
+from djinn.hooks import ReportDownload, WeightFile, WeightPermissions, WeightSource, hookimpl
 from djinn.weights import open_folder
-from djinn_hub.downloads import Downloads, is_whole, repository_in
+from djinn_hub.downloads import Downloads, is_whole, repository_in, unheard
 
 djinn_api_version = 1
 
@@ -30,6 +30,10 @@ class HubSource:
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
         """As `WeightSource.open`."""
+        return self.download(address, permissions, unheard)
+
+    def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
+        """As `DownloadingSource.download`."""
         name, revision, path = parse(address)
         allowed = permissions.allows(address)
         for cache in dict.fromkeys((*permissions.folders, self._own)):
@@ -39,7 +43,7 @@ class HubSource:
         if not allowed:
             raise WeightsUnavailable(f"{address!r} is in no hub cache that the server reads models from (--models)")
         try:
-            return self._downloads.open(name, revision, path)
+            return self._downloads.open(name, revision, path, report)
         except WeightsUnavailable:
             # Downloaded before, and the hub does not answer.
             repository = repository_in(self._own, name)

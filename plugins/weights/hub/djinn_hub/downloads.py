@@ -5,10 +5,10 @@ huggingface_hub is imported when it is first used, because its HTTP client takes
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import tempfile
+import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 
 from djinn import WeightsUnavailable
-from djinn.hooks import WeightFile, WeightPermissions
+from djinn.hooks import ReportDownload, WeightFile, WeightPermissions
 from djinn.weights import WEIGHT_SUFFIXES, open_folder
 
 _INDEX: Final = ".index.json"
@@ -32,16 +32,40 @@ _PATIENCE: Final = 20.0  # seconds for an answer about a model
 RESERVE: Final = 1 << 30  # bytes of the disk that stay free
 
 
-@functools.cache
-def _silent() -> type[Any]:
-    """Class of progress bars that are not drawn: they would be in the server's log."""
+def unheard(done: int, expected: int) -> None:
+    """No client sees this progress."""
+
+
+class _Progress:
+    """Bytes of all files of a download that have come, which are reported."""
+
+    def __init__(self, expected: int, report: ReportDownload) -> None:
+        self._expected = expected
+        self._report = report
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def came(self, nbytes: float) -> None:
+        """So many bytes more are there; raises what the report does."""
+        with self._lock:
+            self._done += int(nbytes)
+            done = self._done
+        self._report(done, self._expected)
+
+
+def _bars(progress: _Progress) -> type[Any]:
+    """Class of progress bars that are not drawn, since they would be in the server's log, and count."""
     from huggingface_hub.utils.tqdm import tqdm
 
-    class Silent(tqdm):
+    class Counting(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
+            progress.came(options.get("initial") or 0)
 
-    return Silent
+        def update(self, n: float | None = 1) -> None:
+            progress.came(n or 0)
+
+    return Counting
 
 
 def repository_in(cache: Path, name: str) -> Path:
@@ -63,7 +87,7 @@ class Downloads:
     cache: Path
     endpoint: str | None = None
 
-    def open(self, name: str, revision: str, path: str) -> Sequence[WeightFile]:
+    def open(self, name: str, revision: str, path: str, report: ReportDownload) -> Sequence[WeightFile]:
         """Open what a model has at `path`, a file, a folder or nothing, after what is not in the cache was downloaded.
 
         Raises:
@@ -78,7 +102,7 @@ class Downloads:
             )
             sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
             commit = str(info.sha)
-            self._fetch(name, commit, sizes, path)
+            self._fetch(name, commit, sizes, path, report)
             _note(repository / "refs" / revision, commit)
         except WeightsUnavailable:
             raise
@@ -87,7 +111,7 @@ class Downloads:
             raise WeightsUnavailable(f"the server cannot download {name!r} ({type(error).__name__})") from error
         return open_folder(repository / "snapshots" / commit / path, WeightPermissions((repository,)), immutable=True)
 
-    def _fetch(self, name: str, commit: str, sizes: dict[str, int], path: str) -> None:
+    def _fetch(self, name: str, commit: str, sizes: dict[str, int], path: str, report: ReportDownload) -> None:
         self.cache.mkdir(parents=True, exist_ok=True)
         folder, index, files = chosen(sizes, path)
         if index and sizes[index] > _INDEX_LIMIT:
@@ -99,8 +123,9 @@ class Downloads:
         needed = sum(sizes[file] for file in missing)
         if missing and needed + RESERVE > shutil.disk_usage(self.cache).free:
             raise WeightsUnavailable(f"the server's disk has no room for {needed:,} bytes of {name!r}")
+        progress = _Progress(needed, report)
         with ThreadPoolExecutor(_AT_A_TIME, "djinn-hub") as threads:
-            for _ in threads.map(lambda file: self._get(name, commit, file), missing):
+            for _ in threads.map(lambda file: self._get(name, commit, file, progress), missing):
                 pass
 
     def _cached(self, name: str, commit: str, file: str) -> Any:
@@ -108,11 +133,16 @@ class Downloads:
 
         return try_to_load_from_cache(name, file, cache_dir=self.cache, revision=commit)
 
-    def _get(self, name: str, commit: str, file: str) -> Path:
+    def _get(self, name: str, commit: str, file: str, progress: _Progress | None = None) -> Path:
         from huggingface_hub import hf_hub_download
 
         got = hf_hub_download(
-            name, file, revision=commit, cache_dir=self.cache, endpoint=self.endpoint, tqdm_class=_silent()
+            name,
+            file,
+            revision=commit,
+            cache_dir=self.cache,
+            endpoint=self.endpoint,
+            tqdm_class=_bars(progress or _Progress(0, unheard)),
         )
         return Path(str(got))
 

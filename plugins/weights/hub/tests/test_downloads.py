@@ -30,6 +30,8 @@ class Hub:
 
     def __init__(self):
         self.models, self.commits, self.asked, self.broken = {}, {}, [], set()
+        self.half_sent = threading.Event()
+        self.slow, self.go_on = "", threading.Event()  # a file of which one half comes, and the other afterwards
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -77,17 +79,22 @@ class Hub:
         if data is None or file in self.broken:
             return self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
         etag = hashlib.sha256(data).hexdigest()
-        return self._send(request, 200, data, {"ETag": f'"{etag}"', "X-Repo-Commit": self.commits[name]})
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": self.commits[name]}
+        return self._send(request, 200, data, headers, len(data) // 2 if file == self.slow else 0)
 
-    @staticmethod
-    def _send(request, status, data, headers):
+    def _send(self, request, status, data, headers, before=0):
         request.send_response(status)
         for key, value in headers.items():
             request.send_header(key, value)
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
         if request.command == "GET":
-            request.wfile.write(data)
+            request.wfile.write(data[:before])
+            if before:
+                request.wfile.flush()
+                self.half_sent.set()
+                assert self.go_on.wait(300)
+            request.wfile.write(data[before:])
 
 
 @pytest.fixture
@@ -223,6 +230,38 @@ def test_the_files_that_count(files, path, expected):
         assert chosen(files, path) == expected
 
 
+def open_slowly(hub, other):
+    """A download keeps neither the session nor other threads waiting, and goes on when one has given up."""
+    hub.slow = "slow.safetensors"
+    expected = torch.randn(6 << 20)  # of which a half is more than huggingface_hub reads at a time
+    hub.put("org/slow", {"slow.safetensors": save({"c": expected})})
+    found = []
+    with djinn.deadline(1.0), pytest.raises(djinn.DeadlineExceeded, match="It goes on for a while"):
+        djinn.open_weights("hf://org/slow")
+    thread = threading.Thread(target=lambda: found.append(djinn.open_weights("hf://org/slow")))
+    thread.start()
+    assert hub.half_sent.wait(300)
+    assert (other * 2).sum().item() == 42
+    assert djinn.open_weights("hf://org/model")["b"].sum().item() == 21
+    assert not found
+    hub.go_on.set()
+    thread.join(300)
+    assert torch.equal(found[0]["c"].cpu(), expected)
+
+
+def test_a_download_ends_when_no_client_waits(hub, source):
+    hub.put("org/model", {"model.safetensors": bytes(100)})
+    told = []
+
+    def report(done, expected):
+        told.append((done, expected))
+        raise WeightsUnavailable("no client waits")
+
+    with pytest.raises(WeightsUnavailable, match="no client waits"):
+        source.download("hf://org/model", ALLOWED, report)
+    assert told[0][1] == 100
+
+
 def test_an_executor_downloads_a_model(hub, plain_environment, tmp_path):
     tensors = {"a": torch.randn(50, 60), "b": torch.arange(7)}
     hub.put("org/model", {"model.safetensors": save(tensors), "config.json": b"{}"})
@@ -239,7 +278,9 @@ def test_an_executor_downloads_a_model(hub, plain_environment, tmp_path):
                 assert torch.equal(weights[name].cpu(), tensor)
             with pytest.raises(djinn.WeightsUnavailable, match="no hub cache"):
                 djinn.open_weights("hf://other/model")
+            open_slowly(hub, weights["b"])
     finally:
+        hub.go_on.set()
         server.stop()
-    assert got(hub) == ["model.safetensors"]
+    assert got(hub) == ["model.safetensors", "slow.safetensors"]
     assert (tmp_path / "cache" / "models--org--model" / "refs" / "main").read_text() == COMMIT

@@ -1,0 +1,110 @@
+"""Models whose weights the server reads: `from_pretrained(..., device_map="remote_accelerator:0")`.
+
+The configuration is loaded here. Where the checkpoint's files would be looked up, the server is asked whether it has them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.libraries import rebind
+from djinn.weights import RemoteWeights, hub_address, loading_stays_on, server_weights, whole_device
+
+
+class _ServerCheckpoint(str):
+    """The path of a checkpoint that the server reads, as diffusers passes it on."""
+
+    __slots__ = ("weights",)
+    weights: RemoteWeights
+
+
+@attrs.define
+class _Loading:
+    """A model that is being loaded onto a device, and what the server has of it."""
+
+    device: torch.device
+    weights: RemoteWeights | None = None
+
+
+def adapt_reading(module: Any) -> None:
+    """`diffusers.models.model_loading_utils`: a checkpoint of the server is read by it."""
+    read = module.load_state_dict
+
+    @functools.wraps(read)
+    def load_state_dict(checkpoint_file: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(checkpoint_file, _ServerCheckpoint):
+            return checkpoint_file.weights.get_tensors()
+        return read(checkpoint_file, *args, **options)
+
+    rebind(read, load_state_dict, ("diffusers",))
+
+
+def adapt_models(module: Any) -> None:
+    """`diffusers.models.modeling_utils`."""
+    loading: ContextVar[_Loading | None] = ContextVar("loading", default=None)
+    module.ModelMixin.from_pretrained = classmethod(_noting_device(module.ModelMixin.from_pretrained, loading))
+    module._fetch_index_file = _asking_server(module._fetch_index_file, loading)
+    found = module._get_model_file
+
+    @functools.wraps(found)
+    def get_model_file(*args: Any, **options: Any) -> Any:
+        one = loading.get()
+        if one is None or one.weights is None:
+            return found(*args, **options)
+        checkpoint = _ServerCheckpoint(f"{one.weights.address}/{options['weights_name']}")
+        checkpoint.weights = one.weights
+        return checkpoint
+
+    module._get_model_file = get_model_file
+
+
+def _noting_device(from_pretrained: Any, loading: ContextVar[_Loading | None]) -> Callable[..., Any]:
+    @functools.wraps(from_pretrained.__func__)
+    def noting(cls: Any, *args: Any, **options: Any) -> Any:
+        device = whole_device(options.get("device_map"))
+        before = loading.set(None if device is None else _Loading(device))
+        try:
+            with nullcontext() if device is None else loading_stays_on(device):
+                return from_pretrained.__func__(cls, *args, **options)
+        finally:
+            loading.reset(before)
+
+    return noting
+
+
+def _asking_server(fetch_index: Callable[..., Any], loading: ContextVar[_Loading | None]) -> Callable[..., Any]:
+    @functools.wraps(fetch_index)
+    def asking(**options: Any) -> Any:
+        one = loading.get()
+        address = _address(**options) if one is not None else None
+        if one is not None and address is not None:
+            one.weights = server_weights(address, one.device)
+        return None if one is not None and one.weights is not None else fetch_index(**options)
+
+    return asking
+
+
+def _address(
+    pretrained_model_name_or_path: Any = None,
+    subfolder: str = "",
+    variant: str | None = None,
+    use_safetensors: bool | None = None,
+    revision: str | None = None,
+    force_download: bool = False,
+    **_: Any,
+) -> str | None:
+    """Address of a model of the hub; None if it is no such model, or its files are not those with the usual names."""
+    if variant or use_safetensors is False or force_download:
+        return None
+    name = Path(pretrained_model_name_or_path)
+    if name.exists():
+        return hub_address(name / subfolder)
+    return f"hf://{name}@{revision or 'main'}" + (f"/{subfolder}" if subfolder else "")

@@ -1,0 +1,20 @@
+"""The conformance suites."""
+
+from __future__ import annotations
+
+import pytest
+
+import djinn_diffusers
+from djinn.testing import IntegrationConformance, PluginConformance
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_diffusers
+
+
+class TestIntegrations(IntegrationConformance):
+    @pytest.fixture(params=djinn_diffusers.djinn_register_integrations(), ids=lambda integration: integration.module)
+    def integration(self, request):
+        return request.param

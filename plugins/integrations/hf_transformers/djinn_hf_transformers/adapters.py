@@ -1,0 +1,48 @@
+"""Adapters of peft whose weights the server reads, where the model that they adapt is on the remote device."""
+
+from __future__ import annotations
+
+import functools
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from djinn.libraries import is_remote
+from djinn.weights import hub_address, server_weights
+
+
+def adapt_adapters(module: Any) -> None:
+    """`peft.peft_model`: `PeftModel.from_pretrained` and `load_adapter`."""
+    loading: ContextVar[torch.device | None] = ContextVar("loading", default=None)
+    added, loaded = module.PeftModel.load_adapter, module.load_peft_weights
+
+    @functools.wraps(added)
+    def load_adapter(self: Any, *args: Any, **options: Any) -> Any:
+        devices = {parameter.device for parameter in self.parameters()}
+        before = loading.set(devices.pop() if len(devices) == 1 and all(map(is_remote, devices)) else None)
+        try:
+            return added(self, *args, **options)
+        finally:
+            loading.reset(before)
+
+    @functools.wraps(loaded)
+    def load_peft_weights(model_id: Any, device: Any = None, key_mapping: Any = None, **options: Any) -> Any:
+        remote, address = loading.get(), None if key_mapping else _address(model_id, **options)
+        weights = server_weights(address, remote) if remote is not None and address is not None else None
+        return loaded(model_id, device, key_mapping, **options) if weights is None else weights.get_tensors()
+
+    module.PeftModel.load_adapter, module.load_peft_weights = load_adapter, load_peft_weights
+
+
+def _address(
+    model_id: Any, subfolder: str | None = None, revision: str | None = None, force_download: bool = False, **_: Any
+) -> str | None:
+    """Address of an adapter of the hub; None for a folder that is no part of one."""
+    folder = subfolder or ""
+    if force_download:
+        return None
+    if Path(model_id).exists():
+        return hub_address(Path(model_id) / folder)
+    return f"hf://{model_id}@{revision or 'main'}" + (f"/{folder}" if folder else "")

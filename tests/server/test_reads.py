@@ -1,0 +1,131 @@
+"""Values that the executor reads: programs that do not use them do not wait, and addresses are opened once for all who ask."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from memory_file import MemoryFile
+from safetensors.torch import save
+
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.weights import openings
+from djinn_core.server.weights.reads import WeightReads
+from djinn_core.server.weights.uploads import UploadAssembly
+from djinn_core.server.weights.weight_reader import WeightReader
+from djinn_core.wire.weight_messages import ReadWeights
+
+TENSORS = {"slow": torch.arange(100.0), "quick": torch.arange(7.0)}
+SLOW, QUICK, AGAIN = (number << 32 for number in (5, 6, 7))
+SECONDS = 300
+
+
+class SlowFile(MemoryFile):
+    """The tensor of 400 bytes does not come until `come` is set; `fails`: it does not come at all."""
+
+    def __init__(self):
+        super().__init__(save(TENSORS), "model.safetensors")
+        self.come, self.fails = threading.Event(), False
+
+    def read_into(self, start, buffer):
+        if len(buffer) == 400:
+            assert self.come.wait(SECONDS)
+            if self.fails:
+                raise OSError("gone")
+        super().read_into(start, buffer)
+
+
+class Source:
+    """Gives the file; as a source that downloads, after `come` is set."""
+
+    name = "memory"
+
+    def __init__(self):
+        self.file, self.come, self.reports = SlowFile(), threading.Event(), []
+
+    def open(self, address, permissions):
+        return [self.file]
+
+
+class Downloading(Source):
+    def download(self, address, permissions, report):
+        while not self.come.wait(0.01):
+            report(3, 10)
+        return [self.file]
+
+
+@pytest.fixture
+def source():
+    return Source()
+
+
+@pytest.fixture
+def reads(source):
+    values = ValueTable()
+    return WeightReads(CpuRuntime(), values, UploadAssembly(CpuRuntime(), values, None), WeightReader([source])), values
+
+
+def request(reads, handle, name):
+    opened = reads._reader.open("memory:x")
+    shape = tuple(TENSORS[name].shape)
+    return ReadWeights(handle, "memory:x", opened.version, name, "float32", shape, 0, TENSORS[name].nbytes)
+
+
+def finish(reads, handle):
+    while (reading := reads.next_of([handle])) is not None:
+        reading.exception(SECONDS)
+
+
+def test_what_does_not_use_a_slow_value_does_not_wait(source, reads):
+    reads, values = reads
+    for handle, name in ((SLOW, "slow"), (QUICK, "quick"), (AGAIN, "slow")):
+        reads.read(request(reads, handle, name))
+    finish(reads, QUICK)
+    assert values[QUICK].equal(TENSORS["quick"])
+    assert reads.next_of([SLOW]) is not None
+    assert reads.left() == 800
+    assert SLOW not in values
+    reads.forget([AGAIN])  # its tensor is gone
+    source.file.come.set()
+    finish(reads, SLOW)
+    assert values[SLOW].equal(TENSORS["slow"])
+    assert AGAIN not in values
+    assert len(reads) == reads.left() == 0
+    assert reads.next_of() is None
+
+
+def test_a_read_that_fails_is_poison_of_its_value_alone(source, reads):
+    reads, values = reads
+    for handle, name in ((SLOW, "slow"), (QUICK, "quick")):
+        reads.read(request(reads, handle, name))
+    source.file.fails = True
+    source.file.come.set()
+    finish(reads, SLOW)
+    finish(reads, QUICK)
+    assert isinstance(values[SLOW], Poison)
+    assert values[QUICK].equal(TENSORS["quick"])
+
+
+def test_a_download_is_shared_reported_and_ended_when_no_client_asks(monkeypatch):
+    source = Downloading()
+    reader = WeightReader([source])
+    opening = reader.opening("memory:x")
+    assert reader.opening("memory:x") is opening
+    openings_seen = threading.Event()
+    for _ in range(SECONDS * 100):
+        if opening.expected:
+            break
+        openings_seen.wait(0.01)
+    assert (opening.done, opening.expected) == (3, 10)
+    monkeypatch.setattr(openings, "ABANDONED_SECONDS", -1.0)
+    with pytest.raises(WeightsUnavailable, match="no client waits"):
+        opening.found.result(SECONDS)
+    monkeypatch.undo()
+    source.come.set()
+    again = reader.opening("memory:x")
+    assert set(again.found.result(SECONDS).tensors) == {"slow", "quick"}
+    reader.opened("memory:x", again)
+    assert reader.opening("memory:x") is not again
