@@ -411,6 +411,8 @@ class ExecutorSession:
         connection.own()  # what was sent and not taken yet may be written now
         with self._turn, self._usage.account:
             begun = time.perf_counter()
+            if work.free:  # what it does not use makes room for it
+                self.values.free(set(work.free).difference(work.inputs, work.outputs, work.fetch, work.describe))
             run = self._run_or_refuse(known, work)
             self._wanted.end(work, run)
             if work.synchronize:
