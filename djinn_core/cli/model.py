@@ -91,12 +91,13 @@ class BuiltModel:
                 torch.Tensor, lambda t: t.to(_dtype(step)) if t.is_floating_point() else t, inputs
             )
         try:
-            return self._called(lambda: _captured(model, step, inputs, passes))
+            return self._called(lambda: _captured(model, step, lambda: inputs, passes))
         except UnsupportedOperation:  # it looks at its inputs: they get values, and the executor computes what it asks
             click.echo(f"{self.name} looks at the values of its inputs: zeros are taken for them", err=True)
-        zeros = pytree.tree_map_only(torch.Tensor, _zeros, inputs)
         try:
-            return self._called(lambda: _captured(model, step, zeros, passes))
+            return self._called(
+                lambda: _captured(model, step, lambda: pytree.tree_map_only(torch.Tensor, _zeros, inputs), passes)
+            )
         except UnsupportedOperation as error:
             raise ConfigurationError(
                 f"{self.target}: the model goes on by numbers that it has computed, {_place(error)}; without weights there are "
@@ -174,14 +175,15 @@ _OWN_INPUTS = (
 )
 
 
-def _captured(model: torch.nn.Module, step: Step, inputs: Inputs, passes: int) -> dict[str, Captured]:
+def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], passes: int) -> dict[str, Captured]:
+    """The programs of a step; `given` gives its inputs inside a capture."""
     if step.kind == "decode":
-        return _decoding(model, step, inputs)
+        return _decoding(model, step, given)
     import djinn_core.runtime.captured as api
 
-    args, kwargs = inputs
     optimizer = _optimizer(step, model) if step.kind == "train" else None
     with api.capture() as captured, torch.set_grad_enabled(optimizer is not None):
+        args, kwargs = given()
         for _ in range(passes):
             if optimizer is not None:
                 optimizer.zero_grad()
@@ -207,28 +209,31 @@ def _loss(output: Any) -> torch.Tensor:
     raise ConfigurationError("--step train: the model returns no tensor that depends on its weights")
 
 
-def _decoding(model: torch.nn.Module, step: Step, inputs: Inputs) -> dict[str, Captured]:
+def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -> dict[str, Captured]:
     """The programs that read the prompt, and that decode the last token after it."""
     import djinn_core.runtime.captured as api
 
-    takes, (args, kwargs) = inspect.signature(model.forward).parameters, inputs
-    tokens = kwargs.get("input_ids")
-    if tokens is None or "past_key_values" not in takes:
-        raise ConfigurationError(f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones")
+    takes = inspect.signature(model.forward).parameters
     # As `generate()` calls it: only the last position is asked for.
     options: dict[str, Any] = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
-    longer = torch.zeros(
-        tokens.shape[0], tokens.shape[1] + step.new_tokens - 1, dtype=tokens.dtype, device=tokens.device
-    )
     with torch.no_grad():
         with api.capture() as prefill:
+            args, kwargs = given()
+            tokens = kwargs.get("input_ids")
+            if tokens is None or "past_key_values" not in takes:
+                raise ConfigurationError(
+                    f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones"
+                )
             output = model(*args, **kwargs, **options)
         with api.capture():  # for its cache alone
+            args, kwargs = given()
+            longer = kwargs["input_ids"][:, :1].repeat(1, tokens.shape[1] + step.new_tokens - 1)
             output = model(*args, **kwargs | {"input_ids": longer}, **options)
             cache = output.past_key_values
             del output
         with api.capture() as decode:
-            last = model(input_ids=longer[:, :1], past_key_values=cache, **options)
+            args, kwargs = given()
+            last = model(input_ids=kwargs["input_ids"][:, :1], past_key_values=cache, **options)
     del last  # whose memory is in the program
     return {"prefill": prefill, "decode": decode}
 
