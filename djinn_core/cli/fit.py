@@ -169,7 +169,7 @@ class Fit:
         last = programs[-1]
         rate = (1 if self.step.kind == "train" else self.step.batch) / last.seconds if last.seconds else None
         context = self.step.batch * (self.step.tokens + self.step.new_tokens)
-        cache = max(one.peak.most.get("cache", 0) for one in programs) if self.step.kind == "decode" else 0
+        cache = last.peak.left.get("cache", 0) if self.step.kind == "decode" else 0
         return {
             "model": self.model.name,
             "parameters": self.model.parameters,

@@ -33,12 +33,14 @@ class Peak:
         bytes: how much it holds then.
         kinds: the same by kind: `weights`, `cache`, `gradients`, `optimizer` and `activations`.
         most: of each kind the most that there is at any moment.
+        left: the bytes by kind that there are at the end.
         largest_step: the most bytes that one op reads, makes and takes beside: a memory limit below it does not work.
     """
 
     bytes: int
     kinds: Mapping[str, int]
     most: Mapping[str, int]
+    left: Mapping[str, int]
     largest_step: int
 
 
@@ -68,7 +70,7 @@ def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
             elif isinstance(step, Free):
                 for value in step.values:
                     held.free(value)
-    return Peak(sum(held.fullest.values()), dict(held.fullest), dict(held.most), held.largest)
+    return Peak(sum(held.fullest.values()), dict(held.fullest), dict(held.most), held.left(), held.largest)
 
 
 def workspace(result: PipelineResult, node: int) -> int:
@@ -124,6 +126,10 @@ class _Held:
         if not values:
             del self._values[storage]
             self._now[self._kinds.pop(storage)] -= self._sizes.pop(storage, 0)
+
+    def left(self) -> dict[str, int]:
+        """What is there now."""
+        return dict(+self._now)
 
     def note(self, beside: int, node: int | None = None) -> None:
         """An op has run, which took so many bytes beside."""
