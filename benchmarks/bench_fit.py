@@ -106,13 +106,14 @@ CASES = {
     "resnet": case("resnet", "ResNet", "ForImageClassification", STAGES | {"embedding_size": 32}, "forward", 8),
     "convnext": case("convnext", "ConvNext", "ForImageClassification", STAGES | {"image_size": 224}, "forward", 4),
     "mobilenet_v2": case("mobilenet_v2", "MobileNetV2", "ForImageClassification", {}, "forward", 4),
+    "mobilenet_v2, SGD": case("mobilenet_v2", "MobileNetV2", "ForImageClassification", {}, "train", 2, optimizer="sgd"),
     "llama, AdamW": case("llama", "Llama", CAUSAL, DECODER, "train", 4),
     "gpt2, SGD": case("gpt2", "GPT2", "LMHeadModel", GPT2, "train", 4, optimizer="sgd"),
     "bert, AdamW": case("bert", "Bert", "ForMaskedLM", ENCODER, "train", 4),
     "vit, AdamW": case("vit", "ViT", "ForImageClassification", IMAGES, "train", 4),
     "resnet, SGD": case("resnet", "ResNet", "ForImageClassification", STAGES | {"embedding_size": 32}, "train", 4, optimizer="sgd"),
     "convnext, AdamW": case("convnext", "ConvNext", "ForImageClassification", STAGES | {"image_size": 224}, "train", 2),
-    "llama, bfloat16, Adafactor": case("llama", "Llama", CAUSAL, DECODER, "train", 4, optimizer="adafactor", dtype="bfloat16"),
+    "llama, bfloat16, Adam": case("llama", "Llama", CAUSAL, DECODER, "train", 4, optimizer="adam", dtype="bfloat16"),
 }  # fmt: skip
 SHORT = ("llama, batch 1", "resnet", "gpt2, SGD")
 

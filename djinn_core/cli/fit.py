@@ -265,7 +265,11 @@ class Fit:
         now = int(getattr(step, name))
         if now == 1:
             return
-        needed, size = _largest(lambda size: self._needed(attrs.evolve(step, **{name: size})), now, free)
+        changed: dict[str, Callable[[int], Step]] = {
+            "batch": lambda size: attrs.evolve(step, batch=size),
+            "tokens": lambda size: attrs.evolve(step, tokens=size),
+        }
+        needed, size = _largest(lambda size: self._needed(changed[name](size)), now, free)
         reason = "" if needed <= free else "not even that fits"
         yield Suggestion(f"--{name} {size}", needed, needed <= free, reason)
 

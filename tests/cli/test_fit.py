@@ -149,7 +149,6 @@ def measured(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import bench_fit
     import counted_cpu
-
     from configured import configure_anew
 
     plugins = [*(name for name in _installed() if name != "counted_cpu"), counted_cpu]
