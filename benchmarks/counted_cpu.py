@@ -71,6 +71,7 @@ class CountedDevice:
 
 def _storages() -> dict[int, int]:
     """Bytes of the memory that tensors of this process have, by its address."""
+    gc.collect()  # what is garbage already does not count
     found = {}
     for one in gc.get_objects():
         if type(one) is torch.Tensor and one.device.type == "cpu" and one.layout is torch.strided:
