@@ -32,7 +32,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -108,6 +108,17 @@ ray-kills: $(VENV)-ray/ready.stamp ## kill executors, actors and nodes of a Ray 
 notebooks: $(READY) ## run the notebooks of examples/, and install what that needs; ARGS="--write first_steps"
 	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[notebooks]'
 	$(BIN)/python tests/notebooks/run_notebooks.py $(ARGS)
+
+$(VENV)/docs.stamp: $(READY)
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/docs.stamp ## the documents as a site in build/site, warnings as errors; installs Sphinx; ARGS="-E" builds all pages anew
+	$(BIN)/python -m sphinx -W --keep-going -b html -c docs $(ARGS) . build/site
+	SITE=build/site $(BIN)/python -m pytest -q tests/repository/test_site.py
+
+fit: $(READY) ## what `djinn plan` says that models need, against what an executor held; ARGS="--only llama --json FILE"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/bench_fit.py $(ARGS)
 
 documents: $(READY) ## run the commands of all documents
 	ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)

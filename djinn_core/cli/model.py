@@ -1,14 +1,15 @@
-"""Models for `djinn explain`: built on the meta device from a configuration or by a function, and called once, captured."""
+"""Models for `djinn explain` and `djinn plan`: built on the meta device from a configuration or by a function, and captured."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import attrs
 import click
@@ -19,7 +20,9 @@ from djinn_core.errors import ConfigurationError, DjinnError, UnsupportedOperati
 
 if TYPE_CHECKING:
     from djinn_core.ir.result import PipelineResult, Stage
+    from djinn_core.runtime.captured import Captured
 
+T = TypeVar("T")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _SECOND = 16_000  # samples of speech
 _IMAGE = 224
@@ -27,43 +30,130 @@ _IMAGE = 224
 
 @attrs.frozen
 class Step:
-    """Task of the model, with its input sizes."""
+    """Task of the model, with its input sizes.
+
+    Attributes:
+        batch: inputs at a time. tokens: of each of them; for `decode` those of the prompt.
+        new_tokens: how many tokens are decoded after the prompt.
+        optimizer: name of a class of `torch.optim`, in any case, for `train`.
+        dtype: of weights and floating-point inputs, such as `bfloat16`; empty: the model's own.
+    """
 
     kind: Literal["forward", "decode", "train"] = "forward"
     batch: int = 1
     tokens: int = 512
+    new_tokens: int = 1
+    optimizer: str = "adamw"
+    dtype: str = ""
 
 
-def step_of(step: str, batch: int, tokens: int) -> Step:
+def step_of(step: str, batch: int, tokens: int, **others: Any) -> Step:
     """Build the task from the options of the command."""
-    return Step(cast("Any", step), batch, tokens)
+    return Step(cast("Any", step), batch, tokens, **others)
 
 
-def captured_model(target: str, step: Step, until: str) -> PipelineResult:
-    """Run the stages on the model that `target` names: a configuration, or `module:function`.
+@attrs.frozen
+class BuiltModel:
+    """A model without weights.
+
+    Attributes:
+        own_inputs: the inputs that came with it; None where they are made for each step.
+        mend: what to do where it cannot be called.
+    """
+
+    target: str
+    model: torch.nn.Module
+    own_inputs: Inputs | None
+    mend: str
+
+    @property
+    def name(self) -> str:
+        """Name of its class."""
+        return type(self.model).__name__
+
+    @property
+    def parameters(self) -> int:
+        """Number of its parameters."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def captured(self, step: Step, *, passes: int = 1) -> dict[str, Captured]:
+        """The programs of a step by name: `forward`, or `prefill` and `decode`, or `train`.
+
+        `passes`: how often the model is called in a row, with what the call before leaves.
+
+        Raises:
+            ConfigurationError: it cannot be called, or it is not known what inputs it takes.
+        """
+        model = self._prepared(step)
+        inputs = self.own_inputs or ((), _inputs_for(model, step, self.mend))
+        if step.dtype:
+            inputs = pytree.tree_map_only(
+                torch.Tensor, lambda t: t.to(_dtype(step)) if t.is_floating_point() else t, inputs
+            )
+        try:
+            return self._called(lambda: _captured(model, step, lambda: inputs, passes))
+        except UnsupportedOperation:  # it looks at its inputs: they get values, and the executor computes what it asks
+            click.echo(f"{self.name} looks at the values of its inputs: zeros are taken for them", err=True)
+        try:
+            return self._called(
+                lambda: _captured(model, step, lambda: pytree.tree_map_only(torch.Tensor, _zeros, inputs), passes)
+            )
+        except UnsupportedOperation as error:
+            raise ConfigurationError(
+                f"{self.target}: the model goes on by numbers that it has computed, {_place(error)}; without weights there are "
+                "none. Run it with weights: djinn explain script.py"
+            ) from None
+
+    def _prepared(self, step: Step) -> torch.nn.Module:
+        model = copy.deepcopy(self.model).to(_dtype(step)) if step.dtype else self.model
+        return model.train(step.kind == "train")
+
+    def _called(self, call: Callable[[], dict[str, Captured]]) -> dict[str, Captured]:
+        return _called_model(self.target, self.mend, call)
+
+
+def built_model(target: str, step: Step) -> BuiltModel:
+    """The model that `target` names: a configuration, or `module:function`. It is named on stderr.
 
     Raises:
         ConfigurationError: it cannot be built, or it is not known what inputs it takes.
     """
     importlib.import_module("djinn")  # as the user's program would: that registers the device
-    model, inputs, mend = _built(target, step)
-    model.to("meta").train(step.kind == "train")  # some make tensors on the CPU, wherever they are told to
-    parameters = sum(p.numel() for p in model.parameters())
-    click.echo(f"{type(model).__name__}, {parameters:,} parameters, without weights", err=True)
-    try:
-        return _called_model(target, mend, lambda: _planned(model, step, inputs, until))
-    except UnsupportedOperation:  # it looks at its inputs: they get values, and the executor computes what it asks
-        click.echo(f"{type(model).__name__} looks at the values of its inputs: zeros are taken for them", err=True)
-    try:
-        return _called_model(target, mend, lambda: _planned(model, step, inputs, until, zeros=True))
-    except UnsupportedOperation as error:
-        raise ConfigurationError(
-            f"{target}: the model goes on by numbers that it has computed, {_place(error)}; without weights there are none. "
-            "Run it with weights: djinn explain script.py"
-        ) from None
+    built = _built(target, step)
+    built.model.to("meta")  # some make tensors on the CPU, wherever they are told to
+    click.echo(f"{built.name}, {built.parameters:,} parameters, without weights", err=True)
+    return built
 
 
-def _called_model(target: str, mend: str, call: Callable[[], PipelineResult]) -> PipelineResult:
+def captured_model(target: str, step: Step, until: str) -> PipelineResult:
+    """Run the stages on the model that `target` names, as `built_model` has it, and the last program of its step.
+
+    Raises:
+        ConfigurationError: as `built_model` and `BuiltModel.captured`.
+    """
+    import djinn_core.runtime.captured as api
+
+    *_, last = built_model(target, step).captured(step).values()
+    return api.plan(last, until=cast("Stage", until))
+
+
+def _dtype(step: Step) -> torch.dtype:
+    found = getattr(torch, step.dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ConfigurationError(f"there is no floating-point dtype {step.dtype!r}; try bfloat16, float16 or float32")
+    return found
+
+
+def _optimizer(step: Step, model: torch.nn.Module) -> torch.optim.Optimizer:
+    known = {name.lower(): found for name, found in vars(torch.optim).items() if isinstance(found, type)}
+    found = known.get(step.optimizer.lower())
+    if found is None or not issubclass(found, torch.optim.Optimizer) or found is torch.optim.Optimizer:
+        names = sorted(n for n, f in known.items() if issubclass(f, torch.optim.Optimizer) and n != "optimizer")
+        raise ConfigurationError(f"torch.optim has no optimizer {step.optimizer!r}; it has {', '.join(names)}")
+    return found(model.parameters())  # type: ignore[call-arg]
+
+
+def _called_model(target: str, mend: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except DjinnError:
@@ -85,19 +175,23 @@ _OWN_INPUTS = (
 )
 
 
-def _planned(model: torch.nn.Module, step: Step, inputs: Inputs, until: str, *, zeros: bool = False) -> PipelineResult:
+def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], passes: int) -> dict[str, Captured]:
+    """The programs of a step; `given` gives its inputs inside a capture."""
+    if step.kind == "decode":
+        return _decoding(model, step, given)
     import djinn_core.runtime.captured as api
 
-    if step.kind == "decode":
-        inputs = _after_prefill(model, inputs)
-    optimizer = torch.optim.AdamW(model.parameters()) if step.kind == "train" else None
+    optimizer = _optimizer(step, model) if step.kind == "train" else None
     with api.capture() as captured, torch.set_grad_enabled(optimizer is not None):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, inputs) if zeros else inputs
-        output = model(*args, **kwargs)
-        if optimizer is not None:
-            _loss(output).backward()
-            optimizer.step()
-    return api.plan(captured, until=cast("Stage", until))  # while there is an output: what it holds is kept
+        args, kwargs = given()
+        for _ in range(passes):
+            if optimizer is not None:
+                optimizer.zero_grad()
+            output = model(*args, **kwargs)  # the one before is there until then, as in most loops
+            if optimizer is not None:
+                _loss(output).backward()
+                optimizer.step()
+    return {step.kind: captured}
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
@@ -115,23 +209,42 @@ def _loss(output: Any) -> torch.Tensor:
     raise ConfigurationError("--step train: the model returns no tensor that depends on its weights")
 
 
-def _after_prefill(model: torch.nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs of a step that decodes one token after those of `inputs`."""
-    args, kwargs = inputs
-    tokens = kwargs.get("input_ids")
-    if tokens is None or "past_key_values" not in inspect.signature(model.forward).parameters:
-        raise ConfigurationError(f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones")
-    with torch.no_grad(), torch.device("meta"):
-        cache = model(*args, **kwargs, use_cache=True).past_key_values
-    return (), {"input_ids": torch.zeros_like(tokens[:, :1]), "past_key_values": cache, "use_cache": True}
+def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -> dict[str, Captured]:
+    """The programs that read the prompt, and that decode the last token after it."""
+    import djinn_core.runtime.captured as api
+
+    takes = inspect.signature(model.forward).parameters
+    # As `generate()` calls it: only the last position is asked for.
+    options: dict[str, Any] = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
+    with torch.no_grad():
+        with api.capture() as prefill:
+            args, kwargs = given()
+            tokens = kwargs.get("input_ids")
+            if tokens is None or "past_key_values" not in takes:
+                raise ConfigurationError(
+                    f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones"
+                )
+            output = model(*args, **kwargs, **options)
+        with api.capture():  # for its cache alone
+            args, kwargs = given()
+            longer = kwargs["input_ids"][:, :1].repeat(1, tokens.shape[1] + step.new_tokens - 1)
+            output = model(*args, **kwargs | {"input_ids": longer}, **options)
+            cache = output.past_key_values
+            del output
+        with api.capture() as decode:
+            args, kwargs = given()
+            last = model(input_ids=kwargs["input_ids"][:, :1], past_key_values=cache, **options)
+    del last  # whose memory is in the program
+    return {"prefill": prefill, "decode": decode}
 
 
-def _built(target: str, step: Step) -> tuple[torch.nn.Module, Inputs, str]:
-    """The model and its inputs, on the meta device, and what to do where it cannot be called with them."""
+def _built(target: str, step: Step) -> BuiltModel:
+    """The model, and the inputs that come with it."""
     path = Path(target)
     if path.is_dir() or path.suffix == ".json":
         model = _from_configuration(path / "config.json" if path.is_dir() else path)
-        return model, ((), _inputs_for(model, step, _OWN_INPUTS)), _OWN_INPUTS
+        _inputs_for(model, step, _OWN_INPUTS)  # whether that is known
+        return BuiltModel(target, model, None, _OWN_INPUTS)
     made = _called(_function(target), target)
     model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
@@ -140,14 +253,12 @@ def _built(target: str, step: Step) -> tuple[torch.nn.Module, Inputs, str]:
         )
     if given is None:
         mend = f"Let {target} return the inputs, too: (model, {{'name': tensor}})"
-        return model, ((), _inputs_for(model, step, mend)), f"Its inputs were guessed. {mend}"
+        _inputs_for(model, step, mend)
+        return BuiltModel(target, model, None, f"Its inputs were guessed. {mend}")
     inputs = _as_inputs(given)
     shown = [f"{name}={_look(value)}" for name, value in (*enumerate(inputs[0]), *inputs[1].items())]
-    return (
-        model,
-        inputs,
-        f"Correct the model, or the inputs that {target} returns with it: {', '.join(shown) or 'none'}",
-    )
+    mend = f"Correct the model, or the inputs that {target} returns with it: {', '.join(shown) or 'none'}"
+    return BuiltModel(target, model, inputs, mend)
 
 
 def _look(value: Any) -> str:

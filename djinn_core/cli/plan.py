@@ -1,4 +1,4 @@
-"""`djinn plan`: where a model would run on a cluster that is only described, how fast, and what limits it."""
+"""`djinn plan`: if a model fits on servers as they are now, or where it would run on a cluster that is only described; how fast."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+
+from djinn_core.cli.server_options import server_options
 
 if TYPE_CHECKING:
     from djinn_core.cli.model import Step
@@ -24,21 +26,43 @@ _GB = 1e9
 @click.option(
     "--cluster",
     "file",
-    required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A TOML file with the devices and links.",
+    help="A TOML file with the devices and links of a cluster that need not be there, in place of servers.",
 )
+@server_options
 @click.option(
     "--step", type=click.Choice(("forward", "decode", "train")), default="forward", help="What the model does."
 )
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Inputs of the model at a time.")
-@click.option("--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of each input.")
+@click.option(
+    "--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of each input, or of its prompt."
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Tokens that are decoded after the prompt.",
+)
+@click.option("--optimizer", default="adamw", show_default=True, help="A class of torch.optim, for --step train.")
+@click.option("--dtype", default="", help="Of the weights, such as bfloat16; by default what the model says.")
 @click.option("--policy", default="", help="The placement policy; by default the one preferred for several devices.")
 @click.option("--scheduler", default="", help="The scheduler; by default the one preferred for several devices.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("model")
-def command(file: Path, model: str, policy: str, scheduler: str, as_json: bool, **asked: Any) -> None:
-    """Plan MODEL for a cluster that need not be there: placement, memory, predicted latency and throughput, and limits.
+def command(
+    file: Path | None,
+    servers: tuple[str, ...],
+    connection_file: Path | None,
+    model: str,
+    policy: str,
+    scheduler: str,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Tell if MODEL fits on the servers as they are now, what would make it fit, and how fast it would be.
+
+    With --cluster: plan it for a cluster that is only described: placement, memory, predicted latency and throughput, and limits.
 
     MODEL is one of
 
@@ -46,13 +70,22 @@ def command(file: Path, model: str, policy: str, scheduler: str, as_json: bool, 
     config.json      the configuration of a Hugging Face model, or the folder that it is in
     module:function  a function that returns a model, or a model and its inputs
 
-    Nothing is computed, and no weights are needed. Times are those of the cost models for devices as the file describes them.
+    Nothing is computed, and no weights are needed. Times are those of the cost models; `djinn calibrate` measures devices for them.
+    The exit status is 1 if it does not fit on the servers.
     """  # noqa: D301 - click looks for the character, not for its spelling
-    from djinn_core.builtins.cluster import read_cluster
     from djinn_core.cli.model import captured_model, step_of
 
-    topology = read_cluster(file.read_text(encoding="utf-8"), str(file))
     step: Step = step_of(**asked)
+    if file is None:
+        from djinn_core.cli.fit import tell_fit
+
+        tell_fit(model, step, servers, connection_file, (policy, scheduler), as_json=as_json)
+        return
+    if servers or connection_file is not None:
+        raise click.UsageError("--cluster is for devices that are only described: leave out the servers, or it")
+    from djinn_core.builtins.cluster import read_cluster
+
+    topology = read_cluster(file.read_text(encoding="utf-8"), str(file))
     with contextlib.redirect_stdout(sys.stderr):
         captured = captured_model(model, step, "annotate")
     result, told = _planned(captured, topology, policy, scheduler)

@@ -237,7 +237,7 @@ class Submit(Message, frozen=True):
     Attributes:
         sequence: number of the submission in its session, from 1, without gaps; each is applied exactly once.
         fetch: handles whose tensors come back.
-        free: handles to forget afterwards.
+        free: handles to forget: afterwards, and before it runs those that it does not use.
         digest: BLAKE2b-128 of the encoded template.
         outputs: handles for the template's outputs.
         slot_changes, input_changes: the slots and the inputs that differ from those of the template's last run.
