@@ -1,0 +1,2 @@
+# Ends the server.
+stop_server
