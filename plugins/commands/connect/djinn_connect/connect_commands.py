@@ -18,8 +18,12 @@ from djinn_connect.records import Record
 @click.option("-i", "--identity", type=click.Path(exists=True, dir_okay=False), help="Private key for ssh.")
 @click.option("-J", "--jump", metavar="HOST", help="Host to jump through, as for ssh.")
 @click.option("-F", "--ssh-config", type=click.Path(exists=True, dir_okay=False), help="In place of ~/.ssh/config.")
-@click.option("-o", "--ssh-option", "further", multiple=True, metavar="KEY=VALUE", help="Option of ssh. May be repeated.")
-@click.option("--folder", help="Folder there for the environment, the server's files and jobs. Default: in your data directory.")
+@click.option(
+    "-o", "--ssh-option", "further", multiple=True, metavar="KEY=VALUE", help="Option of ssh. May be repeated."
+)
+@click.option(
+    "--folder", help="Folder there for the environment, the server's files and jobs. Default: in your data directory."
+)
 @click.option("--environment", help="Environment there that has PyTorch and Djinn, in place of one that is made.")
 @click.option("--python", help="Python there for the environment. Default: one that is found.")
 @click.option("--torch", help="Requirement for PyTorch there. Default: the version that is installed here.")
@@ -28,7 +32,9 @@ from djinn_connect.records import Record
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder of wheels to send: PyTorch and others for that machine, and Djinn's, which are built from the checkout otherwise.",
 )
-@click.option("--update", is_flag=True, help="Install what there is here now, and restart the server, whose sessions end.")
+@click.option(
+    "--update", is_flag=True, help="Install what there is here now, and restart the server, whose sessions end."
+)
 @click.option("--background", is_flag=True, help="Not under systemd, even if you may have services there.")
 @click.option("--check/--no-check", default=True, help="Train one small step at the end, if there was something to do.")
 @click.option("--dry-run", is_flag=True, help="Print each command and do nothing.")
@@ -125,13 +131,17 @@ def _check_free(name: str) -> None:
     from djinn.logins import list_logins
 
     if any(one.name == name for one in list_logins()):
-        raise click.ClickException(f"{name!r} is a log-in that `djinn login` made: give this server another --name, or `djinn logout {name}`")
+        raise click.ClickException(
+            f"{name!r} is a log-in that `djinn login` made: give this server another --name, or `djinn logout {name}`"
+        )
 
 
 @click.command(name="disconnect")
 @click.argument("name")
 @click.option("--stop", is_flag=True, help="End the server there, too, and its sessions. Jobs go on.")
-@click.option("--forget", is_flag=True, help="Remove the log-in and what is kept here about the server; nothing there is removed.")
+@click.option(
+    "--forget", is_flag=True, help="Remove the log-in and what is kept here about the server; nothing there is removed."
+)
 def disconnect(name: str, stop: bool, forget: bool) -> None:
     """Close the tunnel to the server NAME. `djinn connect NAME` opens it again."""
     from djinn_connect.connecting import end_server
@@ -152,4 +162,6 @@ def disconnect(name: str, stop: bool, forget: bool) -> None:
         if any(one.name == name for one in list_logins()):
             forget_login(name)
         forget_record(name)
-        click.echo(f"removed {name} from this machine; its files on {record.host} are in {record.folder or 'your data directory'}")
+        click.echo(
+            f"removed {name} from this machine; its files on {record.host} are in {record.folder or 'your data directory'}"
+        )

@@ -37,7 +37,7 @@ from djinn_connect.survey import GIB, Python, Survey, choose_python, needed_room
 from djinn_connect.wheels import Wheels, archive, find_wheels, missing, requirements, stamp_of, total
 
 if TYPE_CHECKING:
-    from djinn.hooks import DjinnError
+    from djinn.hooks import ConfigurationError, DjinnError
 
 _START_SECONDS: Final = 120
 _NO_INDEX: Final = 6  # exit status of environment.sh
@@ -89,9 +89,7 @@ def connect(wish: Wish, say: Say) -> Record:
                 return wish.record
             return _Connecting(wish, say).run()
     except filelock.Timeout:
-        from djinn.hooks import ConfigurationError
-
-        raise ConfigurationError(f"another `djinn connect` is at work on {name!r}: wait for it") from None
+        raise refused(f"another `djinn connect` is at work on {name!r}: wait for it") from None
 
 
 def is_up(wish: Wish) -> bool:
@@ -117,9 +115,7 @@ def is_up(wish: Wish) -> bool:
 
 def _check_options(wish: Wish, running: str) -> None:
     if wish.serve is not None and shlex.join(wish.serve) != running:
-        from djinn.hooks import ConfigurationError
-
-        raise ConfigurationError(
+        raise refused(
             f"the server on {wish.record.host} runs with {running or 'no options'}, not with {shlex.join(wish.serve) or 'none'}: end it, and its "
             f"sessions, with `djinn disconnect --stop {wish.record.name}`, and repeat this"
         )
@@ -175,8 +171,6 @@ class _Connecting:
         return survey
 
     def _install(self, survey: Survey) -> None:
-        from djinn.hooks import ConfigurationError
-
         torch = self.wish.torch or default_torch()
         with tempfile.TemporaryDirectory(prefix="djinn-wheels-") as built:
             with self._step("find the wheels of Djinn"):
@@ -186,7 +180,7 @@ class _Connecting:
             has_torch = wheels.named("torch") is not None
             needed = needed_room(bool(survey.gpus), [total(wheels.files)], has_torch)
             if reason := objection(survey, _HERE, needed):
-                raise ConfigurationError(f"{self.record.host} cannot serve: {reason}")
+                raise refused(f"{self.record.host} cannot serve: {reason}")
             python = choose_python(survey.pythons, _HERE)
             assert python is not None  # that is an objection
             self._send(wheels)
@@ -248,14 +242,16 @@ class _Connecting:
         if tunnel.is_kept(self.record.name) and state and state.is_open and state.remote == remote:
             return
         with self._step("open the tunnel"):
+            reason = ""
             for local in (self.record.local or tunnel.free_port(), tunnel.free_port()):
                 self.record = msgspec.structs.replace(self.record, local=local, remote=remote)
                 save_record(self.record)
                 open_or_raise(self.connection)
-                state = tunnel.start_keeper(self.record)
-                if state.is_open:
+                begun = tunnel.start_keeper(self.record)
+                if begun.is_open:
                     return
-        raise TransportError(f"the tunnel to {self.record.host} does not open: {state.reason}. Repeat this command")
+                reason = begun.reason
+        raise TransportError(f"the tunnel to {self.record.host} does not open: {reason}. Repeat this command")
 
     def _log_in(self, token: object) -> None:
         from djinn.logins import ConnectionFile, Login, save_login
@@ -273,7 +269,7 @@ def open_or_raise(connection: SshConnection) -> None:
     """
     host = connection.destination.host
     if reason := connection.open(asks=has_terminal()):
-        from djinn.hooks import TransportError  # after PyTorch, for which a command need not wait otherwise
+        from djinn.hooks import TransportError
 
         raise TransportError(f"no connection to {host}: {reason}\n{_cure(reason, connection.destination)}")
 
@@ -288,6 +284,13 @@ def _cure(reason: str, destination: Destination) -> str:
             f"until `{by_hand}` works. Then repeat this"
         )
     return f"See if `{by_hand}` works, and repeat this"
+
+
+def refused(text: str) -> ConfigurationError:
+    """The error for what the user has to change. Its class is imported here, after PyTorch, for which commands that go well need not wait."""
+    from djinn.hooks import ConfigurationError
+
+    return ConfigurationError(text)
 
 
 def failure(title: str, host: str, done: Done) -> DjinnError:
@@ -381,7 +384,11 @@ def rehearse(wish: Wish) -> Iterator[str]:
     steps: list[tuple[str, Script]] = [("look what is there", look_script(record, wish.python))]
     if not record.environment:
         made = environment_script(record, python, wheels, torch)
-        values = {"version": "<its version>", "requirements": f"{torch}\n<wheels of Djinn>", "stamp": "<digest of the wheels>"}
+        values = {
+            "version": "<its version>",
+            "requirements": f"{torch}\n<wheels of Djinn>",
+            "stamp": "<digest of the wheels>",
+        }
         steps += [
             ("which wheels are there", Script(("have",), record.place)),
             ("take the others, from standard input", Script(("receive",), record.place)),
@@ -392,7 +399,9 @@ def rehearse(wish: Wish) -> Iterator[str]:
     for title, script in steps:
         command = shlex.join(run_command(record.destination, control, len(script.text())))
         yield f"# {title}\n{command} <<'END'\n{script.text()}END"
-    forward = control_command(record.destination, control, "forward", *forward_arguments(record.local or 1, record.remote or 1))
+    forward = control_command(
+        record.destination, control, "forward", *forward_arguments(record.local or 1, record.remote or 1)
+    )
     yield f"# open the tunnel, between ports that are found out\n{shlex.join(forward)}"
     yield f"# keep it open\n{shlex.join([sys.executable, '-P', '-m', 'djinn_connect.keeper', record.name])}"
 
@@ -415,14 +424,16 @@ def train_a_step(name: str) -> str:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(inputs).square().mean().backward()
         optimizer.step()
-        return model(inputs).square().mean().item()
+        return float(model(inputs).square().mean())
 
     djinn.configure(servers=name)
     begun = time.monotonic()
     there, here = trained("remote_accelerator:0"), trained("cpu")
     seconds = time.monotonic() - begun
     if not torch.allclose(torch.tensor(there), torch.tensor(here), rtol=1e-3):
-        raise djinn.StartupError(f"a step of training gives a loss of {there} there and {here} here: see `djinn doctor`")
+        raise djinn.StartupError(
+            f"a step of training gives a loss of {there} there and {here} here: see `djinn doctor`"
+        )
     device = torch.accelerator.current_accelerator()
     return f"loss {there:.6f} there, {here:.6f} here, on {device}, in {seconds:.1f} s with the first connection"
 

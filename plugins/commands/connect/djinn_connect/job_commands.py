@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from djinn_connect.project_files import ProjectFiles
     from djinn_connect.records import Record
 
-_server = click.option("--server", help="Name of the server (`djinn connect`). Default: the configured or the only one.")
+_server = click.option(
+    "--server", help="Name of the server (`djinn connect`). Default: the configured or the only one."
+)
 
 
 @click.command(name="submit", context_settings={"ignore_unknown_options": False})
@@ -27,10 +29,22 @@ _server = click.option("--server", help="Name of the server (`djinn connect`). D
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder that is sent. Default: the working directory if the script is in it, otherwise the script's folder.",
 )
-@click.option("--include", multiple=True, metavar="PATTERN", help="Send this too, whatever .gitignore or its name says. May be repeated.")
-@click.option("--limit-mib", type=click.IntRange(1), default=100, show_default=True, help="MiB of files that may be sent.")
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Send this too, whatever .gitignore or its name says. May be repeated.",
+)
+@click.option(
+    "--limit-mib", type=click.IntRange(1), default=100, show_default=True, help="MiB of files that may be sent."
+)
 @click.option("--requirements/--no-requirements", "installs", default=True, help="Install what the project requires.")
-@click.option("-f", "--follow", is_flag=True, help="Show the log until the job ends, with its exit status. Ctrl-C ends that, not the job.")
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Show the log until the job ends, with its exit status. Ctrl-C ends that, not the job.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and do nothing.")
 def submit(
     script: Path,
@@ -74,7 +88,9 @@ def submit(
         return
     job, served = known.submit(record, found, relative, arguments, wanted)
     if not served:
-        click.echo(f"no server runs on {record.host}: `djinn connect {record.name}` starts it, if the script uses it", err=True)
+        click.echo(
+            f"no server runs on {record.host}: `djinn connect {record.name}` starts it, if the script uses it", err=True
+        )
     click.echo(job)
     if follow:
         _follow(record, job)
@@ -96,7 +112,9 @@ def _show(found: ProjectFiles) -> None:
     if found.ignored:
         click.echo(f"not sent, as .gitignore says: {found.ignored:,} entries", err=True)
     if found.secrets:
-        click.echo(f"not sent, as they look like secrets (--include PATTERN sends them): {', '.join(found.secrets)}", err=True)
+        click.echo(
+            f"not sent, as they look like secrets (--include PATTERN sends them): {', '.join(found.secrets)}", err=True
+        )
     if found.links:
         click.echo(f"not sent, as they lead out of the folder: {', '.join(found.links)}", err=True)
 
@@ -116,7 +134,17 @@ def jobs(server: str | None, as_json: bool, remove: str | None) -> None:
         return
     found = known.list_jobs(record)
     if as_json:
-        rows = [{"id": job.id, "state": job.state, "code": job.code, "begun": job.begun, "ended": job.ended if job.is_over else None, "command": job.command} for job in found]
+        rows = [
+            {
+                "id": job.id,
+                "state": job.state,
+                "code": job.code,
+                "begun": job.begun,
+                "ended": job.ended if job.is_over else None,
+                "command": job.command,
+            }
+            for job in found
+        ]
         click.echo(json.dumps(rows, indent=2))
     elif not found:
         click.echo(f"no jobs on {record.name}")
@@ -193,7 +221,10 @@ def _follow(record: Record, job: str) -> None:
     try:
         ended = known.copy_log(record, job, sys.stdout.buffer, follow=True)
     except KeyboardInterrupt:
-        click.echo(f"\n{job} goes on: `djinn logs -f {job} --server {record.name}`, `djinn stop {job} --server {record.name}`", err=True)
+        click.echo(
+            f"\n{job} goes on: `djinn logs -f {job} --server {record.name}`, `djinn stop {job} --server {record.name}`",
+            err=True,
+        )
         raise SystemExit(130) from None
     click.echo(f"{ended.id}: {ended.state}", err=True)
     raise SystemExit(ended.exit_code)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
 def write(name: str, text: str) -> None:
@@ -26,7 +27,7 @@ def write(name: str, text: str) -> None:
     aside.replace(name)
 
 
-def environment(job: dict, folder: Path) -> Path:
+def environment(job: dict[str, Any], folder: Path) -> Path:
     """The Python of the job: that of the server, or of an environment on top of it with what the project requires, made once."""
     base = Path(sys.executable)
     wanted = job["requirements"]
@@ -40,8 +41,9 @@ def environment(job: dict, folder: Path) -> Path:
     python = place / "bin" / "python"
     with FileLock(f"{place}.lock"):
         if not (place / "complete").exists():
-            print("[djinn] an environment for the requirements of the project is made, once", flush=True)
-            subprocess.run([base, "-m", "venv", "--clear", "--without-pip", place], check=True)
+            print("[djinn] an environment for the requirements of the project is made, once", flush=True)  # noqa: T201 - into its log
+            made: list[str | Path] = [base, "-m", "venv", "--clear", "--without-pip", place]
+            subprocess.run(made, check=True)
             ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
             below, own = (subprocess.check_output([one, "-c", ask], text=True).strip() for one in (base, python))
             # Behind the environment's own packages: PyTorch and Djinn stay those of the server.
@@ -49,14 +51,14 @@ def environment(job: dict, folder: Path) -> Path:
             (place / "requirements.txt").write_text("\n".join(wanted) + "\n")
             torch = subprocess.check_output([python, "-c", "import torch; print(torch.__version__)"], text=True).strip()
             (place / "constraints.txt").write_text(f"torch=={torch}\n")
-            command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
-            command += ["--constraint", place / "constraints.txt", "--requirement", place / "requirements.txt"]
-            subprocess.run(command, check=True)
+            options: list[str | Path] = ["--disable-pip-version-check", "--no-input", "--progress-bar=off"]
+            options += ["--constraint", place / "constraints.txt", "--requirement", place / "requirements.txt"]
+            subprocess.run([python, "-m", "pip", "install", *options], check=True, cwd="files")
             (place / "complete").touch()
     return python
 
 
-def name_server(job: dict, connection: Path) -> None:
+def name_server(job: dict[str, Any], connection: Path) -> None:
     """A log-in of the name that the client uses, so that the script finds the server under it on either machine."""
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     link = base / "djinn" / "servers" / f"{job['server']}.json"
@@ -100,7 +102,7 @@ def main() -> None:
         code = child.wait()
         ended["code"] = code if code >= 0 else 128 - code
     except subprocess.CalledProcessError as error:
-        print(f"[djinn] the environment cannot be made: {error}", flush=True)
+        print(f"[djinn] the environment cannot be made: {error}", flush=True)  # noqa: T201
     finally:
         finish()
 

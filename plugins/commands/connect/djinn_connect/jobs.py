@@ -6,7 +6,6 @@ import contextlib
 import json
 import secrets
 import shlex
-import sys
 import tarfile
 import time
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from typing import IO, TYPE_CHECKING, Final, cast
 
 import attrs
 
-from djinn_connect.connecting import connected, failure
+from djinn_connect.connecting import connected, failure, refused
 from djinn_connect.project_files import ProjectFiles
 from djinn_connect.records import Record, find_record, list_records
-from djinn_connect.ssh import BROKEN, Script, SshConnection
+from djinn_connect.ssh import BROKEN, Done, Script, SshConnection
 from djinn_connect.wheels import archive
 
 if TYPE_CHECKING:
@@ -77,16 +76,14 @@ def choose_record(server: str | None, configured: Sequence[str]) -> Record:
 
 
 def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError:
-    from djinn.hooks import ConfigurationError
-
-    there = f"Those that were: {', '.join(known)}" if known else "None was yet"
     if not names:
-        return ConfigurationError("no server was connected over ssh yet: `djinn connect alice@gpu-box`")
+        return refused("no server was connected over ssh yet: `djinn connect alice@gpu-box`")
     if len(names) > 1:
-        return ConfigurationError(f"there are several servers: name one of {', '.join(names)} with --server")
-    return ConfigurationError(
+        return refused(f"there are several servers: name one of {', '.join(names)} with --server")
+    there = f"Those that were: {', '.join(known)}" if known else "None was yet"
+    return refused(
         f"{names[0]!r} was not reached over ssh, and jobs are processes of your account on its machine: `djinn connect alice@HOST --name NAME` first, "
-        f"with another name than that of its log-in. {there}. On a Ray cluster, use `ray job submit` (docs/connect.md)"
+        f"with another name than that of a log-in. {there}. On a Ray cluster, use `ray job submit` (docs/connect.md)"
     )
 
 
@@ -96,13 +93,16 @@ def new_id(script: str) -> str:
     return f"{stem or 'job'}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def submit(record: Record, project: ProjectFiles, script: str, arguments: Sequence[str], requirements: Sequence[str]) -> tuple[str, bool]:
+def submit(
+    record: Record, project: ProjectFiles, script: str, arguments: Sequence[str], requirements: Sequence[str]
+) -> tuple[str, bool]:
     """Send the project and start the job there: its name, and if a server runs beside it.
 
     Args:
         record: the server.
         project: files to send.
-        script: relative to the project's folder. arguments: of the script.
+        script: relative to the project's folder.
+        arguments: of the script.
         requirements: what is installed for it, a line each.
 
     Raises:
@@ -110,7 +110,13 @@ def submit(record: Record, project: ProjectFiles, script: str, arguments: Sequen
         TransportError: there is no connection, or it broke before the job began.
     """
     job = new_id(script)
-    said = {"id": job, "server": record.name, "script": script, "arguments": list(arguments), "requirements": list(requirements)}
+    said = {
+        "id": job,
+        "server": record.name,
+        "script": script,
+        "arguments": list(arguments),
+        "requirements": list(requirements),
+    }
     texts = {
         "job.json": json.dumps(said),
         "shown": shlex.join([script, *arguments]).replace("\n", " ").replace("\t", " "),
@@ -118,7 +124,9 @@ def submit(record: Record, project: ProjectFiles, script: str, arguments: Sequen
     }
     sent = {f"files/{path}": project.root / path for path in project.files}
     with connected(record) as connection:
-        output = _run(record, connection, "submitting the job", Script(("submit",), {**record.place, "job": job}), sent, texts)
+        output = _run(
+            record, connection, "submitting the job", Script(("submit",), {**record.place, "job": job}), sent, texts
+        )
     return job, "no server" not in output
 
 
@@ -174,7 +182,7 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
             if code != BROKEN:
                 return _find(record, connection, job)
             if not follow:
-                raise ConnectionError(f"the connection to {record.host} broke: repeat this")
+                raise failure("reading the log", record.host, Done(code, "", ""))
             time.sleep(_RECONNECT_SECONDS)
 
 
@@ -219,11 +227,9 @@ def fetch(record: Record, job: str, path: str, into: Path) -> tuple[int, int]:
         StartupError: there is no such file.
         TransportError: there is no connection, or it broke.
     """
-    from djinn.hooks import ConfigurationError, StartupError, TransportError
-
     wanted = PurePosixPath(path)
     if wanted.is_absolute() or ".." in wanted.parts or not wanted.parts:
-        raise ConfigurationError(f"{path!r} must be below the working directory of the job, such as out/model.pt")
+        raise refused(f"{path!r} must be below the working directory of the job, such as out/model.pt")
     into.mkdir(parents=True, exist_ok=True)
     count = size = 0
     with connected(record) as connection:
@@ -237,10 +243,8 @@ def fetch(record: Record, job: str, path: str, into: Path) -> tuple[int, int]:
                 code = process.wait()
             except tarfile.ReadError:  # nothing came, or not all of it
                 code = process.wait() or BROKEN
-    if code == BROKEN:
-        raise TransportError(f"the connection to {record.host} broke while {path} was fetched: repeat this")
     if code:
-        raise StartupError(f"{path} of {name} was not fetched from {record.host} (exit status {code})")
+        raise failure(f"fetching {path} of {name}", record.host, Done(code, "", ""))
     return count, size
 
 
@@ -249,15 +253,13 @@ def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:
 
 
 def _find(record: Record, connection: SshConnection, job: str) -> Job:
-    from djinn.hooks import ConfigurationError
-
     if not job or not all(mark.isascii() and (mark.isalnum() or mark in "-_") for mark in job):
-        raise ConfigurationError(f"{job!r} is no name of a job")
+        raise refused(f"{job!r} is no name of a job")
     found = _list(record, connection, job)
     exact = [one for one in found if one.id == job]
     if len(exact or found) != 1:
         there = ", ".join(one.id for one in found or _list(record, connection, "")[-8:]) or "none"
-        raise ConfigurationError(f"{'several jobs begin with' if found else 'there is no job'} {job!r} on {record.name}: {there}")
+        raise refused(f"{'several jobs begin with' if found else 'there is no job'} {job!r} on {record.name}: {there}")
     return (exact or found)[0]
 
 
@@ -273,8 +275,3 @@ def _run(
     if done.code:
         raise failure(title, record.host, done)
     return done.output
-
-
-def is_terminal() -> bool:
-    """True if a person reads standard output."""
-    return sys.stdout.isatty()

@@ -25,7 +25,9 @@ from djinn_connect.ssh import SshConnection, hold_command
 _FIRST: Final = 0.5  # seconds between two attempts
 _LONGEST: Final = 60.0
 # What another attempt does not mend; repeating it looks like guessing passwords to the other side.
-_FINAL: Final = re.compile(r"Permission denied|Host key verification failed|REMOTE HOST IDENTIFICATION|Too many authentication failures")
+_FINAL: Final = re.compile(
+    r"Permission denied|Host key verification failed|REMOTE HOST IDENTIFICATION|Too many authentication failures"
+)
 
 
 def is_final(reason: str) -> bool:
@@ -81,7 +83,13 @@ def _end(*_: object) -> None:
 
 
 def main(name: str) -> None:
-    """Keep the tunnel of the record of that name, unless another process does."""
+    """Keep the tunnel of the record of that name, in a process that is no child of this one, whose number is printed; one process can."""
+    if child := os.fork():
+        sys.stdout.write(f"{child}\n")
+        return
+    os.setsid()
+    quiet = os.open(os.devnull, os.O_RDWR)
+    os.dup2(quiet, sys.stdout.fileno())  # the reader of the number is not kept waiting
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     record = find_record(name)

@@ -122,7 +122,7 @@ def control_path(name: str) -> Path:
         if base is not None and len(os.fsencode(base)) + len(short) < _LONGEST:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             return base / short
-    base = Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < _LONGEST - 40 else "/tmp", f"djinn-ssh-{os.getuid()}")
+    base = Path(tempfile.gettempdir(), f"djinn-ssh-{os.getuid()}")
     base.mkdir(mode=0o700, exist_ok=True)
     status = base.lstat()
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISDIR(status.st_mode):

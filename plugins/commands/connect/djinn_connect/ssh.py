@@ -89,7 +89,20 @@ class Done:
 def open_command(destination: Destination, control: Path, *, asks: bool) -> list[str]:
     """Command that authenticates and leaves a connection in the background. `asks`: it may ask the user for a password."""
     quiet = () if asks else ("-o", "BatchMode=yes")
-    return ["ssh", *destination.options, *_ALIVE, *_OPEN, *quiet, "-M", "-S", str(control), "-f", "-N", "--", destination.host]
+    return [
+        "ssh",
+        *destination.options,
+        *_ALIVE,
+        *_OPEN,
+        *quiet,
+        "-M",
+        "-S",
+        str(control),
+        "-f",
+        "-N",
+        "--",
+        destination.host,
+    ]
 
 
 def control_command(destination: Destination, control: Path, order: str, *arguments: str) -> list[str]:

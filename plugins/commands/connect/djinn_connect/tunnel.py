@@ -43,23 +43,28 @@ def start_keeper(record: Record) -> TunnelState:
     with contextlib.suppress(FileNotFoundError):
         record_path(record.name, ".tunnel.json").unlink()
     with record_path(record.name, ".keeper.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "djinn_connect.keeper", record.name],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            start_new_session=True,
+        command = [sys.executable, "-P", "-m", "djinn_connect.keeper", record.name]
+        begun = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, cwd="/", check=False, text=True
         )
+    process = int(begun.stdout or 0)
     deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        if (state := tunnel_state(record.name)) is not None and state.process == process.pid:
+    while process and _lives(process) and time.monotonic() < deadline:
+        if (state := tunnel_state(record.name)) is not None and state.process == process:
             return state
-        if process.poll() is not None:
-            break
         time.sleep(0.02)
+    if (state := tunnel_state(record.name)) is not None and state.process == process:
+        return state  # it has just ended
     said = record_path(record.name, ".keeper.log").read_text(errors="replace").strip()
-    return TunnelState(process.pid, reason=said or "the process that keeps the tunnel said nothing", ended=True)
+    return TunnelState(process, reason=said or "the process that keeps the tunnel said nothing", ended=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def stop_keeper(name: str) -> bool:

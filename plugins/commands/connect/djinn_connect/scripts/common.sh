@@ -1,12 +1,12 @@
-# Before every script. POSIX sh; `folder` may be given, otherwise it lies in the user's data directory.
+# Before every script. POSIX sh; `folder` and `environment` may be given; by default they lie in the
+# user's data directory.
 set -eu
 umask 077
 LC_ALL=C
 export LC_ALL
-case ${folder:-} in
-"") folder=${XDG_DATA_HOME:-$HOME/.local/share}/djinn/connect ;;
-"~/"*) folder=$HOME/${folder#"~/"} ;;
-esac
+at_home() { case $1 in '~'/*) printf %s "$HOME/${1#??}" ;; *) printf %s "$1" ;; esac; }
+folder=$(at_home "${folder:-${XDG_DATA_HOME:-$HOME/.local/share}/djinn/connect}")
+environment=$(at_home "${environment:-$folder/env}")
 
 say() { printf '%s\n' "$*" >&2; }
 

@@ -4,10 +4,13 @@ now=$(date +%s)
 for place in "$job"*/; do
     name=${place%/}
     [ -f "$name/begun" ] || continue
-    code= end=
+    code=''
+    end=''
     if [ -s "$name/ended" ]; then
         read -r end code <"$name/ended"
-        if [ -e "$name/stop" ]; then state=stopped; elif [ "$code" = 0 ]; then state=done; else state=failed; fi
+        state=failed
+        [ "$code" != 0 ] || state='done'
+        [ ! -e "$name/stop" ] || state=stopped
     elif alive "$name/pid" "$folder/jobs/$name/"; then
         state=$(cat "$name/state")
     else

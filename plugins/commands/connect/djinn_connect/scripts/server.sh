@@ -1,5 +1,4 @@
-# Before scripts about the server. `environment`: where its Python is, `env` by default.
-environment=${environment:-$folder/env}
+# Before scripts about the server.
 connection=$folder/server/connection.json
 unit=djinn-connect
 runs() { alive "$folder/server/pid" "$connection"; }

@@ -1,5 +1,5 @@
 # Takes a job, as a tar archive on standard input, and starts it. `job`: its name.
-python=${environment:-$folder/env}/bin/python
+python=$environment/bin/python
 [ -x "$python" ] || { say "there is no environment at $python: djinn connect makes it"; exit 8; }
 mkdir -p "$folder/jobs"
 cd "$folder/jobs"
