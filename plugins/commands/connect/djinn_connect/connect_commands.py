@@ -97,7 +97,7 @@ def _ssh_options(
 def _record(
     destination: str, name: str | None, options: tuple[str, ...], folder: str | None, environment: str | None
 ) -> Record:
-    """What is to be connected: as it is known, where it is, and as it is called now, where it is called so."""
+    """The server to be connected, as it is known, with what this call says otherwise."""
     import msgspec
 
     from djinn_connect.records import find_record, is_server_name

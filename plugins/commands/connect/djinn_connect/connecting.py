@@ -51,7 +51,7 @@ Say = Callable[[str], None]
 
 @attrs.frozen
 class Wish:
-    """What the user asked for.
+    """The request of the user.
 
     Attributes:
         record: the server, as it was called or as it is known. python: a path there; empty: found. torch: the requirement.

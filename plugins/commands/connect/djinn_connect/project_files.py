@@ -1,4 +1,4 @@
-"""Which files of a project are sent with a job: not what `.gitignore` leaves out, not what can be made again, and no secrets."""
+"""The files of a project that are sent with a job: not what `.gitignore` leaves out, not what can be made again, and no secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LARGEST_COUNT: Final = 20_000
 
 @attrs.frozen
 class ProjectFiles:
-    """What is sent of a project, and what is not.
+    """Files of a project that are sent, and those that are not.
 
     Attributes:
         root: the folder. files: relative paths, in order, with sizes. secrets: paths that look like secrets. links: those that lead out of

@@ -41,7 +41,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def destination(self) -> Destination:
-        """What ssh is told."""
+        """The destination for ssh."""
         return Destination(self.host, self.options)
 
     @property
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class TunnelState(msgspec.Struct, frozen=True):
-    """What the keeper of a tunnel says. `reason`: why the tunnel is not open."""
+    """The state of a tunnel, as its keeper tells it. `reason`: why the tunnel is not open."""
 
     process: int
     local: int = 0
@@ -101,7 +101,7 @@ def save_record(record: Record) -> None:
 
 
 def tunnel_state(name: str) -> TunnelState | None:
-    """What the keeper said last; None if there was none."""
+    """The state that the keeper told last; None if there was none."""
     return _read(record_path(name, ".tunnel"), TunnelState)
 
 

@@ -68,7 +68,7 @@ class Script:
 
 @attrs.frozen
 class Done:
-    """How a script ended. `output`: what it printed; `errors`: its standard error."""
+    """The end of a script. `output`: what it printed; `errors`: its standard error."""
 
     code: int
     output: str

@@ -1,4 +1,4 @@
-"""What is there on the remote machine, and what is made of it. Nothing here asks: these functions decide."""
+"""Facts about the remote machine, and decisions by them. Nothing here asks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Python:
 
 @attrs.frozen
 class Survey:
-    """What `look.sh` found. `free`, `memory`: bytes, None if unknown. `gpus`: name, memory and driver of each, as nvidia-smi writes them.
+    """Findings of `look.sh`. `free`, `memory`: bytes, None if unknown. `gpus`: name, memory and driver of each, as nvidia-smi writes them.
 
     `installed`: stamp of the environment that an earlier call made; empty if there is none. `unwritable`: a folder, if it is.
     """

@@ -114,7 +114,7 @@ def _pip() -> tuple[Path, ...]:
 
 
 def requirements(wheels: Wheels, torch: str) -> tuple[str, ...]:
-    """What is installed there, a line each: a PyTorch, and the wheels of Djinn by their place in the folder of the environment."""
+    """Requirements for the environment there, a line each: a PyTorch, and the wheels of Djinn by their place in the folder of the environment."""
     own = [f"./wheels/{file.name}" for file in wheels.own]
     # A server under TLS or with an operations port needs more; behind a tunnel it needs neither.
     return (torch, *own)

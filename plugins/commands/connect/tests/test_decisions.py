@@ -18,7 +18,7 @@ FOUND = """os Linux
 machine x86_64
 release Debian GNU/Linux 12 (bookworm)
 libc glibc 2.36
-folder /home/alice/.local/share/djinn/connect
+folder /data/alice/.local/share/djinn/connect
 free_kib 8388608
 memory_kib 16777216
 python 3.13.1 /usr/bin/python3.13
@@ -39,7 +39,7 @@ def test_a_survey_is_read():
         "/opt/my python/bin/python3",
     ]
     assert found.gpus == ("NVIDIA L4, 23034 MiB, 550.54.15",)
-    assert "8.0 GiB free at /home/alice" in found.lines()[-1]
+    assert "8.0 GiB free at /data/alice" in found.lines()[-1]
     assert read_survey("") == Survey()
 
 
@@ -61,7 +61,7 @@ def test_the_python_that_runs_here_is_preferred(versions, here, chosen):
     [
         ("os Darwin", "was tried on Linux alone"),
         ("free_kib 1000000", "name a folder on another disk with --folder"),
-        ("unwritable /home/alice", "name another folder with --folder"),
+        ("unwritable /data/alice", "name another folder with --folder"),
         ("python none", "--python PATH"),
     ],
 )
