@@ -196,12 +196,12 @@ class _Connecting:
             self._run("sending wheels", Script(("receive",), self.record.place), archive(named))
 
     def _make(self, survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> None:
-        script = environment_script(self.record, python, wheels, torch)
-        done = self.connection.run(script)
+        done = self.connection.run(environment_script(self.record, python, wheels, torch))
         if done.code == _NO_INDEX:
             self.say("    no index there that has everything: the rest is downloaded here and sent")
-            self._send(attrs.evolve(wheels, files=(*wheels.files, *download(survey, python, wheels, torch, built))))
-            done = self.connection.run(script)
+            wheels = attrs.evolve(wheels, files=(*wheels.files, *download(survey, python, wheels, torch, built)))
+            self._send(wheels)
+            done = self.connection.run(environment_script(self.record, python, wheels, torch))
         if done.code:
             raise failure("making the environment", self.record.host, done)
         self._check_torch(survey, done.output)
@@ -224,7 +224,7 @@ class _Connecting:
 
     def _serve(self) -> dict[str, object]:
         with self._step("start the server, unless it runs"):
-            script = serve_script(self.record, self.wish.serve or (), self.wish.update, self.wish.background)
+            script = serve_script(self.record, self.wish.serve, self.wish.update, self.wish.background)
             output = self._run("starting the server", script)
             head, _, content = output.partition("connection\n")
             self.say(f"    {'under systemd' if 'systemd' in head else 'in the background'}")
@@ -359,17 +359,18 @@ def environment_script(record: Record, python: Python, wheels: Wheels, torch: st
         "version": ".".join(map(str, python.version)),
         "requirements": "\n".join(requirements(wheels, torch)),
         "stamp": stamp_of(wheels, torch),
-        # What was sent may be everything; an index that is far away need not be asked then.
-        "offline": "yes",
+        # Everything may have been sent; an index that is far away need not be asked then.
+        "offline": "yes" if wheels.named("torch") else "no",
         "check": _LOOK_AT_TORCH,
     }
     return Script(("environment",), {**record.place, **values})
 
 
-def serve_script(record: Record, options: tuple[str, ...], restart: bool, background: bool) -> Script:
+def serve_script(record: Record, options: tuple[str, ...] | None, restart: bool, background: bool) -> Script:
     """The script that starts the server."""
     values = {
-        "options": shlex.join(options),
+        "options": shlex.join(options or ()),
+        "given": "no" if options is None else "yes",
         "restart": "yes" if restart else "no",
         "background": "yes" if background else "no",
         "seconds": str(_START_SECONDS),
@@ -394,7 +395,7 @@ def rehearse(wish: Wish) -> Iterator[str]:
             ("take the others, from standard input", Script(("receive",), record.place)),
             ("make an environment", attrs.evolve(made, values={**made.values, **values})),
         ]
-    steps.append(("start the server", serve_script(record, wish.serve or (), wish.update, wish.background)))
+    steps.append(("start the server", serve_script(record, wish.serve, wish.update, wish.background)))
     yield f"# connect, once\n{shlex.join(open_command(record.destination, control, asks=has_terminal()))}"
     for title, script in steps:
         command = shlex.join(run_command(record.destination, control, len(script.text())))

@@ -91,7 +91,6 @@ def main() -> None:
         paths = [str(files / "src"), str(files), os.environ.get("PYTHONPATH", "")]
         variables = os.environ | {
             "DJINN_CONNECTION_FILE": str(connection),
-            "DJINN_JOB": job["id"],
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "PYTHONUNBUFFERED": "1",
         }

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Final, cast
 import attrs
 
 from djinn_connect.connecting import connected, failure, refused
+from djinn_connect.keeper import is_final
 from djinn_connect.project_files import ProjectFiles
 from djinn_connect.records import Record, find_record, list_records
 from djinn_connect.ssh import BROKEN, Done, Script, SshConnection
@@ -166,8 +167,8 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
         with contextlib.ExitStack() as stack:
             try:
                 connection = stack.enter_context(connected(record))
-            except ConnectionError:
-                if not written:
+            except ConnectionError as error:
+                if not written or is_final(str(error)):
                     raise
                 time.sleep(_RECONNECT_SECONDS)
                 continue

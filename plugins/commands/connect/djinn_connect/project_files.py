@@ -24,7 +24,6 @@ SECRETS: Final = (
     ".vault-token terraform.tfstate*"
 ).split()
 _HARMLESS: Final = (".env.example", ".env.sample", ".env.template", "*.pub")
-# Folders that no project is: everything that a person has would be sent.
 _LARGEST_COUNT: Final = 20_000
 
 

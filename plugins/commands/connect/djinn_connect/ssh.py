@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -145,6 +146,8 @@ class SshConnection:
 
         Passwords and unknown host keys are asked for on the terminal, if the user `asks` for it.
         """
+        if shutil.which("ssh") is None:
+            return "there is no ssh on this machine: install OpenSSH's client"
         if self.is_open():
             return ""
         with contextlib.suppress(FileNotFoundError):

@@ -233,7 +233,7 @@ class Laptop:
         ]
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "djinn", *map(str, arguments)]
+        command = [sys.executable, "-P", "-m", "djinn_core.cli", *map(str, arguments)]
         return subprocess.Popen(
             command,
             env=self.variables,

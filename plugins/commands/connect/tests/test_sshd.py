@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from other_machine import SECONDS, missing, other_machine
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is all it needs")
+if reason := missing():
+    pytest.skip(reason, allow_module_level=True)
 
 TRAIN = """
 import pathlib, sys, time

@@ -1,7 +1,13 @@
 # Starts the server unless it runs, waits until it listens, and prints its connection file. `options`: what `djinn serve` is given, as words
-# of sh; `restart`: yes ends one that runs; `seconds`: how long it may take.
+# of sh, if they are `given`, and otherwise those of the last start; `restart`: yes ends one that runs; `seconds`: how long it may take.
 mkdir -p "$folder/server"
 cd "$folder/server"
+before=$(cat options 2>/dev/null || :)
+[ "$given" = yes ] || options=$before
+if [ "$restart" != yes ] && [ "$options" != "$before" ] && runs; then
+    say "the server runs with other options ($before): djinn disconnect --stop ends it"
+    exit 12
+fi
 [ "$restart" != yes ] || stop_server
 if ! { runs && [ -s "$connection" ]; }; then
     stop_server
