@@ -27,6 +27,12 @@ def write(name: str, text: str) -> None:
     aside.replace(name)
 
 
+def tell(text: str) -> None:
+    """Say something in the log of the job."""
+    sys.stdout.write(f"[djinn] {text}\n")
+    sys.stdout.flush()
+
+
 def environment(job: dict[str, Any], folder: Path) -> Path:
     """The Python of the job: that of the server, or of an environment on top of it with what the project requires, made once."""
     base = Path(sys.executable)
@@ -35,13 +41,15 @@ def environment(job: dict[str, Any], folder: Path) -> Path:
         return base
     from filelock import FileLock
 
-    name = hashlib.sha256(json.dumps([sys.version, str(base), wanted]).encode()).hexdigest()[:16]
+    named = [path for line in wanted if (path := Path("files", line)).is_file()]  # wheels of the project itself
+    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in named]
+    name = hashlib.sha256(json.dumps([sys.version, str(base), wanted, contents]).encode()).hexdigest()[:16]
     place = folder / "environments" / name
     place.parent.mkdir(mode=0o700, exist_ok=True)
     python = place / "bin" / "python"
     with FileLock(f"{place}.lock"):
         if not (place / "complete").exists():
-            print("[djinn] an environment for the requirements of the project is made, once", flush=True)  # noqa: T201 - into its log
+            tell("an environment for the requirements of the project is made, once")
             made: list[str | Path] = [base, "-m", "venv", "--clear", "--without-pip", place]
             subprocess.run(made, check=True)
             ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -101,7 +109,7 @@ def main() -> None:
         code = child.wait()
         ended["code"] = code if code >= 0 else 128 - code
     except subprocess.CalledProcessError as error:
-        print(f"[djinn] the environment cannot be made: {error}", flush=True)  # noqa: T201
+        tell(f"the environment cannot be made: {Path(error.cmd[0]).name} ended with {error.returncode}")
     finally:
         finish()
 

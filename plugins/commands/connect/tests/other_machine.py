@@ -167,7 +167,7 @@ class OtherMachine:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.username() == self.user:
+                if process.username() == self.user and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 

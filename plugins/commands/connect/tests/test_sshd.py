@@ -161,7 +161,8 @@ def test_what_a_project_requires_is_installed_for_it(laptop, project, wheels, tm
     subprocess.run([sys.executable, "-c", built], cwd=tmp_path, check=True)
     (tmp_path / "six.py").unlink()
     (tmp_path / "pyproject.toml").unlink()
-    (tmp_path / "requirements.txt").write_text("./six-9-py3-none-any.whl\ntorch\n")
+    (wheel,) = tmp_path.glob("*.whl")
+    (tmp_path / "requirements.txt").write_text(f"./{wheel.name}\ntorch\n")
     code, said, errors = laptop.run("submit", tmp_path / "train.py", "--server", "box", "-f")
     assert code == 0, (said, errors)
     assert "six of this test" in said
