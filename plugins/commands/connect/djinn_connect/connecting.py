@@ -34,7 +34,7 @@ from djinn_connect.ssh import (
     run_command,
 )
 from djinn_connect.survey import GIB, Python, Survey, choose_python, needed_room, objection, read_survey
-from djinn_connect.wheels import Wheels, archive, find_wheels, missing, requirements, stamp_of, total
+from djinn_connect.wheels import Wheels, archive, find_wheels, missing, requirements, stamp_of, total, unpacked
 
 if TYPE_CHECKING:
     from djinn.hooks import ConfigurationError, DjinnError
@@ -178,7 +178,7 @@ class _Connecting:
                 for reason in wheels.left_out:
                     self.say(f"    not sent: {reason}")
             has_torch = wheels.named("torch") is not None
-            needed = needed_room(bool(survey.gpus), [total(wheels.files)], has_torch)
+            needed = needed_room(bool(survey.gpus), total(wheels.files), unpacked(wheels.files), has_torch)
             if reason := objection(survey, _HERE, needed):
                 raise refused(f"{self.record.host} cannot serve: {reason}")
             python = choose_python(survey.pythons, _HERE)

@@ -14,7 +14,7 @@ OLDEST: Final = (3, 11)
 # Bytes of an environment, unpacked, where the wheels do not tell: with PyTorch for CPUs, and for CUDA with its libraries.
 _CPU_SIZE: Final = 2 * GIB
 _CUDA_SIZE: Final = 9 * GIB
-_UNPACKED: Final = 5  # times the size of wheels, with the wheels themselves and compiled modules
+_FURTHER: Final = 1.3  # blocks of the disk, compiled modules, pip itself, logs
 
 
 @attrs.frozen
@@ -103,10 +103,17 @@ def choose_python(pythons: Iterable[Python], here: tuple[int, int]) -> Python | 
     return max(same or fit, key=lambda one: one.version, default=None)
 
 
-def needed_room(gpus: bool, wheels: Iterable[int], has_torch: bool) -> int:
-    """Bytes that the environment takes. `wheels`: sizes of those that are sent, with PyTorch among them if it `has_torch`."""
+def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
+    """Bytes that the environment takes while it is made.
+
+    Args:
+        gpus: there are some, so that an index gives PyTorch for CUDA.
+        packed: bytes of the wheels that are sent.
+        unpacked: bytes of the files in them.
+        has_torch: PyTorch is among them, so that they are all, or nearly.
+    """
     if has_torch:
-        return sum(wheels) * _UNPACKED
+        return int((packed + unpacked) * _FURTHER)
     return _CUDA_SIZE if gpus else _CPU_SIZE
 
 

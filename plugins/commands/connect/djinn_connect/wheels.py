@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -151,6 +152,15 @@ def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -
 def total(files: Iterable[Path]) -> int:
     """Bytes of files."""
     return sum(file.stat().st_size for file in files)
+
+
+def unpacked(files: Iterable[Path]) -> int:
+    """Bytes of the files in wheels."""
+    size = 0
+    for file in files:
+        with zipfile.ZipFile(file) as opened:
+            size += sum(entry.file_size for entry in opened.infolist())
+    return size
 
 
 def _digest(file: Path) -> str:
