@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 _START_SECONDS: Final = 120
 _NO_INDEX: Final = 6  # exit status of environment.sh
 _HERE: Final = (sys.version_info.major, sys.version_info.minor)
-_LOOK_AT_TORCH: Final = (
-    "import torch; print('torch', torch.__version__, torch.version.cuda or 'none', torch.cuda.is_available())"
-)
+_LOOK_AT_TORCH: Final = "import torch; print('torch', torch.__version__, 'for CUDA', torch.version.cuda, 'available:', torch.cuda.is_available())"
 
 Say = Callable[[str], None]
 
@@ -131,10 +129,20 @@ class _Connecting:
         self.connection = SshConnection(wish.record.destination, control_path(wish.record.name))
 
     def run(self) -> Record:
+        """Do the steps; a connection that is of no further use is closed."""
+        try:
+            return self._run_steps()
+        finally:
+            if not tunnel.is_kept(self.record.name):
+                self.connection.close()
+
+    def _run_steps(self) -> Record:
         self._open()
         survey = self._look()
-        if not self.record.environment and (self.wish.update or not survey.installed):
-            self._install(survey)
+        if not self.record.environment:
+            if self.wish.update or not survey.installed:
+                survey = self._install(survey)
+            self._check_torch(survey)
         content = self._serve()
         self._tunnel(content["urls"])
         self._log_in(content["token"])
@@ -170,7 +178,7 @@ class _Connecting:
             self.record = msgspec.structs.replace(self.record, folder=survey.folder)
         return survey
 
-    def _install(self, survey: Survey) -> None:
+    def _install(self, survey: Survey) -> Survey:
         torch = self.wish.torch or default_torch()
         with tempfile.TemporaryDirectory(prefix="djinn-wheels-") as built:
             with self._step("find the wheels of Djinn"):
@@ -185,7 +193,9 @@ class _Connecting:
             assert python is not None  # that is an objection
             self._send(wheels)
             with self._step(f"make an environment with Python {python} and {torch}"):
-                self._make(survey, python, wheels, torch, Path(built))
+                said = self._make(survey, python, wheels, torch, Path(built))
+                self.say(f"    PyTorch {said}")
+        return attrs.evolve(survey, torch=said)
 
     def _send(self, wheels: Wheels) -> None:
         absent = missing(wheels, self._run("listing wheels", Script(("have",), self.record.place)))
@@ -195,7 +205,7 @@ class _Connecting:
             named = {file.name: file for file in sorted(absent, key=lambda file: file.stat().st_size)}
             self._run("sending wheels", Script(("receive",), self.record.place), archive(named))
 
-    def _make(self, survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> None:
+    def _make(self, survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> str:
         done = self.connection.run(environment_script(self.record, python, wheels, torch))
         if done.code == _NO_INDEX:
             self.say("    no index there that has everything: the rest is downloaded here and sent")
@@ -204,20 +214,16 @@ class _Connecting:
             done = self.connection.run(environment_script(self.record, python, wheels, torch))
         if done.code:
             raise failure("making the environment", self.record.host, done)
-        self._check_torch(survey, done.output)
+        return read_survey(done.output).torch
 
-    def _check_torch(self, survey: Survey, output: str) -> None:
-        from djinn.hooks import StartupError
-
-        said = next((line.split() for line in output.splitlines() if line.startswith("torch ")), [])
-        if len(said) != 4:
-            return
-        _, version, cuda, available = said
-        self.say(f"    PyTorch {version}, " + (f"for CUDA {cuda}" if cuda != "none" else "for CPUs"))
+    def _check_torch(self, survey: Survey) -> None:
+        """Raise `StartupError` where there is a GPU that the PyTorch there cannot use."""
         on_cpu = self.wish.serve is not None and "cpu" in self.wish.serve
-        if survey.gpus and available != "True" and not on_cpu:
+        if survey.gpus and survey.torch and not survey.torch.endswith(" True") and not on_cpu:
+            from djinn.hooks import StartupError
+
             raise StartupError(
-                f"{self.record.host} has a GPU ({survey.gpus[0]}: name, memory, driver), and its PyTorch {version} (CUDA: {cuda}) cannot use it. "
+                f"{self.record.host} has a GPU ({survey.gpus[0]}: name, memory, driver), and its PyTorch cannot use it ({survey.torch}). "
                 "Name a build that fits the driver: --update --torch REQUIREMENT, with its wheel in --wheels DIR or from an index that pip "
                 "uses there. Or serve the CPU: `-- --device cpu`"
             )

@@ -38,6 +38,7 @@ class Survey:
     """Findings of `look.sh`. `free`, `memory`: bytes, None if unknown. `gpus`: name, memory and driver of each, as nvidia-smi writes them.
 
     `installed`: stamp of the environment that an earlier call made; empty if there is none. `unwritable`: a folder, if it is.
+    `torch`: version of the PyTorch of that environment, its CUDA, and if that can be used: ends with `True` then.
     """
 
     system: str = ""
@@ -51,6 +52,7 @@ class Survey:
     gpus: tuple[str, ...] = ()
     installed: str = ""
     unwritable: str = ""
+    torch: str = ""
 
     def lines(self) -> list[str]:
         """The findings, for the user."""
@@ -84,6 +86,7 @@ def read_survey(text: str) -> Survey:
         tuple(facts.get("gpu", ())),
         one("installed"),
         one("unwritable"),
+        one("torch"),
     )
 
 

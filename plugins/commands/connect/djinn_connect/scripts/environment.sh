@@ -49,7 +49,8 @@ fi
 # Djinn's own of the same version may have changed.
 [ "${fresh:-}" = yes ] || install --no-index --no-deps --force-reinstall wheels/djinn*.whl || { tail -n 8 install.log >&2; short "Djinn could not be installed"; }
 echo "index $index"
-child "$folder/env/bin/python" -I -c "$check"
+child "$folder/env/bin/python" -I -c "$check" >env/torch
+cat env/torch
 find wheels -name '*.whl' ! -name 'djinn*' ! -name 'pip-*' -exec rm -f {} +
 rm -rf incoming
 echo "$stamp" >env/installed

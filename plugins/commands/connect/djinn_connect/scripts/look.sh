@@ -27,4 +27,5 @@ if command -v nvidia-smi >/dev/null 2>&1; then
 fi
 if [ -r "$folder/env/installed" ]; then
     echo "installed $(cat "$folder/env/installed")"
+    cat "$folder/env/torch" 2>/dev/null || :
 fi
