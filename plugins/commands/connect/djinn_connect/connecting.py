@@ -194,7 +194,7 @@ class _Connecting:
             self._send(wheels)
             with self._step(f"make an environment with Python {python} and {torch}"):
                 said = self._make(survey, python, wheels, torch, Path(built))
-                self.say(f"    PyTorch {said}")
+                self.say(f"    PyTorch {said.partition(' ')[0]}")
         return attrs.evolve(survey, torch=said)
 
     def _send(self, wheels: Wheels) -> None:
@@ -431,7 +431,7 @@ def train_a_step(name: str) -> str:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(inputs).square().mean().backward()
         optimizer.step()
-        return float(model(inputs).square().mean())
+        return float(model(inputs).detach().square().mean())
 
     djinn.configure(servers=name)
     begun = time.monotonic()
