@@ -20,6 +20,7 @@ import attrs
 
 from djinn_connect.ssh import Source
 
+_HERE_ALONE: Final = "djinn-connect"  # its commands are of no use there, and bring what builds wheels
 _BACKEND: Final = "hatchling.build"
 _BUILD: Final = "import os, sys\nfrom hatchling.build import build_wheel\nfor project in sys.argv[2:]:\n    os.chdir(project)\n    build_wheel(sys.argv[1])"
 
@@ -54,7 +55,8 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
     """
     from djinn.hooks import ConfigurationError
 
-    given = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
+    found = sorted(folder.glob("*.whl")) if folder is not None else []
+    given = tuple(file for file in found if not file.name.startswith(_HERE_ALONE.replace("-", "_")))
     if Wheels(given).named("djinn") is not None:
         return Wheels((*given, *_pip()))
     projects, left_out = _projects()
@@ -80,6 +82,7 @@ def _projects() -> tuple[list[_Project], tuple[str, ...]]:
     """Folders from which Djinn and its plugins are installed here, and the plugins that have none."""
     found, left_out = [], []
     names = {"djinn"} | {point.dist.name for point in metadata.entry_points(group="djinn") if point.dist is not None}
+    names.discard(_HERE_ALONE)
     for name in sorted(names):
         folder = _folder(metadata.distribution(name))
         if folder is None:
