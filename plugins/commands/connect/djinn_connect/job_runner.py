@@ -1,0 +1,118 @@
+"""The parent process of a job, on the remote machine. It is sent with each job, and needs Python's standard library and filelock alone.
+
+It runs in the folder of the job, in a session of its own, and writes what becomes of it into files there, which survive it:
+
+- `job.json`, sent by the client: what is to be run. `files/`: the project's files, the working directory.
+- `log`: what the job prints. `pid`: this process. `state`: `preparing`, then `running`. `ended`: once it has ended, seconds and exit status.
+- `stop`: made by `djinn stop`, so that the end is told from a failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def write(name: str, text: str) -> None:
+    """Write a file of the job so that readers find it whole."""
+    aside = Path(f".{name}.new")
+    aside.write_text(text)
+    aside.replace(name)
+
+
+def tell(text: str) -> None:
+    """Say something in the log of the job."""
+    sys.stdout.write(f"[djinn] {text}\n")
+    sys.stdout.flush()
+
+
+def environment(job: dict[str, Any], folder: Path) -> Path:
+    """The Python of the job: that of the server, or of an environment on top of it with what the project requires, made once."""
+    base = Path(sys.executable)
+    wanted = job["requirements"]
+    if not wanted:
+        return base
+    from filelock import FileLock
+
+    named = [path for line in wanted if (path := Path("files", line)).is_file()]  # wheels of the project itself
+    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in named]
+    name = hashlib.sha256(json.dumps([sys.version, str(base), wanted, contents]).encode()).hexdigest()[:16]
+    place = folder / "environments" / name
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    python = place / "bin" / "python"
+    with FileLock(f"{place}.lock"):
+        if not (place / "complete").exists():
+            tell("an environment for the requirements of the project is made, once")
+            made: list[str | Path] = [base, "-m", "venv", "--clear", "--without-pip", place]
+            subprocess.run(made, check=True)
+            ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+            below, own = (subprocess.check_output([one, "-c", ask], text=True).strip() for one in (base, python))
+            # Behind the environment's own packages: PyTorch and Djinn stay those of the server.
+            Path(own, "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
+            (place / "requirements.txt").write_text("\n".join(wanted) + "\n")
+            torch = subprocess.check_output([python, "-c", "import torch; print(torch.__version__)"], text=True).strip()
+            (place / "constraints.txt").write_text(f"torch=={torch}\n")
+            options: list[str | Path] = ["--disable-pip-version-check", "--no-input", "--progress-bar=off"]
+            options += ["--constraint", place / "constraints.txt", "--requirement", place / "requirements.txt"]
+            subprocess.run([python, "-m", "pip", "install", *options], check=True, cwd="files")
+            (place / "complete").touch()
+    return python
+
+
+def name_server(job: dict[str, Any], connection: Path) -> None:
+    """A log-in of the name that the client uses, so that the script finds the server under it on either machine."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    link = base / "djinn" / "servers" / f"{job['server']}.json"
+    if not link.exists() and not link.is_symlink():
+        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        link.symlink_to(connection)
+
+
+def main() -> None:
+    """Run the job of the working directory to its end."""
+    job = json.loads(Path("job.json").read_text())
+    folder = Path.cwd().parents[1]
+    write("pid", f"{os.getpid()}\n")
+    ended = {"code": 1}
+
+    def finish() -> None:
+        write("ended", f"{int(time.time())} {ended['code']}\n")
+
+    def stop(*_: object) -> None:
+        ended["code"] = 128 + signal.SIGTERM
+        finish()
+        raise SystemExit(1)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        python = environment(job, folder)
+        connection = folder / "server" / "connection.json"
+        name_server(job, connection)
+        files = Path("files").resolve()
+        paths = [str(files / "src"), str(files), os.environ.get("PYTHONPATH", "")]
+        variables = os.environ | {
+            "DJINN_CONNECTION_FILE": str(connection),
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "PYTHONUNBUFFERED": "1",
+        }
+        write("state", "running\n")
+        child = subprocess.Popen([python, job["script"], *job["arguments"]], cwd=files, env=variables)
+        # The child has the signal of its group, too, and may need a moment.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        code = child.wait()
+        ended["code"] = code if code >= 0 else 128 - code
+    except subprocess.CalledProcessError as error:
+        tell(f"the environment cannot be made: {Path(error.cmd[0]).name} ended with {error.returncode}")
+    finally:
+        finish()
+
+
+if __name__ == "__main__":
+    main()

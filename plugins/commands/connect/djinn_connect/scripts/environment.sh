@@ -1,0 +1,56 @@
+# Makes the environment `env`, or completes it. `python`: what it is made with; `requirements`: a line each, relative to `folder`;
+# `stamp`: says what is installed, once it is; `offline`: first without an index; `check`: a program that looks at the result.
+mkdir -p "$folder"
+cd "$folder"
+# One installation at a time: an earlier one may go on after its connection broke.
+end installing "$folder/" 20 || { say "process $(cat installing), an installation of an earlier call, does not end"; exit 4; }
+child() {
+    "$@" </dev/null &
+    echo $! >installing
+    code=0
+    wait "$(cat installing)" || code=$?
+    rm -f installing
+    return $code
+}
+short() {
+    say "$1"
+    df -Pk "$folder" | awk 'NR == 2 {print "free there: " int($4 / 1024) " MiB of " $6}' >&2
+    exit 5
+}
+
+if [ "$(env/bin/python -I -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null || :)" != "$version" ]; then
+    rm -rf env
+    fresh=yes
+    child "$python" -m venv --without-pip "$folder/env" || short "the environment could not be made with $python"
+fi
+rm -f env/installed
+env/bin/python -m pip --version >/dev/null 2>&1 ||
+    child "$folder/env/bin/python" -m ensurepip >ensurepip.log 2>&1 ||
+    child "$folder/env/bin/python" "$(echo "$folder"/wheels/pip-*.whl)/pip" install --no-index "$folder"/wheels/pip-*.whl ||
+    short "pip could not be installed"
+
+printf '%s\n' "$requirements" >requirements.txt
+install() {
+    TMPDIR=$folder/incoming child "$folder/env/bin/python" -m pip install --disable-pip-version-check --no-input \
+        --progress-bar off --no-cache-dir --no-compile --find-links wheels "$@" >install.log 2>&1
+}
+mkdir -p incoming
+index="not asked"
+if [ "$offline" != yes ] || ! install --no-index -r requirements.txt; then
+    index=yes
+    if ! install --retries 1 --timeout 20 -r requirements.txt; then
+        grep -v '^WARNING: Retrying' install.log | tail -n 12 >&2
+        grep -q 'No space left' install.log && short "the disk is full"
+        grep -q -e 'NewConnectionError' -e 'ConnectTimeout' -e 'NameResolutionError' -e 'Failed to establish' install.log && exit 6
+        grep -q -e 'No matching distribution' install.log && exit 6
+        short "pip could not install PyTorch and Djinn"
+    fi
+fi
+# Djinn's own of the same version may have changed.
+[ "${fresh:-}" = yes ] || install --no-index --no-deps --force-reinstall wheels/djinn*.whl || { tail -n 8 install.log >&2; short "Djinn could not be installed"; }
+echo "index $index"
+child "$folder/env/bin/python" -I -c "$check" >env/torch
+cat env/torch
+find wheels -name '*.whl' ! -name 'djinn*' ! -name 'pip-*' -exec rm -f {} +
+rm -rf incoming
+echo "$stamp" >env/installed

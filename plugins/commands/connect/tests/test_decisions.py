@@ -1,0 +1,209 @@
+"""Functions that decide: what is made of a survey, which files are sent, what commands say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from djinn_connect.connecting import failure, platform_options
+from djinn_connect.jobs import read_jobs
+from djinn_connect.keeper import is_final, next_pause
+from djinn_connect.project_files import find_files, is_secret, project_requirements
+from djinn_connect.project_files import objection as too_much
+from djinn_connect.ssh import Destination, Done, Script, open_command, run_command
+from djinn_connect.survey import GIB, Python, Survey, choose_python, needed_room, objection, read_survey
+
+FOUND = """os Linux
+machine x86_64
+release Debian GNU/Linux 12 (bookworm)
+libc glibc 2.36
+folder /data/alice/.local/share/djinn/connect
+free_kib 8388608
+memory_kib 16777216
+python 3.13.1 /usr/bin/python3.13
+python 3.11.2 /usr/bin/python3.11
+python 3.11.2 /usr/bin/python3.11
+python 3.9.2 /opt/my python/bin/python3
+gpu NVIDIA L4, 23034 MiB, 550.54.15
+"""
+
+
+def test_a_survey_is_read():
+    found = read_survey(f"a word of the login shell\n{FOUND}")
+    assert (found.system, found.machine, found.libc) == ("Linux", "x86_64", "glibc 2.36")
+    assert (found.free, found.memory) == (8 * GIB, 16 * GIB)
+    assert [one.path for one in found.pythons] == [
+        "/usr/bin/python3.13",
+        "/usr/bin/python3.11",
+        "/opt/my python/bin/python3",
+    ]
+    assert found.gpus == ("NVIDIA L4, 23034 MiB, 550.54.15",)
+    assert "8.0 GiB free at /data/alice" in found.lines()[-1]
+    assert read_survey("") == Survey()
+
+
+@pytest.mark.parametrize(
+    ("versions", "here", "chosen"),
+    [
+        ([(3, 13, 1), (3, 11, 2), (3, 11, 9)], (3, 11), (3, 11, 9)),
+        ([(3, 13, 1), (3, 12, 2)], (3, 11), (3, 13, 1)),
+        ([(3, 10, 1), (3, 9, 2)], (3, 11), None),
+    ],
+)
+def test_the_python_that_runs_here_is_preferred(versions, here, chosen):
+    found = choose_python([Python(version, f"/{version}") for version in versions], here)
+    assert (found and found.version) == chosen
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("os Darwin", "was tried on Linux alone"),
+        ("free_kib 1000000", "name a folder on another disk with --folder"),
+        ("unwritable /data/alice", "name another folder with --folder"),
+        ("python none", "--python PATH"),
+    ],
+)
+def test_what_keeps_a_machine_from_serving_is_said_with_a_way_out(changed, said):
+    key = changed.partition(" ")[0]
+    text = re.sub(rf"^{key} .*\n", "", FOUND, flags=re.MULTILINE) + changed
+    assert said in objection(read_survey(text), (3, 11), 2 * GIB)
+    assert objection(read_survey(FOUND), (3, 11), 2 * GIB) == ""
+
+
+def test_room_is_estimated_from_wheels_where_they_tell():
+    assert 1200 << 20 < needed_room(False, 200 << 20, 800 << 20, True) < 1400 << 20
+    assert needed_room(True, 1 << 20, 1 << 20, False) > needed_room(False, 1 << 20, 1 << 20, False)
+
+
+def test_nothing_of_a_script_is_in_a_command_line():
+    script = Script(("look",), {"folder": "/x/it's", "wanted": ""})
+    assert "folder='/x/it'\"'\"'s'\n" in script.text()
+    command = run_command(Destination("alice@box"), "/run/socket", 100)
+    assert not any("it's" in word for word in command)
+    assert command[-2] == "alice@box"
+    opened = open_command(Destination("alice@box", ("-p", "2222")), "/run/socket", asks=False)
+    assert opened[:3] == ["ssh", "-p", "2222"]
+    assert "BatchMode=yes" in opened
+
+
+def test_pauses_grow_and_a_refusal_is_final():
+    pauses = [0.5]
+    while len(pauses) < 10:
+        pauses.append(next_pause(pauses[-1], 0.0))
+    assert pauses[-1] == 60.0
+    assert next_pause(60.0, 3600.0) == 0.5
+    assert is_final("alice@box: Permission denied (publickey).")
+    assert not is_final("ssh: connect to host box port 22: No route to host")
+
+
+def test_a_broken_connection_is_told_from_a_step_that_failed():
+    assert failure("looking", "box", Done(255, "", "")).code == "transport"
+    told = failure("making the environment", "box", Done(5, "", "one\n\nNo space left on device\n"))
+    assert told.code == "startup"
+    assert "No space left on device" in str(told)
+    assert "--wheels DIR" in str(failure("making the environment", "box", Done(6, "", "")))
+
+
+def test_wheels_are_downloaded_for_the_machine_that_they_are_for():
+    options = platform_options(Survey(machine="aarch64", libc="glibc 2.28"), Python((3, 12, 1), "/p"))
+    assert "--python-version=3.12" in options
+    assert "--platform=manylinux_2_28_aarch64" in options
+    assert "--platform=manylinux_2_29_aarch64" not in options
+
+
+def test_jobs_are_read():
+    text = "b-1\trunning\t\t20\t\t50\ttrain.py --lr 1\na-1\tfailed\t3\t10\t15\t50\tt.py\nnoise\n"
+    first, second = read_jobs(text)
+    assert (first.id, first.code, first.ended - first.begun, first.is_over) == ("a-1", 3, 5, True)
+    assert (second.id, second.code, second.ended - second.begun, second.is_over) == ("b-1", None, 30, False)
+    assert second.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".env", ".env.local", "server.pem", "ID_RSA", "id_ed25519", "my.key", ".netrc", ".aws", "client_secret_1.json"],
+)
+def test_names_of_secrets(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["train.py", ".env.example", "id_ed25519.pub", "environment.yml", "keys.py", "tokenizer.json", "idea.md"]
+)
+def test_names_that_are_none(name):
+    assert not is_secret(name)
+
+
+def make(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("x" * 10)
+
+
+def test_files_of_a_project(tmp_path):
+    make(
+        tmp_path,
+        "train.py",
+        "src/a/__init__.py",
+        "data/big.bin",
+        "data/keep.txt",
+        "logs/run.log",
+        "logs/deep/keep.log",
+        ".env",
+        "conf/db.pem",
+    )
+    make(
+        tmp_path,
+        ".git/config",
+        "env/pyvenv.cfg",
+        "env/bin/python",
+        "src/__pycache__/a.pyc",
+        ".ssh/id_rsa",
+        "node_modules/x.js",
+    )
+    (tmp_path / ".gitignore").write_text("data/*\n!data/keep.txt\n*.log\n/build/\n")
+    (tmp_path / "logs" / "deep" / ".gitignore").write_text("!keep.log\n")
+    (tmp_path / "inside").symlink_to("train.py")
+    (tmp_path / "outside").symlink_to("/etc/hostname")
+    found = find_files(tmp_path)
+    assert set(found.files) == {
+        ".gitignore",
+        "data/keep.txt",
+        "inside",
+        "logs/deep/.gitignore",
+        "logs/deep/keep.log",
+        "src/a/__init__.py",
+        "train.py",
+    }
+    assert set(found.secrets) == {".env", ".ssh", "conf/db.pem"}
+    assert found.links == ("outside",)
+    assert found.ignored == 2
+    assert found.files["train.py"] == 10
+    assert {"data/big.bin", ".env"} <= set(find_files(tmp_path, ["/data/big.bin", ".env"]).files)
+
+
+def test_too_much_is_refused_with_the_largest_files(tmp_path):
+    make(tmp_path, "train.py", "model.bin")
+    assert too_much(find_files(tmp_path), 20) == ""
+    assert "model.bin" in too_much(find_files(tmp_path), 19)
+    assert "--limit-mib" in too_much(find_files(tmp_path), 19)
+
+
+def test_a_home_directory_is_no_project(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make(tmp_path, "train.py")
+    assert "is no project" in too_much(find_files(tmp_path), 1000)
+
+
+def test_requirements_of_a_project(tmp_path):
+    assert project_requirements(tmp_path) == ()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\ndependencies = ["attrs>=23", "rich"]\n')
+    assert project_requirements(tmp_path) == ("attrs>=23", "rich")
+    (tmp_path / "requirements.txt").write_text("# for training\nnumpy<3\n\n")
+    assert project_requirements(tmp_path) == ("numpy<3",)
+    (tmp_path / "requirements.txt").unlink()
+    (tmp_path / "pyproject.toml").write_text("[project\n")
+    with pytest.raises(ValueError, match=r"pyproject\.toml"):
+        project_requirements(tmp_path)

@@ -1,0 +1,202 @@
+"""Scripts, jobs and the keeper over a fake ssh that runs remote commands on this machine; `test_sshd` has OpenSSH's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from servers import wait_for
+
+import djinn_connect
+from djinn.testing.commands import CommandConformance
+from djinn_connect.connect_commands import connect, disconnect
+from djinn_connect.connecting import look_script
+from djinn_connect.job_commands import fetch, jobs, logs, stop, submit
+from djinn_connect.records import Record, control_path, find_record, save_record, tunnel_state
+from djinn_connect.ssh import Script, SshConnection
+from djinn_connect.survey import read_survey
+from djinn_connect.tunnel import is_kept, start_keeper, stop_keeper
+from djinn_connect.wheels import archive
+
+
+class TestConnectAsACommand(CommandConformance):
+    @pytest.fixture
+    def command(self):
+        return connect
+
+    @pytest.fixture
+    def plugin(self):
+        return djinn_connect
+
+
+@pytest.mark.parametrize("command", [disconnect, submit, jobs, logs, stop, fetch], ids=lambda one: one.name)
+def test_other_commands_explain_themselves(command):
+    assert command.get_short_help_str()
+    assert CliRunner().invoke(command, ["--help"]).exit_code == 0
+
+
+def run(command, *arguments, code=0):
+    done = CliRunner().invoke(command, [str(one) for one in arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def test_a_dry_run_prints_each_command_and_does_nothing(machine):
+    said = run(connect, "alice@gpu-box", "-p", "2222", "--dry-run", "--", "--device", "cuda:0").output
+    for part in ("ssh -p 2222", "-O forward", "djinn serve", "venv", "--device cuda:0", "djinn_connect.keeper gpu-box"):
+        assert part in said
+    assert machine.commands == []
+    assert find_record("gpu-box") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--", "-oProxyCommand=x"], "is no destination"),
+        (["alice@gpu box"], "is no destination"),
+        (["alice@[::1]"], "give --name"),
+        (["alice@box", "--folder", "relative"], "must be an absolute path"),
+    ],
+)
+def test_destinations_are_checked(machine, arguments, said):
+    done = CliRunner().invoke(connect, arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_a_refusal_of_ssh_is_said_with_what_to_do(machine):
+    machine.refusal.write_text("alice@box: Permission denied (publickey).\n")
+    done = CliRunner().invoke(connect, ["alice@box"])
+    assert "Permission denied (publickey)" in str(done.exception)
+    assert "ssh-copy-id" in str(done.exception)
+
+
+def test_a_machine_is_looked_at_and_wheels_are_received(machine, tmp_path):
+    connection = SshConnection(Record("box", "alice@box").destination, control_path("box"))
+    assert connection.open(asks=False) == ""
+    place = {"folder": "~/a folder", "environment": ""}
+    survey = read_survey(
+        connection.run(look_script(Record("box", "alice@box", folder="~/a folder"), sys.executable)).output
+    )
+    assert survey.folder == str(machine.home / "a folder")
+    assert survey.pythons
+    assert survey.free
+    wheel = tmp_path / "x-1-py3-none-any.whl"
+    wheel.write_bytes(bytes(100_000))
+    assert connection.run(Script(("receive",), place), archive({wheel.name: wheel})).code == 0
+    assert wheel.name in connection.run(Script(("have",), place)).output
+    connection.close()
+    assert connection.run(Script(("have",), place)).broken
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    folder = tmp_path / "project"
+    (folder / "src" / "mine").mkdir(parents=True)
+    (folder / "src" / "mine" / "__init__.py").write_text("answer = 42\n")
+    (folder / ".env").write_text("PASSWORD=1\n")
+    (folder / "train.py").write_text(
+        "import os, pathlib, sys, time\nimport mine\n"
+        "print('args', sys.argv[1:], mine.answer, sorted(os.listdir('.')), os.environ['DJINN_CONNECTION_FILE'])\n"
+        "pathlib.Path('out').mkdir()\npathlib.Path('out/model').write_text('trained')\n"
+        "while 'forever' in sys.argv: print('step'); time.sleep(0.05)\n"
+        "sys.exit(3 if 'fail' in sys.argv else 0)\n"
+    )
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def state_of(job):
+    return {row["id"]: row["state"] for row in json.loads(run(jobs, "--json").stdout)}[job]
+
+
+def test_a_job_runs_and_its_results_are_fetched(box, machine, project, tmp_path):
+    told = run(submit, "train.py", "--", "--lr", "it's")
+    job = told.stdout.strip()
+    assert ".env" in told.stderr
+    assert "no server runs" in told.stderr
+    shown = run(logs, "-f", job)
+    folder = machine.home / ".local/share/djinn/connect"
+    assert f"args ['--lr', \"it's\"] 42 ['src', 'train.py'] {folder}/server/connection.json" in shown.stdout
+    assert state_of(job) == "done"
+    run(fetch, job, "out", tmp_path / "got")
+    assert (tmp_path / "got" / "out" / "model").read_text() == "trained"
+    assert "broke" not in str(CliRunner().invoke(fetch, [job, "none"]).exception)
+    assert (machine.home / ".config/djinn/servers/box.json").is_symlink()
+    run(jobs, "--remove", job)
+    assert "no jobs" in run(jobs).output
+    assert CliRunner().invoke(submit, ["train.py", "-f", "--", "fail"]).exit_code == 3
+
+
+def test_a_job_survives_its_submitter_and_is_stopped(box, project):
+    client = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from djinn_connect.job_commands import submit; submit()",
+            "train.py",
+            "-f",
+            "--",
+            "forever",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with client:
+        job = client.stdout.readline().strip()
+        while client.stdout.readline() != "step\n":
+            assert client.poll() is None
+        os.killpg(client.pid, signal.SIGKILL)
+    assert state_of(job) == "running"
+    before = run(logs, job).stdout.count("step\n")
+    wait_for(lambda: run(logs, job).stdout.count("step\n") > before, "further steps")
+    assert "stopped" in run(stop, job[:-2]).output
+    assert state_of(job) == "stopped"
+
+
+def test_a_server_that_was_not_reached_over_ssh_is_refused(machine, project):
+    done = CliRunner().invoke(submit, ["train.py", "--server", "elsewhere"])
+    assert "not reached over ssh" in str(done.exception)
+    assert "ray job submit" in str(done.exception)
+
+
+def test_too_large_a_project_is_refused_before_anything_is_sent(box, machine, project):
+    with (project / "big").open("wb") as file:
+        file.truncate(2 << 20)
+    assert "--limit-mib" in run(submit, "train.py", "--limit-mib", "1", code=1).output
+    assert machine.commands == []
+
+
+def test_a_broken_connection_is_opened_again_by_the_keeper(box, machine):
+    save_record(box)
+    state = start_keeper(box)
+    assert state.is_open, state.reason
+    assert is_kept("box")
+    socket = control_path("box")
+    opened = sum(" -M " in line for line in machine.commands)
+    socket.unlink()  # the connection breaks
+    wait_for(
+        lambda: sum(" -M " in line for line in machine.commands) > opened and socket.exists(), "another connection"
+    )
+    assert sum("-O forward" in line for line in machine.commands) >= 1
+    machine.refusal.write_text("Permission denied (publickey).\n")
+    socket.unlink()
+    wait_for(lambda: tunnel_state("box").ended, "its end")
+    assert "Permission denied" in tunnel_state("box").reason
+    wait_for(lambda: not is_kept("box"), "the end of the process")
+    assert not stop_keeper("box")
+
+
+def test_disconnecting_closes_the_tunnel_and_forgets(box, machine):
+    start_keeper(box)
+    assert "is closed" in run(disconnect, "box").output
+    assert not Path(control_path("box")).exists()
+    assert "removed box" in run(disconnect, "box", "--forget").output
+    assert find_record("box") is None

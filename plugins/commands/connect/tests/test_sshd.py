@@ -1,0 +1,235 @@
+"""`djinn connect` and jobs against OpenSSH's server, as another user in a network namespace without an index: `make test-connect`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from other_machine import SECONDS, missing, other_machine
+
+if reason := missing():
+    pytest.skip(reason, allow_module_level=True)
+
+TRAIN = """
+import pathlib, sys, time
+import torch, djinn
+device = torch.device("remote_accelerator:0")
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.randn(64, 8, device=device)
+for step in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print("step", step, loss.item(), flush=True)
+    time.sleep(0.1)
+pathlib.Path("out").mkdir(exist_ok=True)
+torch.save({name: value.cpu() for name, value in model.state_dict().items()}, "out/model.pt")
+"""
+
+
+@pytest.fixture(scope="session")
+def wheels():
+    """A folder with wheels of PyTorch and all else that Djinn needs: CONNECT_WHEELS, or what pip downloads once."""
+    given = os.environ.get("CONNECT_WHEELS")
+    folder = Path(given or "build/connect-wheels").absolute()
+    if not given and not (folder / "complete").exists():
+        names = {"djinn"} | {point.dist.name for point in metadata.entry_points(group="djinn")}
+        needed = {need for name in names for need in metadata.requires(name) or () if "extra ==" not in need}
+        others = sorted(need for need in needed if not need.startswith("djinn"))
+        torch = f"torch=={metadata.version('torch').partition('+')[0]}"
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder, torch, *others], check=True
+        )
+        (folder / "complete").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory):
+    with other_machine(tmp_path_factory.mktemp("laptop")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "train.py").write_text(TRAIN)
+    (folder / ".env").write_text("SECRET=1")
+    return folder
+
+
+def command_lines():
+    for process in psutil.process_iter(["cmdline"]):
+        yield " ".join(process.info["cmdline"] or ())
+
+
+def test_from_nothing_to_a_trained_step(laptop, wheels, capsys):
+    begun = time.monotonic()
+    code, said, errors = laptop.run("connect", *laptop.destination, "--wheels", wheels)
+    seconds = time.monotonic() - begun
+    assert code == 0, errors
+    assert "box is connected" in said
+    assert "train a step there" in errors
+    assert " there, " in errors
+    begun = time.monotonic()
+    code, said, errors = laptop.run("connect", "box")
+    again = time.monotonic() - begun
+    assert (code, errors) == (0, "")
+    with capsys.disabled():
+        print(
+            f"\nfrom nothing to a trained step: {seconds:.1f} s; a second call: {again:.1f} s (load {os.getloadavg()[0]:.1f})"
+        )
+
+
+def test_nothing_secret_is_in_a_command_line_or_a_file_of_others(laptop):
+    login = laptop.folder / "config" / "djinn" / "servers" / "box.json"
+    token = json.loads(login.read_text())["token"]
+    assert stat.S_IMODE(login.stat().st_mode) == 0o600
+    assert not any(token in line for line in command_lines())
+    there = laptop.machine.home / ".local/share/djinn/connect"
+    assert (there / "server" / "token").read_text().strip() == token
+    readable = [path for path in (there / "server").iterdir() if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    assert readable == []
+    assert token not in (laptop.folder / "state/djinn/connect/box.json").read_text()
+
+
+def test_a_program_uses_the_server_while_its_connection_breaks(laptop, project):
+    program = subprocess.Popen(
+        [sys.executable, project / "train.py", "80"],
+        env=laptop.variables | {"DJINN_SERVERS": "box"},
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=project,
+    )
+    with program:
+        steps = 0
+        for line in program.stdout:
+            steps += line.startswith("step")
+            if steps == 10:
+                assert laptop.machine.break_connections()
+        assert program.wait(SECONDS) == 0
+    assert steps == 80
+
+
+def test_a_submitted_training_survives_its_submitter(laptop, project, tmp_path):
+    client = laptop.start("submit", project / "train.py", "--server", "box", "-f", "--", "100")
+    job = client.stdout.readline().strip()
+    while "step 3 " not in client.stdout.readline():
+        assert client.poll() is None, client.stderr.read()
+    os.killpg(client.pid, signal.SIGKILL)
+    client.communicate()
+    laptop.machine.break_connections()  # the laptop sleeps
+    code, said, errors = laptop.run("logs", "-f", job, "--server", "box")
+    assert code == 0, (said, errors)
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("step")] == [
+        str(step) for step in range(100)
+    ]
+    assert "done" in laptop.succeed("jobs")
+    laptop.succeed("fetch", job, "out", tmp_path)
+    assert (tmp_path / "out" / "model.pt").stat().st_size > 500
+    assert not (laptop.machine.home / ".local/share/djinn/connect/jobs" / job / "files" / ".env").exists()
+
+
+def test_a_job_is_stopped(laptop, project):
+    job = laptop.succeed("submit", project / "train.py", "--server", "box", "--", "100000").strip()
+    assert "stopped" in laptop.succeed("stop", job)
+    assert not [process for process in laptop.machine.processes() if job in " ".join(process.cmdline())]
+
+
+def test_what_a_project_requires_is_installed_for_it(laptop, project, wheels, tmp_path):
+    (tmp_path / "train.py").write_text("import six, torch, djinn; print('six', six.__version__, torch.__version__)")
+    built = "from hatchling.build import build_wheel; build_wheel('.')"
+    (tmp_path / "six.py").write_text("__version__ = 'of this test'")
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\nname = "six"\nversion = "9"\n'
+    )
+    subprocess.run([sys.executable, "-c", built], cwd=tmp_path, check=True)
+    (tmp_path / "six.py").unlink()
+    (tmp_path / "pyproject.toml").unlink()
+    (wheel,) = tmp_path.glob("*.whl")
+    (tmp_path / "requirements.txt").write_text(f"./{wheel.name}\ntorch\n")
+    code, said, errors = laptop.run("submit", tmp_path / "train.py", "--server", "box", "-f")
+    assert code == 0, (said, errors)
+    assert "six of this test" in said
+
+
+def test_disconnecting_and_a_server_that_systemd_starts(laptop):
+    laptop.succeed("disconnect", "box", "--stop")
+    assert not [process for process in laptop.machine.processes() if "djinn" in " ".join(process.cmdline())]
+    # systemd is not there: these stand for it, and start what the unit says.
+    for name, text in {
+        "loginctl": "#!/bin/sh\necho yes\n",
+        "systemctl": '#!/bin/sh\ncase "$*" in *enable*) setsid nohup "$(sed -n \'s/^ExecStart="\\(.*\\)"/\\1/p\' '
+        '$HOME/.config/systemd/user/djinn-connect.service)" </dev/null >/dev/null 2>&1 & ;; esac\n',
+    }.items():
+        (laptop.machine.binaries / name).write_text(text)
+        (laptop.machine.binaries / name).chmod(0o755)
+    code, _, errors = laptop.run("connect", "box", "--no-check")
+    assert code == 0, errors
+    assert "under systemd" in errors
+    assert "make an environment" not in errors
+
+
+def test_a_wrong_key_is_said(laptop):
+    arguments = [str(laptop.machine.folder / "wrong") if word.endswith("/key") else word for word in laptop.destination]
+    arguments[arguments.index("box")] = "other"
+    code, _, errors = laptop.run("connect", *arguments)
+    assert code == 1
+    assert "Permission denied (publickey)" in errors
+    assert "ssh-copy-id" in errors
+
+
+def test_every_step_can_break_and_be_repeated(tmp_path, wheels):
+    with other_machine(tmp_path, size=2300) as laptop:
+        machine = laptop.machine
+        call = ("connect", *laptop.destination, "--wheels", wheels)
+        machine.stop()
+        code, _, errors = laptop.run(*call)
+        assert code == 1
+        assert "no connection" in errors
+        machine.start()
+        machine.fill()
+        code, _, errors = laptop.run(*call)
+        assert code == 1
+        assert "--folder" in errors
+        machine.make_room()
+        for title, after in (("look", 0.0), ("send", 0.3), ("make an environment", 8.0), ("start the server", 2.0)):
+            code, _, errors = laptop.run(*call, on=(title, after, machine.break_connections))
+            assert code == 1, errors
+            assert "broke while" in errors
+            assert "Repeat" in errors
+            if title == "send":
+                code, _, errors = laptop.run(*call, on=("make an environment", 5.0, machine.fill))
+                assert code == 1, errors
+                assert "No space left" in errors or "the disk is full" in errors
+                machine.make_room()
+        code, _, errors = laptop.run(*call, on=("open the tunnel", 0.0, machine.break_connections))
+        assert code == 0 or "Repeat" in errors, errors
+        assert "box is connected" in laptop.succeed("connect", "box")
+
+
+def test_wheels_that_neither_the_machine_nor_the_folder_has_are_downloaded_here(tmp_path, wheels):
+    folder = tmp_path / "fewer"
+    folder.mkdir()
+    for wheel in wheels.glob("*.whl"):
+        if not wheel.name.startswith(("pluggy", "djinn")):
+            (folder / wheel.name).symlink_to(wheel)
+    with other_machine(tmp_path) as laptop:
+        code, _, errors = laptop.run("connect", *laptop.destination, "--wheels", folder)
+        assert code == 0, errors
+        assert "downloaded here and sent" in errors
