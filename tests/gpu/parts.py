@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,8 @@ from djinn.testing import executor_figures, executor_processes  # noqa: E402
 
 REMOTE = "remote_accelerator:0"
 MIB = 1 << 20
-COMPILING_SECONDS = 180.0
+COMPILING_SECONDS = 120.0
+TOLD = re.compile("a template is compiled|a template stays as it is|a compiled template is not used|a compiler failed")
 Found = dict[str, object]
 
 
@@ -266,11 +268,11 @@ def memory_figures(device: str) -> Found:
 
 
 def out_of_memory(device: str) -> Found:
-    """An op that does not fit raises `torch.OutOfMemoryError`, and the session goes on."""
+    """An op that can never fit raises what it raises on the device here (`torch.OutOfMemoryError`), and the session goes on."""
     with serving(device=device):
         kept = torch.arange(1000, device=REMOTE)
-        error = raised(lambda: torch.empty(1 << 50, dtype=torch.uint8, device=REMOTE).fill_(1)[:4].cpu())
-        assert isinstance(error, torch.OutOfMemoryError), f"{type(error).__name__}: {error}"
+        local, error = (raised(lambda d=d: torch.empty(1 << 50, dtype=torch.uint8, device=d)[:4].cpu()) for d in (device, REMOTE))
+        assert isinstance(error, type(local)), f"{type(error).__name__} in place of {type(local).__name__}: {error}"
         still_works()
         assert kept.sum().item() == 499_500
         return {"said": f"{type(error).__name__}: {error}"[:600]}
@@ -325,10 +327,11 @@ def compiling(compiler: str, device: str) -> Found:
     torch.manual_seed(0)
     model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256))]).eval()
     inputs = torch.randn(32, 256)
-    with serving("--compile", compiler, device=device), torch.no_grad():
+    with serving("--compile", compiler, device=device) as file, torch.no_grad():
         expected = model.to(device)(inputs.to(device)).cpu()
         model, there, runs = model.to(REMOTE), inputs.to(REMOTE), 0
         figures: Mapping[str, int] = {}
+        said: list[str] = []
         deadline = time.monotonic() + COMPILING_SECONDS
         while time.monotonic() < deadline:
             for _ in range(40):
@@ -336,9 +339,10 @@ def compiling(compiler: str, device: str) -> Found:
                 runs += 1
             torch.testing.assert_close(result, expected)
             figures = executor_figures()
-            if figures["compiled_templates"] or (figures["compilations"] and not figures["compiling_templates"]):
+            said = [line for line in file.with_name("log").read_text().splitlines() if TOLD.search(line)]
+            if figures["compiled_templates"]:
                 break
-        return {"runs": runs} | {name: value for name, value in figures.items() if name.startswith("compil")}
+        return {"runs": runs, "compiled": figures["compiled_templates"], "server said": said[-3:]}
 
 
 def inductor(device: str) -> Found:
@@ -369,8 +373,8 @@ def spill(device: str) -> Found:
         for number, tensor in enumerate(held):
             assert tensor[::4096].eq(number).all().item()
         figures = executor_figures()
-        assert figures["spills"] > 0, figures
-        return {name: figures[name] for name in ("spills", "spilled_bytes", "evictions") if name in figures}
+        assert figures["spilled_bytes"] > 0, figures
+        return {name: figures[name] for name in ("evictions", "spilled_bytes", "restored_bytes")}
 
 
 def weights(device: str) -> Found:
