@@ -6,7 +6,14 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-TORCH  ?= torch==2.13.0
+
+# The PyTorch that PYTHON has when the environment is made, if Djinn can use it: then no second one is installed.
+ifeq ($(origin TORCH),undefined)
+HERE   := $(if $(wildcard $(VENV)/bin/python),$(shell cat $(VENV)/torch.here 2>/dev/null),$(shell $(PYTHON) packaging/torch_here.py))
+endif
+TORCH  ?= torch==$(or $(HERE),2.13.0)
+# For environments that do not see that one.
+INDEXED = $(if $(HERE),torch==$(firstword $(subst +, ,$(HERE))),$(TORCH))
 
 # Exact versions of all else, for TORCH as it is here; another one may need others. `make lock` renews it.
 LOCK   := requirements-dev.lock
@@ -89,7 +96,7 @@ test-darwin-simulated: $(READY) ## a large part of the suite without what only L
 	SIMULATED_PLATFORM=darwin PYTHONPATH=tests/simulated $(BIN)/python -m pytest $(or $(ARGS),$(SIMULATED))
 
 test-matrix: $(READY) ## the suite on each Python from 3.11 to 3.14 that can be had here, and which cannot; ARGS="--only 3.13 --tests tests/system"
-	$(BIN)/python tests/matrix/run_matrix.py --torch '$(TORCH)' $(ARGS)
+	$(BIN)/python tests/matrix/run_matrix.py --torch '$(INDEXED)' $(ARGS)
 
 # Ray and what it needs, on top of the environment: too large for that itself.
 $(VENV)-ray/ready.stamp: $(READY) plugins/launchers/ray/pyproject.toml
@@ -151,7 +158,7 @@ $(VENV)-release/ready.stamp: pyproject.toml $(LOCK)
 
 dist: $(VENV)-release/ready.stamp ## build the release into dist/, twice, check it, install it without the checkout and use it; ARGS="--skip-installers"
 	$(VENV)-release/bin/python packaging/build_release.py
-	$(VENV)-release/bin/python packaging/try_release.py --torch '$(TORCH)' $(if $(PINS),--constraints $(LOCK)) --weights '$(WEIGHTS)' $(ARGS)
+	$(VENV)-release/bin/python packaging/try_release.py --torch '$(INDEXED)' $(if $(PINS),--constraints $(LOCK)) --weights '$(WEIGHTS)' $(ARGS)
 
 test-gpu: $(READY) ## everything that needs a GPU, and a report to send; without one, a list of what was not run; ARGS="--device cpu --only training"
 	$(BIN)/python -W ignore tests/gpu/run_gpu.py $(ARGS)
@@ -163,7 +170,7 @@ test-dashboard: $(READY) ## the dashboard in a real browser (pip install playwri
 lock: ## write the newest versions that pip finds for development into requirements-dev.lock
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(TORCH),'$(requirement)')
+	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(INDEXED),'$(requirement)')
 	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5'
 	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release]' $(addprefix -e ./,$(PLUGINS))
 	sed '/^[^#]/d' $(LOCK) > $(LOCK).new
@@ -184,6 +191,7 @@ $(VENV)/torch.wanted: FORCE
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+	$(if $(HERE),$(PYTHON) packaging/torch_here.py $(VENV) > $(VENV)/torch.here)
 
 # PyTorch first, alone; the constraints file then keeps that build, whatever else asks for.
 $(KEEP): $(VENV)/torch.wanted | $(BIN)/python

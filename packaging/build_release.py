@@ -50,7 +50,9 @@ def run(*command: object, umask: int = -1, **environment: str) -> str:
 
 def epoch() -> str:
     """Seconds since 1970 that files in the packages bear: of the last commit, or of 1 January 2026 outside a checkout."""
-    shown = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%ct"], check=False, capture_output=True, text=True)
+    shown = subprocess.run(
+        ["git", "-C", ROOT, "log", "-1", "--format=%ct"], check=False, capture_output=True, text=True
+    )
     return os.environ.get("SOURCE_DATE_EPOCH") or shown.stdout.strip() or "1767225600"
 
 
@@ -108,7 +110,9 @@ def main() -> int:
         run(sys.executable, "-m", "check_wheel_contents", "--no-config", "--toplevel", contents, wheel)
     lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (*sources, *wheels)]
     (to / DIGESTS).write_text("".join(lines))
-    print(f"{len(wheels)} wheels and {len(sources)} source distributions, twice the same bytes, checked: {to.name}/{DIGESTS}")
+    print(
+        f"{len(wheels)} wheels and {len(sources)} source distributions, twice the same bytes, checked: {to.name}/{DIGESTS}"
+    )
     return 0
 
 

