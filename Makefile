@@ -190,8 +190,11 @@ $(VENV)/torch.wanted: FORCE
 	@mkdir -p $(VENV)
 	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
 
+# Before gigabytes are fetched for a Python that is too old; and no half of an environment is taken for one where ensurepip is missing.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('Djinn needs Python 3.11 or newer, and $(PYTHON) is ' \
+		+ sys.version.split()[0] + '. Name another one: make PYTHON=python3.12 $(or $(MAKECMDGOALS),venv)')"
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(BIN); exit 1; }
 	$(if $(HERE),$(PYTHON) packaging/torch_here.py $(VENV) > $(VENV)/torch.here)
 
 # PyTorch first, alone; the constraints file then keeps that build, whatever else asks for.
