@@ -238,7 +238,7 @@ def main() -> int:
         for user, names in ENVIRONMENTS.items():
             python = pythons[user] = environment(folder / user, base)
             began = time.monotonic()
-            run(python, "-m", "pip", "install", "--no-compile", *kept, *wheels(release, names))
+            run(python, "-m", "pip", "install", *kept, *wheels(release, names))
             rows[user] = {"install, s": round(time.monotonic() - began, 1)}
             rows[user] |= measured(python)
             bill_of_materials(python, release / f"{user}.cdx.json")

@@ -160,6 +160,8 @@ def devices(device: str) -> Found:
         properties = torch.get_device_module(REMOTE).get_device_properties(REMOTE)
         environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
         command = [sys.executable, "-m", "djinn_core.cli", "doctor", "--json"]
+        status = subprocess.run([*command[:-2], "status", "--json"], check=False, env=environment, capture_output=True)
+        assert status.returncode == 0, status.stderr
         doctor = json.loads(subprocess.run(command, check=False, env=environment, capture_output=True).stdout)
         assert doctor["well"], [finding["what"] for finding in doctor["findings"]]
         assert properties.total_memory > 0, properties
@@ -207,6 +209,9 @@ def numeric_settings(device: str) -> Found:
             torch.set_float32_matmul_precision(precision)
             found[precision] = compared(product, device)["bitwise equal"]
         torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.benchmark = True
+        found["cudnn.benchmark"] = compared(train, device)["bitwise equal"]
+        torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         found["deterministic"] = compared(product, device)["bitwise equal"]
@@ -383,6 +388,29 @@ def spill(device: str) -> Found:
         figures = executor_figures()
         assert figures["spilled_bytes"] > 0, figures
         return {name: figures[name] for name in ("evictions", "spilled_bytes", "restored_bytes")}
+
+
+def idle(device: str) -> Found:
+    """A session that is idle: its values go to the host's memory, and come back."""
+    with serving("--idle-minutes", "0.05", device=device):
+        held = torch.arange(16.0 * MIB, device=REMOTE)
+        before = held[-1].item()
+        time.sleep(20)
+        figures = executor_figures()
+        assert held[-1].item() == before
+        return {name: value for name, value in figures.items() if name.startswith("idle") or name == "memory_away"}
+
+
+def ray(device: str) -> Found:
+    """An executor on a Ray cluster of this machine."""
+    try:
+        import ray as _  # noqa: F401 - asked for, to know if it works here
+    except ImportError:
+        raise NotRun(
+            "Ray is not installed: `make test-ray`, then .venv-ray/bin/python tests/gpu/run_gpu.py --only ray"
+        ) from None
+    with serving("--engine", "ray", device=device):
+        return compared(train, device)
 
 
 def weights(device: str) -> Found:
@@ -576,8 +604,8 @@ PARTS: dict[str, Callable[[str], Found]] = {
     part.__name__: part
     for part in (
         devices, training, generation, randomness, autocast, numeric_settings, streams, copies, memory_figures, out_of_memory,
-        filling, asserts, spill, weights, cuda_names, two_clients, crash, inductor, cudagraphs, tensorrt, calibration, demo,
-        databases, two_gpus, times,
+        filling, asserts, spill, idle, weights, cuda_names, two_clients, crash, inductor, cudagraphs, tensorrt, calibration, demo,
+        databases, ray, two_gpus, times,
     )
 }  # fmt: skip
 

@@ -33,7 +33,8 @@ TAIL = 3000  # characters of a log that the report has
 PACKAGES = ("djinn", "torch", "triton", "torch-tensorrt", "transformers", "diffusers", "numpy")
 ASKED = "name,driver_version,compute_cap,memory.total,memory.used,pcie.link.gen.current,pcie.link.width.current,mig.mode.current"
 PRIVATE = re.compile(
-    r"\b\d{1,3}(?:\.\d{1,3}){3}\b|[0-9a-f]{2}(?::[0-9a-f]{2}){5,}|GPU-[0-9a-f-]{8,}|\b[A-Za-z0-9_-]{40,}\b"
+    r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-f]{2}(?::[0-9a-f]{2}){5,}|GPU-[0-9a-f-]{8,}"
+    r"|\b(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{40,}"  # tokens have digits and capitals, names of tests have not both
 )
 
 
@@ -80,6 +81,7 @@ ALL = (
     own("filling", "a device that is filled up", gpu=True),
     own("asserts", "device-side asserts"),
     own("spill", "values that are spilled under a memory limit"),
+    own("idle", "idle sessions, whose values go to the host's memory"),
     own("weights", "weights that the server reads"),
     own("cuda_names", "scripts written for CUDA"),
     own("two_clients", "two programs on one device"),
@@ -90,6 +92,7 @@ ALL = (
     of_plugin("plugins/compilers/cudagraphs", "the conformance suite of compilers with CUDA graphs"),
     of_plugin("plugins/compilers/tensorrt", "the conformance suite of compilers with TensorRT"),
     own("calibration", "measured speeds", 600),
+    own("ray", "an executor that a Ray cluster starts", 420),
     own("two_gpus", "two GPUs as one device", gpu=True),
     Part(
         "zoo",
@@ -173,7 +176,13 @@ def tried(part: Part, device: str, folder: Path) -> dict[str, object]:
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, cwd=ROOT, env=environment, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
         )
         try:
             status = process.wait(part.seconds)

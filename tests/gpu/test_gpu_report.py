@@ -49,14 +49,15 @@ def test_each_end_of_a_part_is_a_row(tmp_path, code, seconds, expected):
 def test_the_report_says_what_failed_and_names_no_one(tmp_path, monkeypatch):
     monkeypatch.setattr(run_gpu.socket, "gethostname", lambda: "gpubox17")
     monkeypatch.setattr(run_gpu.getpass, "getuser", lambda: "alice")
-    said = f"at {ROOT}/x.py of alice@gpubox17 10.1.2.3, token {'aB3' * 15}, GPU-1234abcd-99"
+    name = "test_weights_are_read_where_they_lie_and_recorded_anew"
+    said = f"at {ROOT}/x.py of alice@gpubox17 10.1.2.3, token {'aB3' * 15}, GPU-1234abcd-99 {name}"
     monkeypatch.setattr(run_gpu, "ALL", (part(f"print({said!r}); raise SystemExit(2)"), part("pass", gpu=True)))
     monkeypatch.setattr(sys, "argv", ["run_gpu.py", "--device", "cpu", "--to", str(tmp_path)])
     monkeypatch.setattr(run_gpu, "facts", lambda: {"torch": "2.13.0"})
     assert run_gpu.main() == 1
     report, whole = (tmp_path / "report.md").read_text(), (tmp_path / "report.json").read_text()
     for text in (report, whole):
-        assert "at CHECKOUT/x.py of USER@MACHINE PRIVATE, token PRIVATE, PRIVATE" in text
+        assert f"at CHECKOUT/x.py of USER@MACHINE PRIVATE, token PRIVATE, PRIVATE {name}" in text
     assert [row["result"] for row in json.loads(whole)["parts"]] == ["FAILED", "not run"]
 
 
