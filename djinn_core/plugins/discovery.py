@@ -64,6 +64,14 @@ def installed(entry_points: Iterable[importlib.metadata.EntryPoint] | None = Non
     return tuple(sorted(found, key=lambda candidate: (candidate.name, candidate.distribution)))
 
 
+def of_another_release(distribution: str, version: str) -> str:
+    """Advice, where a version is one of Djinn's calendar versions and another than that of Djinn here; otherwise empty."""
+    core = _core_version()
+    if version == core or version.partition(".")[0] != core.partition(".")[0]:
+        return ""
+    return f"{distribution} {version} belongs to another release than djinn {core}: install both of one release"
+
+
 def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
     """The installed plugins with integrations, by the library at whose import each is loaded.
 

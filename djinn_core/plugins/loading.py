@@ -18,7 +18,7 @@ from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs import API_VERSION, PROJECT
 from djinn_core.plugins.contract import complaint
-from djinn_core.plugins.discovery import PluginCandidate
+from djinn_core.plugins.discovery import PluginCandidate, of_another_release
 from djinn_core.plugins.kinds import COMMAND_KINDS, KINDS, Kind
 from djinn_core.plugins.report import log
 from djinn_core.plugins.settings import Declared, read_settings
@@ -74,7 +74,9 @@ def load(
         asked = [kind for kind in implemented if kind.name in kinds]
         objects = {kind.objects: _registered(manager, kind, settings.values) for kind in asked}
     except PluginError as error:
-        raise type(error)(f"{candidate.label} cannot be used: {error}") from error.__cause__
+        advice = of_another_release(candidate.distribution, candidate.version)
+        said = f"{error}. {advice}" if advice else str(error)
+        raise type(error)(f"{candidate.label} cannot be used: {said}") from error.__cause__
     return Loaded(candidate, tuple(kind.name for kind in implemented), objects, settings)
 
 

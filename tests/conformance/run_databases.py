@@ -22,7 +22,7 @@ from op_database import WAYS, check, entries
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from samples import INDEX
+from samples import INDEX, LOCAL
 from verdicts import LEFT_OUT, Verdict
 
 import djinn
@@ -167,10 +167,11 @@ def main() -> int:
     parser.add_argument("--policy", default="", help="placement policy, such as round_robin")
     parser.add_argument("--index", type=int, default=0, help="index of the device, such as 2 for the second executor")
     parser.add_argument("--samples", type=int, help="at most so many of each entry")
+    parser.add_argument("--local", default="cpu", help="device here that results are compared with, such as cuda:0")
     options = parser.parse_args()
     console = Console()
     started = time.monotonic()
-    os.environ[INDEX] = str(options.index)  # for the processes that run begins
+    os.environ |= {INDEX: str(options.index), LOCAL: options.local}  # for the processes that run begins
     choice = Choice(options.executors, options.policy, options.samples)
     verdicts = run(options.only, options.processes, choice, console)
     result = report(verdicts, console)

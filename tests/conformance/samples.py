@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 
 INDEX = "CONFORMANCE_INDEX"  # a variable that `run_databases.py` sets for its processes
 DEVICE = f"remote_accelerator:{os.environ.get(INDEX, '0')}"
+LOCAL = "CONFORMANCE_LOCAL"  # likewise: the device here, such as cuda:0
+HERE = os.environ.get(LOCAL, "cpu")
 
 # Arguments that PyTorch wants on the CPU whatever the device, as it does for CUDA.
 ON_THE_CPU: dict[str, Callable[[torch.Tensor], bool]] = {"tensor_split": lambda tensor: not tensor.is_floating_point()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 from comparing import Tolerance, check_same, outcome_of
-from samples import DEVICE
+from samples import DEVICE, HERE
 
 # The entries that the CPU runs and the remote device does not, and why. One that starts to be right must be taken off.
 LEFT_OUT: dict[str, str] = {}
@@ -50,7 +50,7 @@ def _judge(name: str, programs: Iterable[tuple[str, Program]], tolerance: Tolera
     samples = refused = late = wrong = 0
     reason, first = "", None
     for which, program in programs:
-        expected, actual = outcome_of(program, "cpu"), outcome_of(program, DEVICE)
+        expected, actual = outcome_of(program, HERE), outcome_of(program, DEVICE)
         samples += 1
         refused += expected.error is not None
         late += actual.late

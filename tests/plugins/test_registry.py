@@ -169,6 +169,13 @@ def test_a_broken_plugin_is_a_row_and_one_warning_and_the_rest_works(
     assert [(entry["level"], entry["plugin"]) for entry in logged()] == [("WARNING", "broken")]
 
 
+def test_a_broken_plugin_of_another_release_says_so(install: Install, offered: Offered) -> None:
+    install("broken", "from djinn import what_comes_later", version="26.99.0")
+    registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    assert "djinn-broken 26.99.0 belongs to another release than djinn 26." in error(registry, "broken")
+    assert error(registry, "broken").endswith(": install both of one release")
+
+
 def test_a_broken_plugin_is_an_error_where_it_was_asked_for_or_everything_is(
     install: Install, offered: Offered, module: Make
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import djinn
 from djinn_core.plugins.kinds import EVERY_KIND
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,10 @@ def project(package):
 
 def test_there_are_plugins():
     assert PACKAGES
+
+
+def test_all_packages_have_one_version():
+    assert {project(package)["version"] for package in (ROOT, *PACKAGES)} == {djinn.__version__}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)

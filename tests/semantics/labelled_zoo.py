@@ -31,7 +31,7 @@ from catalogue import ZOO
 from flop_truth import flops_here
 from ground_truth import Labelled, Truth
 from instances import Scene, instances
-from likeness import to_remote, unsettle
+from likeness import moved, unsettle
 from phase_truth import phases_of, workloads_of
 from plain_networks import PLAIN
 from situations import Call, eagerly, forward, generation, prefill, train
@@ -243,7 +243,7 @@ def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
             model, inputs = architecture.make()
         unsettle(model)
         flops = {s: flops_here(model, inputs, s) for s in ("forward", "train") if count_flops and s in entry.situations}
-        model, inputs = model.to(REMOTE), to_remote(inputs)
+        model, inputs = model.to(REMOTE), moved(inputs, REMOTE)
         for call in _calls(entry, model, inputs):
             program = call.recorded.captured.program
             yield Labelled(

@@ -16,7 +16,7 @@ from djinn.hooks import DjinnError
 sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
 
 from catalogue import ZOO
-from likeness import loss_of, to_remote
+from likeness import loss_of, moved
 
 EACH = 2  # policies that plan a program for a cluster
 REMOTE = "remote_accelerator:0"
@@ -39,7 +39,7 @@ def record(names=None):
         try:
             with djinn.capture() as evaluated, torch.no_grad():
                 model.to(REMOTE)
-                given = to_remote(inputs)
+                given = moved(inputs, REMOTE)
                 kept = model.eval()(**given)
             found.graphs[name] = evaluated.graph
             with djinn.capture() as trained:

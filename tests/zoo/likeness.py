@@ -80,12 +80,13 @@ class Outcome:
     round_trips: int = 0
 
 
-def compare(architecture: Architecture) -> Verdict:
-    """Build the model, run it on both sides and compare."""
+def compare(architecture: Architecture, here: str = "cpu") -> Verdict:
+    """Build the model, run it on both sides and compare. `here`: the local device."""
     torch.manual_seed(0)
     model, inputs = architecture.make()
     unsettle(model)
-    theirs, sent = copy.deepcopy(model).to(REMOTE), to_remote(inputs)
+    theirs, sent = copy.deepcopy(model).to(REMOTE), moved(inputs, REMOTE)
+    model, inputs = model.to(here), moved(inputs, here)
     remote = outcome(theirs, sent)
     local = outcome(model, inputs)
     return Verdict(
@@ -110,14 +111,14 @@ def unsettle(model: nn.Module) -> None:
             parameter.add_(torch.randn(parameter.shape), alpha=0.05)
 
 
-def to_remote(inputs: Any) -> Any:
-    """The inputs with every tensor in them on the remote device."""
+def moved(inputs: Any, device: str) -> Any:
+    """The inputs with every tensor in them on a device."""
     if isinstance(inputs, torch.Tensor):
-        return inputs.to(REMOTE)
+        return inputs.to(device)
     if isinstance(inputs, Mapping):
-        return {name: to_remote(value) for name, value in inputs.items()}
+        return {name: moved(value, device) for name, value in inputs.items()}
     if isinstance(inputs, (list, tuple)):
-        return type(inputs)(to_remote(value) for value in inputs)
+        return type(inputs)(moved(value, device) for value in inputs)
     return inputs
 
 

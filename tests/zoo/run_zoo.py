@@ -42,12 +42,13 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="those of the default suite")
     parser.add_argument("--json", type=Path, help="write the results to this file as well")
     parser.add_argument("--markdown", type=Path, help="write the table to this page as well")
+    parser.add_argument("--device", default="cpu", help="what both sides compute on, such as cuda:0")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else SHORT_FORM if options.short else tuple(ZOO)
     console = Console(width=160)
-    with warnings.catch_warnings(), serving():
+    with warnings.catch_warnings(), serving(device=options.device):
         warnings.simplefilter("ignore")
-        verdicts = [judge(name) for name in track(names, "comparing", console=console)]
+        verdicts = [judge(name, options.device) for name in track(names, "comparing", console=console)]
     show(verdicts, console)
     if options.json:
         options.json.write_text(json.dumps(report(verdicts), indent=1) + "\n")
@@ -56,10 +57,10 @@ def main() -> int:
     return int(not all(verdict.equal for verdict in verdicts))
 
 
-def judge(name: str) -> Verdict:
+def judge(name: str, device: str) -> Verdict:
     """Result of one architecture, also where it raised."""
     try:
-        return compare(ZOO[name])
+        return compare(ZOO[name], device)
     except Exception as error:  # any failure is a row of the table
         return Verdict(name, ZOO[name].kind, error=f"{type(error).__name__}: {error}")
 

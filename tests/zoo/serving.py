@@ -20,15 +20,15 @@ START_SECONDS = 300.0
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[None]:
-    """`remote_accelerator` is a server's, one thread on either side, as long as the context lasts."""
+def serving(*options: str, device: str = "cpu") -> Iterator[Path]:
+    """`remote_accelerator` is a server's, one thread on either side, as long as the context lasts; gives its connection file."""
     torch.set_num_threads(1)
     os.environ |= {"DJINN_CONFIG": os.devnull, "TRANSFORMERS_VERBOSITY": "error"}
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "connection.json", Path(folder) / "log"
-        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
+        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
         with log.open("wb") as output:
-            command += ["--threads", "1", "--drain-seconds", "1"]
+            command += ["--device", device, "--threads", "1", "--drain-seconds", "1", *options]
             process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             _wait_for(file, process, log)
@@ -38,7 +38,7 @@ def serving() -> Iterator[None]:
             djinn.shut_down()
             djinn.configure(servers=[url], token=connection.token, disable=("local",))
             djinn.init()
-            yield
+            yield file
         finally:
             djinn.shut_down()
             process.terminate()

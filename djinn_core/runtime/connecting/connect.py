@@ -284,7 +284,7 @@ def _compare_torch(opened: Opened) -> None:
     if ours.partition("+")[0] != theirs.partition("+")[0]:
         _log.warning(
             "client and executor run different torch: ops that the executor lacks are taken apart or refused, results may differ "
-            "in the last digits. Install the same version on both sides",
+            "in the last digits. Install the same version on both sides, such as the executor's here",
             client=ours,
             executor=theirs,
             url=opened.url,

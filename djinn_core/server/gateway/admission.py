@@ -269,8 +269,10 @@ def _denied(refusal: Refusal) -> Denial:
 
 def _versions(message: Hello | StatusRequest | Kill) -> str:
     client = f" (Djinn {message.version})" if isinstance(message, Hello) else ""
-    older = "the client" if message.protocol < PROTOCOL_VERSION else "the server"
+    newer = f"Djinn {message.version}" if isinstance(message, Hello) else "the client's version of Djinn"
+    older = message.protocol < PROTOCOL_VERSION
+    cure = f"install Djinn {djinn_version()} at the client" if older else f"install {newer} on the server"
     return (
         f"the client speaks protocol version {message.protocol}{client} and this server version {PROTOCOL_VERSION} "
-        f"(Djinn {djinn_version()}): update {older}"
+        f"(Djinn {djinn_version()}): {cure}, with all of its packages"
     )

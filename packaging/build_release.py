@@ -1,0 +1,123 @@
+"""Builds the release into a folder: a wheel and a source distribution of every package, checked, with their digests.
+
+Everything is built twice: once as a release is (the wheel from the source distribution), and once from a copy of the tracked files elsewhere,
+with other permissions. Both must give the same bytes.
+
+It runs in an environment with the extra `release` of pyproject.toml (`make dist`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = [".", *sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
+DIGESTS = "SHA256SUMS"
+
+
+class BuildError(RuntimeError):
+    """A step failed; the message has what it printed."""
+
+
+def run(*command: object, umask: int = -1, **environment: str) -> str:
+    """What a command prints.
+
+    Raises:
+        BuildError: it failed.
+    """
+    done = subprocess.run(
+        [*map(str, command)],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | environment,
+        umask=umask,
+    )
+    if done.returncode:
+        raise BuildError(f"$ {' '.join(map(str, command))}\n{done.stdout[-5000:]}")
+    return done.stdout
+
+
+def epoch() -> str:
+    """Seconds since 1970 that files in the packages bear: of the last commit, or of 1 January 2026 outside a checkout."""
+    shown = subprocess.run(
+        ["git", "-C", ROOT, "log", "-1", "--format=%ct"], check=False, capture_output=True, text=True
+    )
+    return os.environ.get("SOURCE_DATE_EPOCH") or shown.stdout.strip() or "1767225600"
+
+
+def copied(to: Path) -> Path:
+    """A copy of the files that git tracks, or would if they were added; of all, outside a checkout."""
+    command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=False, capture_output=True, text=True)
+    if listed.returncode:
+        return Path(shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(".venv*", "dist", "build")))
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():  # not one that was removed and not committed
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, to / name)
+    return to
+
+
+def build(source: Path, to: Path, *options: str, umask: int = -1) -> None:
+    """Build all packages of a checkout. Without options: source distributions, and the wheels from them."""
+
+    def one(package: str) -> None:
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", to, *options, source / package]
+        run(*command, umask=umask, SOURCE_DATE_EPOCH=epoch(), PYTHONPATH="")
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(one, PACKAGES))
+
+
+def differing(first: Path, second: Path) -> Iterator[str]:
+    """Names of files that are in one folder alone, or whose bytes differ."""
+    names = {path.name for folder in (first, second) for path in folder.iterdir()}
+    for name in sorted(names):
+        files = [folder / name for folder in (first, second)]
+        if not all(file.exists() for file in files) or len({file.read_bytes() for file in files}) > 1:
+            yield name
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder, which is emptied first")
+    to = parser.parse_args().to.resolve()
+    shutil.rmtree(to, ignore_errors=True)
+    build(ROOT, to)
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder, "again")
+        build(copied(Path(folder, "copy")), again, "--sdist", "--wheel", umask=0o077)
+        if found := [*differing(to, again)]:
+            raise BuildError(f"built twice, these differ: {', '.join(found)}")
+    wheels, sources = sorted(to.glob("*.whl")), sorted(to.glob("*.tar.gz"))
+    if not len(wheels) == len(sources) == len(PACKAGES):
+        raise BuildError(f"{len(PACKAGES)} packages gave {len(wheels)} wheels and {len(sources)} source distributions")
+    run(sys.executable, "-m", "twine", "check", "--strict", *wheels, *sources)
+    for wheel in wheels:
+        package = wheel.name.partition("-")[0]
+        contents = "djinn,djinn_core" if package == "djinn" else package
+        run(sys.executable, "-m", "check_wheel_contents", "--no-config", "--toplevel", contents, wheel)
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (*sources, *wheels)]
+    (to / DIGESTS).write_text("".join(lines))
+    print(
+        f"{len(wheels)} wheels and {len(sources)} source distributions, twice the same bytes, checked: {to.name}/{DIGESTS}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BuildError as error:
+        sys.exit(str(error))

@@ -1,0 +1,22 @@
+"""A client of a server imports nothing that only servers need, and some libraries only where they are needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SERVERS_ONLY = ("aiohttp", "cryptography", "prometheus_client")
+WHERE_NEEDED = ("networkx", "psutil", "rich", "structlog")
+PROGRAM = f"""
+import sys, torch, djinn
+layer = torch.nn.Linear(4, 4).to("remote_accelerator:0")
+layer(torch.ones(2, 4, device="remote_accelerator:0")).sum().backward()
+assert layer.weight.grad.cpu().sum() == 32
+print(*(name for name in {SERVERS_ONLY + WHERE_NEEDED} if name in sys.modules), "and no more")
+"""
+
+
+def test_a_client_imports_no_more_than_it_needs(served_environment):
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=served_environment, capture_output=True, text=True, timeout=580, check=False)
+    assert done.stdout.strip() == "and no more", done.stdout + done.stderr

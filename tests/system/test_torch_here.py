@@ -1,0 +1,58 @@
+"""The Makefile's question if Python has a PyTorch that Djinn can use; the PyTorch is a fake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "packaging" / "torch_here.py"
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Asks where a PyTorch of some version, with some source, is the one that Python finds; gives what is said and the .pth file."""
+
+    def asked(version, source=""):
+        beside = tmp_path / "a folder"
+        for file, text in (
+            (f"torch-{version}.dist-info/METADATA", f"Name: torch\nVersion: {version}\n"),
+            ("torch.py", source),
+            ("beside.py", ""),
+        ):
+            (beside / file).parent.mkdir(parents=True, exist_ok=True)
+            (beside / file).write_text(text)
+        own = tmp_path / "environment" / "lib" / "python3.11" / "site-packages"
+        own.mkdir(parents=True)
+        environment = os.environ | {"PYTHONPATH": str(beside)}
+        command = [sys.executable, SCRIPT, tmp_path / "environment"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip(), own / "torch_here.pth"
+
+    return asked
+
+
+def test_an_environment_sees_what_lies_beside_it(asked):
+    said, file = asked("2.12.1+cu130")
+    assert said == "2.12.1+cu130"
+    seen = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import site; site.addsitedir({str(file.parent)!r}); import beside; print(beside.__file__)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "a folder" in seen.stdout
+
+
+@pytest.mark.parametrize(("version", "source"), [("2.10.0", ""), ("2.13.0", "raise ImportError('no driver')")])
+def test_one_that_will_not_do_is_not_used(asked, version, source):
+    said, file = asked(version, source)
+    assert not said
+    assert not file.exists()
