@@ -128,10 +128,23 @@ def a_storage_grows(d):
     return x, y, x.untyped_storage().nbytes()
 
 
-def test_a_storage_does_not_shrink(embedded):
-    x = numbers(embedded, 3)
-    with pytest.raises(UnsupportedOperation, match="cannot shrink from 12 to 0 bytes"):
-        x.untyped_storage().resize_(0)
+@case
+def a_storage_is_freed_and_allocated_again(d):
+    x = numbers(d, 3)
+    storage = x.untyped_storage()
+    storage.resize_(0)
+    freed = storage.nbytes(), x.storage().size()
+    storage.resize_(12)
+    x.copy_(torch.arange(3.0))
+    return freed, storage.nbytes(), x
+
+
+@case
+def a_typed_storage_is_copied(d):
+    x = numbers(d, 3)
+    copied = copy.deepcopy([x, x.storage()])
+    copied[0].add_(1)
+    return copied[1].tolist(), x
 
 
 @case

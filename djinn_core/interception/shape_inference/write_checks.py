@@ -28,6 +28,7 @@ _REFUSE_OPERANDS = frozenset({
     "aten::index_fill_.int_Tensor",
     "aten::index_select.out",
     "aten::kthvalue.values",
+    "aten::put_",
     "aten::scatter_.src",
     "aten::scatter_add_",
     "aten::take.out",

@@ -47,10 +47,12 @@ class RemoteStorage(torch.UntypedStorage):
     Attributes:
         base: a tensor that looks into it; None until the first is made.
         source: bytes on this machine that become its content when the first tensor is made over it, or None.
+        shrunk: its size where the program made it smaller than its memory on the executor, or None.
     """
 
     base: Any
     source: torch.UntypedStorage | None
+    shrunk: int | None
     _device: torch.device
     _number: int
     _reserved: range | None
@@ -79,7 +81,7 @@ class RemoteStorage(torch.UntypedStorage):
     @classmethod
     def _make(cls, device: torch.device, number: int) -> RemoteStorage:
         made: RemoteStorage = cls(0, device="meta")
-        made.base = made.source = made._reserved = None
+        made.base = made.source = made.shrunk = made._reserved = None
         made._device, made._number = device, number
         return made
 
@@ -125,6 +127,9 @@ class RemoteStorage(torch.UntypedStorage):
 
     def nbytes(self) -> int:
         """Size in bytes."""
+        return self._reserved_bytes() if self.shrunk is None else self.shrunk
+
+    def _reserved_bytes(self) -> int:
         if self.base is not None:
             return int(self.base.remote.storage.nbytes)
         assert self.source is not None
@@ -191,16 +196,11 @@ class RemoteStorage(torch.UntypedStorage):
         return self.cpu() if target.type == "cpu" else self.octets().to(target).untyped_storage()
 
     def resize_(self, size: int) -> RemoteStorage:
-        """Make room for `size` bytes.
-
-        Raises:
-            UnsupportedOperation: that would be fewer than now.
-        """
-        if size < self.nbytes():
-            raise UnsupportedOperation(
-                f"a storage on {self._device} cannot shrink from {self.nbytes()} to {size} bytes; drop its tensors instead"
-            )
-        self.octets().resize_(size)
+        """Make room for `size` bytes. Where these are fewer than before, the executor keeps its memory until the last tensor is gone."""
+        if size > self._reserved_bytes():
+            self.shrunk = None
+            self.octets().resize_(size)
+        self.shrunk = size if size < self._reserved_bytes() else None
         return self
 
     def is_shared(self) -> bool:
