@@ -47,12 +47,10 @@ class RemoteStorage(torch.UntypedStorage):
     Attributes:
         base: a tensor that looks into it; None until the first is made.
         source: bytes on this machine that become its content when the first tensor is made over it, or None.
-        shrunk: its size where the program made it smaller than its memory on the executor, or None.
     """
 
     base: Any
     source: torch.UntypedStorage | None
-    shrunk: int | None
     _device: torch.device
     _number: int
     _reserved: range | None
@@ -81,7 +79,7 @@ class RemoteStorage(torch.UntypedStorage):
     @classmethod
     def _make(cls, device: torch.device, number: int) -> RemoteStorage:
         made: RemoteStorage = cls(0, device="meta")
-        made.base = made.source = made.shrunk = made._reserved = None
+        made.base = made.source = made._reserved = None
         made._device, made._number = device, number
         return made
 
@@ -127,11 +125,9 @@ class RemoteStorage(torch.UntypedStorage):
 
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self._reserved_bytes() if self.shrunk is None else self.shrunk
-
-    def _reserved_bytes(self) -> int:
         if self.base is not None:
-            return int(self.base.remote.storage.nbytes)
+            memory = self.base.remote.storage
+            return int(getattr(memory, "shrunk", memory.nbytes))
         assert self.source is not None
         return self.source.nbytes()
 
@@ -197,10 +193,14 @@ class RemoteStorage(torch.UntypedStorage):
 
     def resize_(self, size: int) -> RemoteStorage:
         """Make room for `size` bytes. Where these are fewer than before, the executor keeps its memory until the last tensor is gone."""
-        if size > self._reserved_bytes():
-            self.shrunk = None
-            self.octets().resize_(size)
-        self.shrunk = size if size < self._reserved_bytes() else None
+        octets = self.octets()
+        memory = octets.remote.storage  # type: ignore[attr-defined]
+        if hasattr(memory, "shrunk"):
+            del memory.shrunk
+        if size > memory.nbytes:
+            octets.resize_(size)
+        elif size < memory.nbytes:
+            memory.shrunk = size
         return self
 
     def is_shared(self) -> bool:
