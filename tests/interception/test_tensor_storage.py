@@ -13,7 +13,6 @@ from sameness import REMOTE, complexes, fails_alike, numbers, same
 from torch import nn
 
 import djinn
-from djinn_core.errors import UnsupportedOperation
 
 CASES = []
 

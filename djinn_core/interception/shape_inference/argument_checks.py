@@ -145,10 +145,24 @@ def _index(_given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
 
 
-def _warns_of_expanded(message: str) -> Check:
+def _warns_of_expanded(name: str, written: str) -> Check:
+    """A warning about filling an expanded tensor with the op `name`, which an assignment like `written` is as well."""
+    message = (
+        f"Use of {name} on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
+        f"This also applies to advanced indexing e.g. {written}"
+    )
+
     def check(given: torch.Tensor, *_: Any, **__: Any) -> None:
         if any(not step and size > 1 for size, step in zip(given.shape, given.stride(), strict=True)) and given.numel():
             warn_user(message)
+
+    return check
+
+
+def _both(*checks: Check) -> Check:
+    def check(*args: Any, **kwargs: Any) -> None:
+        for one in checks:
+            one(*args, **kwargs)
 
     return check
 
@@ -222,9 +236,9 @@ _TRIED = frozenset({
 
 _BYTE_MASK = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
 
-_DEPRECATED = "on expanded tensors is deprecated. Please clone() the tensor before performing this operation. This also applies to advanced indexing e.g. "
-_MASKED = _warns_of_expanded(f"Use of masked_fill_ {_DEPRECATED}tensor[mask] = scalar")
-_FILLED = _warns_of_expanded(f"Use of index_fill_ {_DEPRECATED}tensor[index] = scalar")
+_MASKED = _warns_of_expanded("masked_fill_", "tensor[mask] = scalar")
+_FILLED = _warns_of_expanded("index_fill_", "tensor[index] = scalar")
+_PUT = _warns_of_expanded("index_put_", "tensor[indices] = tensor")
 
 _RANDOM_INTEGERS = frozenset({getattr(aten.random_, "from"), aten.random_.to})
 _DISTRIBUTIONS = frozenset({
@@ -275,7 +289,7 @@ _CHECKS: dict[Any, Check] = {
     aten.index_fill_.int_Scalar: _FILLED,
     aten.index_fill_.int_Tensor: _FILLED,
     aten.index_put.default: _index,
-    aten.index_put_.default: _index,
+    aten.index_put_.default: _both(_index, _PUT),
     aten.index_add.default: _written_like("index_add_", 3),
     aten.index_add_.default: _written_like("index_add_", 3),
     aten.index_copy.default: _written_like("index_copy_", 3),
