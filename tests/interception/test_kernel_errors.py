@@ -132,6 +132,17 @@ def test_filling_an_expanded_tensor_is_warned_of(embedded):
             fill()
 
 
+def test_what_is_taken_with_one_number_is_tried_again_with_one_of_another_dtype(embedded):
+    x = torch.ones(3, dtype=torch.uint8, device=embedded)
+    assert torch.nextafter(x, torch.tensor(2.5)).shape == (3,)
+    with pytest.raises(NotImplementedError, match="ComplexFloat"):
+        torch.nextafter(x, torch.tensor(1j))
+    narrow = torch.ones(3, device=embedded).to(torch.float8_e4m3fn)
+    assert (torch.tensor(2.0, dtype=torch.float8_e4m3fn) * narrow).shape == (3,)
+    with pytest.raises(NotImplementedError, match="Float8"):
+        narrow * torch.tensor(2.0, dtype=torch.float8_e4m3fn)
+
+
 def test_a_number_is_copied_into_a_tensor(embedded):
     for shape in ((3,), ()):
         assert (torch.zeros(shape, device=embedded).copy_(2.5) == 2.5).all()
