@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-
     from djinn_core.interception.shape_inference.formulas import KindOfCalls
     from djinn_core.ir.program import Call, Signature
 
