@@ -143,7 +143,8 @@ def _to_other_device(source: LazyTensor, kwargs: dict[str, Any]) -> torch.Tensor
 @handles(aten.copy_.default)
 def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`target.copy_(source)`, in every combination of remote, CPU and a number."""
-    target, source = args[0], args[1]
+    target: Any = args[0]
+    source: Any = args[1]
     if not isinstance(source, torch.Tensor):
         source = torch.tensor(source, device="cpu")
     if isinstance(source, PartsTensor):
