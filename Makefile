@@ -40,7 +40,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -99,13 +99,25 @@ test-darwin-simulated: $(READY) ## a large part of the suite without what only L
 test-matrix: $(READY) ## the suite on each Python from 3.11 to 3.14 that can be had here, and which cannot; ARGS="--only 3.13 --tests tests/system"
 	$(BIN)/python tests/matrix/run_matrix.py --torch '$(INDEXED)' $(ARGS)
 
-# Ray and what it needs, on top of the environment: too large for that itself.
+# Another environment on top of the first one, for what is too large for that: what is installed there is found here.
+define LAYERED
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+		> "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
+endef
+
 $(VENV)-ray/ready.stamp: $(READY) plugins/launchers/ray/pyproject.toml
-	$(BIN)/python -m venv --without-pip $(VENV)-ray
-	$(VENV)-ray/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(VENV)-ray/packages
-	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" > "$$(cat $(VENV)-ray/packages)/below.pth"
+	$(LAYERED)
 	$(VENV)-ray/bin/python -m pip install --no-build-isolation -e './plugins/launchers/ray[ray]'
 	touch $@
+
+$(VENV)-libraries/ready.stamp: $(READY)
+	$(LAYERED)
+	$(VENV)-libraries/bin/python -m pip install -c $(KEEP) $(PINS) --no-build-isolation -e '.[libraries]'
+	touch $@
+
+test-libraries: $(VENV)-libraries/ready.stamp ## programs of peft, trl, torchao and stable-baselines3; installs these beside the environment; ARGS="-k trl"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-libraries/bin/python -m pytest tests/libraries $(or $(ARGS),-k "peft or trl or torchao or baselines")
 
 test-ray: $(VENV)-ray/ready.stamp ## executors on a Ray cluster of three nodes on this machine; installs Ray beside the environment; ARGS="-k gateway"
 	OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest plugins/launchers/ray $(ARGS)
@@ -191,7 +203,7 @@ lock: ## write the newest versions that pip finds for development into requireme
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(INDEXED),'$(requirement)')
 	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5'
-	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release]' $(addprefix -e ./,$(PLUGINS))
+	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release,libraries]' $(addprefix -e ./,$(PLUGINS))
 	sed '/^[^#]/d' $(LOCK) > $(LOCK).new
 	$(VENV)-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip \
 		| grep -vE '^($(UNLOCKED))' >> $(LOCK).new

@@ -576,6 +576,15 @@ def composite_kernel(func: Any) -> Callable[..., Any] | None:
 
 
 @functools.cache
+def backend_kernel(func: Any) -> Callable[..., Any] | None:
+    """Kernel of an op outside `aten` that its library registers for every backend of PyTorch's out-of-tree key, where it does."""
+    key = torch._C.DispatchKey.PrivateUse1
+    if func.namespace == "aten" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+        return None
+    return functools.partial(func._op_dk, key)
+
+
+@functools.cache
 def is_composite(func: Any) -> bool:
     """True if PyTorch decomposes `func` before a backend sees it, unless the backend asks for it whole."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd

@@ -142,8 +142,11 @@ def _to_other_device(source: LazyTensor, kwargs: dict[str, Any]) -> torch.Tensor
 
 @handles(aten.copy_.default)
 def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`target.copy_(source)`, in every combination of remote and CPU."""
-    target, source = args[0], args[1]
+    """`target.copy_(source)`, in every combination of remote, CPU and a number."""
+    target: Any = args[0]
+    source: Any = args[1]
+    if not isinstance(source, torch.Tensor):
+        source = torch.tensor(source, device="cpu")
     if isinstance(source, PartsTensor):
         return port.dispatch_layout(func, args, kwargs)
     if not isinstance(target, LazyTensor):

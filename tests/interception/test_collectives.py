@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 PROGRAM = """\
+import copy
 import sys
 import djinn
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 rank, file = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
@@ -68,7 +71,29 @@ def trained(device):
     return [p.detach() for p in model.parameters()]
 
 
-for function in (in_place, into_others, from_one_to_the_other, without_writing, trained):
+def divided(device):
+    kind = torch.device(device).type
+    mesh = init_device_mesh(kind, (2,))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(device)
+    models = [
+        fully_shard(copy.deepcopy(model), mesh=mesh),
+        FullyShardedDataParallel(copy.deepcopy(model), device_id=torch.device(device)),
+    ]
+    losses = []
+    for sharded in models:
+        optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
+        for step in range(2):
+            x = torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * step + rank)).to(device)
+            loss = sharded(x).square().mean()
+            losses.append(loss.detach())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+for function in (in_place, into_others, from_one_to_the_other, without_writing, trained, divided):
     for ours, theirs in zip(function("remote_accelerator:0"), function("cpu"), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, msg=lambda text: f"{function.__name__}: {text}")
 if rank == 1:

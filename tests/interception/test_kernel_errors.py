@@ -44,6 +44,11 @@ REFUSED = {
     "index_copy_ overlap": lambda x, i, n: x.index_copy_(0, i[:2], x[:2]),
     "index_add_ overlap": lambda x, i, n: i.index_add_(0, i, i),
     "scatter_ overlap": lambda x, i, n: x.scatter_(0, i, x),
+    "put_ overlap": lambda x, i, n: i.put_(i, i),
+    "put_ part": lambda x, i, n: x.put_(i[0], x[0]),
+    "index_put_ overlap": lambda x, i, n: x.__setitem__(i, x[0]),
+    "index_fill_ overlap": lambda x, i, n: i.index_fill_(0, i, 0),
+    "segment_reduce lengths": lambda x, i, n: torch.segment_reduce(x, "max", lengths=i),
     "flip twice": lambda x, i, n: n.flip(0, 0),
     "flip beyond": lambda x, i, n: n.flip(0, 3),
     "out dtype": lambda x, i, n: torch.add(x, 1.5, out=i),
@@ -116,9 +121,31 @@ def test_a_range_is_warned_of_at_each_call(embedded):
 
 def test_filling_an_expanded_tensor_is_warned_of(embedded):
     expanded, mask = torch.ones(1, device=embedded).expand(3), torch.tensor([True, False, True], device=embedded)
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="expanded tensors"):
-            expanded.masked_fill_(mask, 0.0)
+    index = mask.long()
+    fillings = {
+        "masked_fill_": lambda: expanded.masked_fill_(mask, 0.0),
+        "index_fill_": lambda: expanded.index_fill_(0, index, 0.0),
+        "index_put_": lambda: expanded.index_put_((index,), torch.zeros(3, device=embedded)),
+    }
+    for name, fill in (*fillings.items(), *fillings.items()):
+        with pytest.warns(UserWarning, match=f"Use of {name} on expanded tensors"):
+            fill()
+
+
+def test_what_is_taken_with_one_number_is_tried_again_with_one_of_another_dtype(embedded):
+    x = torch.ones(3, dtype=torch.uint8, device=embedded)
+    assert torch.nextafter(x, torch.tensor(2.5)).shape == (3,)
+    with pytest.raises(NotImplementedError, match="ComplexFloat"):
+        torch.nextafter(x, torch.tensor(1j))
+    narrow = torch.ones(3, device=embedded).to(torch.float8_e4m3fn)
+    assert (torch.tensor(2.0, dtype=torch.float8_e4m3fn) * narrow).shape == (3,)
+    with pytest.raises(NotImplementedError, match="Float8"):
+        narrow * torch.tensor(2.0, dtype=torch.float8_e4m3fn)
+
+
+def test_a_number_is_copied_into_a_tensor(embedded):
+    for shape in ((3,), ()):
+        assert (torch.zeros(shape, device=embedded).copy_(2.5) == 2.5).all()
 
 
 def test_an_index_on_the_cpu_is_taken_by_index_fill(embedded):

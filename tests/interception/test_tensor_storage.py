@@ -13,7 +13,6 @@ from sameness import REMOTE, complexes, fails_alike, numbers, same
 from torch import nn
 
 import djinn
-from djinn_core.errors import UnsupportedOperation
 
 CASES = []
 
@@ -128,10 +127,22 @@ def a_storage_grows(d):
     return x, y, x.untyped_storage().nbytes()
 
 
-def test_a_storage_does_not_shrink(embedded):
-    x = numbers(embedded, 3)
-    with pytest.raises(UnsupportedOperation, match="cannot shrink from 12 to 0 bytes"):
-        x.untyped_storage().resize_(0)
+@case
+def a_storage_is_freed_and_allocated_again(d):
+    x = numbers(d, 3)
+    storage = x.untyped_storage()
+    storage.resize_(0)
+    freed = storage.nbytes(), x.untyped_storage().size()
+    storage.resize_(12)
+    x.copy_(torch.arange(3.0))
+    return freed, storage.nbytes(), x
+
+
+@case
+def a_typed_storage_is_copied(d):
+    x = numbers(d, 3)
+    copied = copy.deepcopy({"tensor": x}), x._typed_storage()._deepcopy({})  # the public ways warn
+    return copied[0]["tensor"], list(copied[1]._untyped_storage), copied[1].dtype
 
 
 @case

@@ -119,7 +119,7 @@ def markdown(files: Iterable[FileResults]) -> str:
     columns = list(rows[0]) if rows else []
     lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
     lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
-    lines += ["", totals(files)]
+    lines += ["", totals(files), estimates(files)]
     for reason, by_file in by_reason(files).items():
         lines += ["", f"### {reason[0].upper()}{reason[1:]}", ""]
         lines += [f"- {name}: {', '.join(tests)}" for name, tests in by_file.items()]
@@ -132,6 +132,30 @@ def totals(files: Iterable[FileResults]) -> str:
     passed = sum(there.outcome == "passed" for there in compared)
     share = f" ({100 * passed / len(compared):.2f}%)" if compared else ""
     return f"{passed:,} of {len(compared):,} tests that pass on the CPU pass on the remote device{share}."
+
+
+_OTHER_LAYOUTS = frozenset({"test_sparse", "test_sparse_csr", "test_nestedtensor"})
+
+
+def estimates(files: Iterable[FileResults]) -> str:
+    """Shares of all tests, by the number of tests that files have, where only some were run."""
+    files = list(files)
+    strided = [file for file in files if file.name not in _OTHER_LAYOUTS]
+    return (
+        f"Weighted by the number of tests that each file has, this is an estimated {_weighted(strided):.2f}% without sparse and nested "
+        f"tensors, and {_weighted(files):.2f}% with them."
+    )
+
+
+def _weighted(files: Iterable[FileResults]) -> float:
+    whole = passed = 0.0
+    for file in files:
+        outcomes = [there.outcome for _, _, there in file.compared()]
+        if outcomes:
+            tests = file.tests * len(file.passed_on_cpu()) / len(file.cpu)  # of these, some are for the CPU alone
+            whole += tests
+            passed += tests * outcomes.count("passed") / len(outcomes)
+    return 100 * passed / whole if whole else 0.0
 
 
 def as_values(files: Iterable[FileResults]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.libraries import compiling
-from djinn_core.interception.libraries.on_import import Adapt, adapt_on_import
+from djinn_core.interception.libraries.on_import import Adapt, adapt_on_import, rebind
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 
 
@@ -31,9 +31,30 @@ def _adapt_flex_attention(module: Any) -> None:
     module._validate_device = validate_device  # noqa: SLF001 - as above
 
 
+class _MeshName(str):
+    """A device's name that passes for one of letters alone."""
+
+    __slots__ = ()
+
+    def isalpha(self) -> bool:
+        return True
+
+
+def _adapt_device_mesh(module: Any) -> None:
+    """`torch.distributed.device_mesh`: `init_device_mesh` takes a name with anything but letters for one with an index."""
+    plain = module.init_device_mesh
+
+    @functools.wraps(plain)
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return plain(_MeshName(device_type) if device_type == DEVICE_NAME else device_type, *args, **kwargs)
+
+    rebind(plain, init_device_mesh, ("torch",))
+
+
 _ADAPTED: dict[str, Adapt] = {
     "torch._dynamo.eval_frame": compiling.adapt_tracing,
     "torch._inductor.compile_fx": compiling.adapt_compiling,
+    "torch.distributed.device_mesh": _adapt_device_mesh,
     "torch.fx.experimental.proxy_tensor": _adapt_tracer,
     "torch.nn.attention.flex_attention": _adapt_flex_attention,
 }

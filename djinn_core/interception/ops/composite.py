@@ -67,7 +67,7 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: it has strided, sparse, quantized and nested ones, each with ops "
             "of their own, and no MKL-DNN ones. Move its inputs to the CPU first"
         )
-    kernel = torch_private.composite_kernel(func)
+    kernel = torch_private.composite_kernel(func) or torch_private.backend_kernel(func)
     if kernel is not None:
         return kernel(*args, **kwargs)
     if port.fallback is not None:

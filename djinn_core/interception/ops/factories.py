@@ -129,6 +129,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "tril_indices": _indices(aten.tril_indices.default),
     "triu_indices": _indices(aten.triu_indices.default),
     "_local_scalar_dense": item,
+    "record_stream": lambda tensor, stream: None,  # FSDP calls it there; see `device.streams`
 }
 
 

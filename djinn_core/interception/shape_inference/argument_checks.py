@@ -145,9 +145,26 @@ def _index(_given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
 
 
-def _masked_fill_(given: torch.Tensor, *_: Any, **__: Any) -> None:
-    if any(not step and size > 1 for size, step in zip(given.shape, given.stride(), strict=True)) and given.numel():
-        warn_user(_EXPANDED)
+def _warns_of_expanded(name: str, written: str) -> Check:
+    """A warning about filling an expanded tensor with the op `name`, which an assignment like `written` is as well."""
+    message = (
+        f"Use of {name} on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
+        f"This also applies to advanced indexing e.g. {written}"
+    )
+
+    def check(given: torch.Tensor, *_: Any, **__: Any) -> None:
+        if any(not step and size > 1 for size, step in zip(given.shape, given.stride(), strict=True)) and given.numel():
+            warn_user(message)
+
+    return check
+
+
+def _both(*checks: Check) -> Check:
+    def check(*args: Any, **kwargs: Any) -> None:
+        for one in checks:
+            one(*args, **kwargs)
+
+    return check
 
 
 def _nothing_there(given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any, **__: Any) -> bool:
@@ -219,10 +236,9 @@ _TRIED = frozenset({
 
 _BYTE_MASK = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
 
-_EXPANDED = (
-    "Use of masked_fill_ on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
-    "This also applies to advanced indexing e.g. tensor[mask] = scalar"
-)
+_MASKED = _warns_of_expanded("masked_fill_", "tensor[mask] = scalar")
+_FILLED = _warns_of_expanded("index_fill_", "tensor[index] = scalar")
+_PUT = _warns_of_expanded("index_put_", "tensor[indices] = tensor")
 
 _RANDOM_INTEGERS = frozenset({getattr(aten.random_, "from"), aten.random_.to})
 _DISTRIBUTIONS = frozenset({
@@ -268,10 +284,12 @@ _CHECKS: dict[Any, Check] = {
     aten.min.default: _not_empty("min"),
     aten.index_select.default: _index_select,
     aten.index.Tensor: _index,
-    aten.masked_fill_.Scalar: _masked_fill_,
-    aten.masked_fill_.Tensor: _masked_fill_,
+    aten.masked_fill_.Scalar: _MASKED,
+    aten.masked_fill_.Tensor: _MASKED,
+    aten.index_fill_.int_Scalar: _FILLED,
+    aten.index_fill_.int_Tensor: _FILLED,
     aten.index_put.default: _index,
-    aten.index_put_.default: _index,
+    aten.index_put_.default: _both(_index, _PUT),
     aten.index_add.default: _written_like("index_add_", 3),
     aten.index_add_.default: _written_like("index_add_", 3),
     aten.index_copy.default: _written_like("index_copy_", 3),

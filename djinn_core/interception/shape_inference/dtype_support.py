@@ -59,7 +59,7 @@ _WHOLE = frozenset("__and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bi
 
 def may_lack_kernel(func: Any, operands: Sequence[TensorMeta], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True if only the executor knows if it has a kernel of `func` for operands of these dtypes; the arguments are meta tensors."""
-    if operands and (func, operands[0].dtype) in inference_cache.supported:
+    if _kinds(func, args, kwargs) in inference_cache.supported:
         return False
     if not ((operands and _is_unusual(func, operands[0].dtype)) or _cpu_lacks_kernel(func, operands, args, kwargs)):
         return False
@@ -81,11 +81,7 @@ def _cpu_lacks_kernel(
     dtypes = [o.dtype for o in operands] or [kwargs.get("dtype") or torch.get_default_dtype()]
     if not is_pointwise(func) and (str(func).removeprefix("aten.") not in _TRIED or _USUAL.issuperset(dtypes)):
         return False
-    key = (
-        func,
-        *dtypes,
-        *[a if type(a) is torch.dtype else getattr(a, "dtype", type(a)) for a in (*args, *kwargs.values())],
-    )
+    key = (*dtypes, *_kinds(func, args, kwargs))
     lacking = inference_cache.lacking.get(key)
     if lacking is not None:
         return lacking
@@ -102,7 +98,19 @@ def _cpu_lacks_kernel(
     return keep(inference_cache.lacking, key, lacking, KEYS_LIMIT)
 
 
-def note_taken(func: Any, operands: Sequence[torch.Tensor]) -> None:
-    """The executor computed `func` with these operands."""
-    if operands:
-        inference_cache.supported.add((func, operands[0].dtype))
+def note_taken(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """The executor computed `func` with arguments of these dtypes."""
+    inference_cache.supported.add(_kinds(func, args, kwargs))
+
+
+def _kinds(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """An op with the dtypes and types of its arguments; a number in the shape of a CPU tensor is told from a tensor, as kernels do."""
+    return (func, *(_kind(a) for a in (*args, *kwargs.values())))
+
+
+def _kind(argument: Any) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_kind, argument))
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.device.type == "cpu"
+    return argument if type(argument) is torch.dtype else type(argument)

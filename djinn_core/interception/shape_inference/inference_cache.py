@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    import torch
-
     from djinn_core.interception.shape_inference.formulas import KindOfCalls
     from djinn_core.ir.program import Call, Signature
 
@@ -22,8 +20,8 @@ class InferenceCache:
         drawing: of these, random ones of indexes that are bound to a device; `calls` has None for them.
         kinds: examples of calls that differ in sizes and scalars only.
         signatures: equal signatures are one object, which has the layouts and dtypes that were learnt.
-        supported: ops and dtypes that an executor was found to have kernels of.
-        lacking: by op and dtypes, whether the CPU of the client has no kernel.
+        supported: ops, with the dtypes and types of their arguments, that an executor was found to have kernels of.
+        lacking: by the same and the dtypes of the operands, whether the CPU of the client has no kernel.
     """
 
     def __init__(self) -> None:
@@ -31,7 +29,7 @@ class InferenceCache:
         self.drawing: dict[Key, Call] = {}
         self.kinds: dict[Key, KindOfCalls] = {}
         self.signatures: dict[object, Signature] = {}
-        self.supported: set[tuple[Any, torch.dtype]] = set()
+        self.supported: set[Key] = set()
         self.lacking: dict[Key, bool] = {}
 
 

@@ -88,7 +88,7 @@ def settle(
             raise error from None
         log.debug("the executor cannot be asked about an op", op=func.name(), reason=str(error))
         raise refused.error from None
-    note_taken(func, operands)
+    note_taken(func, args, kwargs)
     return results
 
 

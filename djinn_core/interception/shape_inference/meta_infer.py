@@ -129,7 +129,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         Exception: whatever eager PyTorch would raise for these arguments.
     """
     check_targets(func, args, kwargs)
-    if must_ask(func) or _returns_number(func):
+    if must_ask(func, kwargs) or _returns_number(func):
         raise UnknownResult
     check_distribution(func, args, kwargs)
     device = _index_given(kwargs, device)

@@ -5,7 +5,7 @@ Each rule takes the meta tensors and returns what `func` would, as meta tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -213,9 +213,12 @@ def may_be_of_other_dtypes(func: Any, operands: Sequence[TensorMeta]) -> bool:
     return func in WITH_STATISTICS and operands[0].dtype in {torch.bfloat16, torch.float16}
 
 
-def must_ask(func: Any) -> bool:
-    """True if only the executor knows the result metadata of `func`, so that a meta kernel is not tried."""
-    if func in KERNEL_DECIDES:
+def must_ask(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """True if the executor is waited for: only it knows the result metadata, or the program asks for a check of its data.
+
+    A meta kernel is not tried then.
+    """
+    if func in KERNEL_DECIDES or (func is aten.segment_reduce.default and not kwargs.get("unsafe")):
         return True
     return func not in _RULES and any(tag in func.tags for tag in _UNPREDICTABLE)
 

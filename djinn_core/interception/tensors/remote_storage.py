@@ -126,7 +126,8 @@ class RemoteStorage(torch.UntypedStorage):
     def nbytes(self) -> int:
         """Size in bytes."""
         if self.base is not None:
-            return int(self.base.remote.storage.nbytes)
+            memory = self.base.remote.storage
+            return int(getattr(memory, "shrunk", memory.nbytes))
         assert self.source is not None
         return self.source.nbytes()
 
@@ -191,16 +192,15 @@ class RemoteStorage(torch.UntypedStorage):
         return self.cpu() if target.type == "cpu" else self.octets().to(target).untyped_storage()
 
     def resize_(self, size: int) -> RemoteStorage:
-        """Make room for `size` bytes.
-
-        Raises:
-            UnsupportedOperation: that would be fewer than now.
-        """
-        if size < self.nbytes():
-            raise UnsupportedOperation(
-                f"a storage on {self._device} cannot shrink from {self.nbytes()} to {size} bytes; drop its tensors instead"
-            )
-        self.octets().resize_(size)
+        """Make room for `size` bytes. Where these are fewer than before, the executor keeps its memory until the last tensor is gone."""
+        octets = self.octets()
+        memory = octets.remote.storage  # type: ignore[attr-defined]
+        if hasattr(memory, "shrunk"):
+            del memory.shrunk
+        if size > memory.nbytes:
+            octets.resize_(size)
+        elif size < memory.nbytes:
+            memory.shrunk = size
         return self
 
     def is_shared(self) -> bool:

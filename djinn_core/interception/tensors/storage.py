@@ -45,10 +45,12 @@ class Storage:
         written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
         addresses: results of `data_ptr()`; absent before its first call.
         elements: what is known here of its contents, or None; absent before it is asked for.
+        shrunk: the size that the program gave it, where that is less than its memory; absent where it is not.
     """
 
-    __slots__ = ("addresses", "elements", "last", "nbytes", "readers", "user", "written", "written_at")
+    __slots__ = ("addresses", "elements", "last", "nbytes", "readers", "shrunk", "user", "written", "written_at")
     addresses: range
+    shrunk: int
     elements: ElementCopy | None
 
     def __init__(self, nbytes: int, user: Recorder | None) -> None:

@@ -30,8 +30,21 @@ def _typed_to_remote(storage: Any, device: Any = None, non_blocking: bool = Fals
     return torch.TypedStorage(wrap_storage=moved, dtype=storage.dtype, _internal=True)
 
 
+def _wrapping_remote(plain: Any) -> Any:
+    """`TypedStorage._new_wrapped_storage`, by which copies are made: it takes objects of PyTorch's own class alone."""
+
+    def wrap_storage(storage: Any, untyped: torch.UntypedStorage) -> Any:
+        if isinstance(untyped, RemoteStorage):
+            return torch.TypedStorage(wrap_storage=untyped, dtype=storage.dtype, _internal=True)
+        return plain(storage, untyped)
+
+    return wrap_storage
+
+
 def install() -> None:
     """Give PyTorch's storages these methods."""
+    typed: Any = torch.TypedStorage
+    typed._new_wrapped_storage = _wrapping_remote(typed._new_wrapped_storage)  # noqa: SLF001 - nothing public makes copies
     for kind, move in ((torch.UntypedStorage, _to_remote), (torch.TypedStorage, _typed_to_remote)):
         setattr(kind, f"is_{DEVICE_NAME}", property(_is_here))
         setattr(kind, DEVICE_NAME, move)
