@@ -39,8 +39,7 @@ def test_clocks_that_drift_are_followed():
 def thread(ops, modules=(), paths=(), spans=()):
     record = ThreadRecord("main", SimpleNamespace(entries=[]), 1)
     for name, begun, ended in ops:
-        record.ops.append(name)
-        record.times.extend((begun, ended))
+        record.calls += [begun, ended, name]
     record.modules += modules
     record.paths += paths
     record.spans += spans

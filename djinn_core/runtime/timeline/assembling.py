@@ -126,8 +126,8 @@ def _thread_time(
     begun, ended = recording.begun, recording.ended
     if record is not recording.thread:  # from when it was first seen, to when it was last
         moments = [
-            *record.times[:1],
-            *record.times[-1:],
+            *record.calls[:1],
+            *record.calls[-2:-1],
             *(m for span in record.spans for m in (span.begun, span.ended)),
         ]
         begun = max(begun, min(moments, default=ended))

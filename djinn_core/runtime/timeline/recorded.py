@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import attrs
@@ -64,8 +63,8 @@ class ThreadRecord:
 
     Attributes:
         name: the thread's. recorder: its recorder. number: in the order in which threads were seen.
-        ops: what was called on the device; times: for each, when it began and ended.
-        modules: positions among `ops` from which on the thread was in another module, and which.
+        calls: for each call on the device when it began, when it ended and the op, one after the other in one list.
+        modules: numbers of calls from which on the thread was in another module, and which.
         paths: names of modules by position among `modules`, as far as they are known yet.
         spans: what it did besides. ranges: those that have ended. open: those that have not.
         entered: what it is in the middle of. module: the call of a module that it was in at the last op.
@@ -75,8 +74,7 @@ class ThreadRecord:
     name: str
     recorder: Recorder
     number: int
-    ops: list[Any] = attrs.field(factory=list)
-    times: array[float] = attrs.field(factory=lambda: array("d"))
+    calls: list[Any] = attrs.field(factory=list)
     modules: list[tuple[int, ModuleCall | None]] = attrs.field(factory=list)
     paths: list[tuple[str, ...]] = attrs.field(factory=list)
     spans: list[Span] = attrs.field(factory=list)
@@ -85,6 +83,11 @@ class ThreadRecord:
     entered: list[tuple[str, float, int]] = attrs.field(factory=list)
     module: ModuleCall | None = None
     sent: int = 0
+
+    @property
+    def count(self) -> int:
+        """Number of calls."""
+        return len(self.calls) // 3
 
     @property
     def recorded(self) -> int:

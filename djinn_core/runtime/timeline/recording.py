@@ -32,13 +32,14 @@ from djinn_core.runtime.timeline.recorded import Range, Span, SubmissionRecord, 
 from djinn_core.runtime.waits import user_line
 from djinn_core.wire.messages import Completed
 
-OPS_LIMIT: Final = 2_000_000  # calls on the device that are kept, of all threads together; 24 bytes each
+OPS_LIMIT: Final = 1_000_000  # calls on the device that are kept, of all threads together; 72 bytes each
 SUBMISSIONS_LIMIT: Final = 200_000
 SPANS_LIMIT: Final = 500_000  # of each thread
 
 
 class _PerThread(threading.local):
     record: ThreadRecord | None = None
+    hot: tuple[Callable[[Any], None], Recorder, ThreadRecord] | None = None
 
 
 class Recording:
@@ -120,19 +121,26 @@ class Recording:
                 self.threads.append(record)
         return record
 
+    def _hot(self) -> tuple[Callable[[Any], None], Recorder, ThreadRecord]:
+        """Objects that each call on the device needs, together."""
+        record = self._mine()
+        hot = self._local.hot = record.calls.append, record.recorder, record
+        return hot
+
     def _timed(self, dispatch: Dispatch) -> Dispatch:
         """`dispatch`, with the moments of each call."""
         clock, local = time.perf_counter, self._local
 
         def timed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            record = local.record or self._mine()
+            hot = local.hot or self._hot()
             begun = clock()
             try:
                 return dispatch(func, args, kwargs)
             finally:
-                record.times.extend((begun, clock()))
-                record.ops.append(func)
-                recorder = record.recorder
+                note, recorder, record = hot
+                note(begun)  # three short calls are quicker than one with a tuple
+                note(clock())
+                note(func)
                 if recorder.module is not record.module or recorder.differentiating:
                     _note_module(record, recorder)
 
@@ -176,7 +184,7 @@ class Recording:
             record.sent += instructions
         if record is self._local.record:
             self._name_modules(record)
-        if sum([len(one.ops) for one in self.threads]) > OPS_LIMIT and not self.ops_end:
+        if sum([one.count for one in self.threads]) > OPS_LIMIT and not self.ops_end:
             self.ops_end = time.perf_counter()
             self._stop_ops()
 
@@ -288,7 +296,7 @@ def _note_module(record: ThreadRecord, recorder: Recorder) -> None:
     # In a backward pass each op makes a link of its own, with the number of its autograd node.
     same_node = call is not None and last is not None and isinstance(call[0], int) and call[0] == last[0]
     if not same_node and (call is not last or not record.modules):
-        record.modules.append((len(record.ops) - 1, call))
+        record.modules.append((record.count - 1, call))
 
 
 @attrs.define

@@ -56,10 +56,10 @@ def module_spans(record: ThreadRecord) -> list[ModuleSpan]:
             _, place, begun, before = open_.pop()
             found[place] = ModuleSpan(names[: len(open_) + 1], begun, ended, done - before)
 
-    changes = [*record.modules, (len(record.ops), None)]
+    changes = [*record.modules, (record.count, None)]
     position, count = -1, len(record.paths)
     for done, op in enumerate(ops):
-        begun = record.times[2 * op]
+        begun = record.calls[3 * op]
         moved = False
         while position + 1 < count and changes[position + 1][0] <= op:
             position += 1
@@ -75,7 +75,7 @@ def module_spans(record: ThreadRecord) -> list[ModuleSpan]:
             for key in keys[same:]:
                 open_.append((key, len(found), begun, done))
                 found.append(None)
-        ended = record.times[2 * op + 1]
+        ended = record.calls[3 * op + 1]
     close(0, len(ops))
     return [one for one in found if one is not None]
 
@@ -92,9 +92,9 @@ def _keys(call: ModuleCall | None, names: tuple[str, ...]) -> tuple[object, ...]
 def _outermost(record: ThreadRecord) -> list[int]:
     """Calls on the device that were not made inside of others, which end, and are noted, after those in them."""
     found: list[int] = []
-    times = record.times
-    for op in range(len(times) // 2):
-        while found and times[2 * found[-1]] >= times[2 * op]:
+    calls = record.calls
+    for op in range(record.count):
+        while found and calls[3 * found[-1]] >= calls[3 * op]:
             found.pop()
         found.append(op)
     return found
@@ -139,8 +139,8 @@ def _intervals(record: ThreadRecord, modules: Sequence[ModuleSpan]) -> Iterator[
     """Intervals of what the thread did, and of the modules that it was in (those without a kind), in no order."""
     for module in modules:
         yield module.begun, module.ended, None, module.modules
-    times, ops = record.times, record.ops
     for op in _outermost(record):
-        yield times[2 * op], times[2 * op + 1], (CAPTURE, str(ops[op]), None), ()
+        begun, ended, name = record.calls[3 * op : 3 * op + 3]
+        yield begun, ended, (CAPTURE, str(name), None), ()
     for span in record.spans:
         yield span.begun, span.ended, (span.kind, span.name, span), ()
