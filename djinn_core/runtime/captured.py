@@ -42,7 +42,7 @@ class Captured:
         self._capturing = capturing
 
     def __repr__(self) -> str:
-        """How many ops it has; nothing is analysed."""
+        """The number of its ops; nothing is analysed."""
         return f"<Captured: {len(self.program):,} ops>"
 
     @property
