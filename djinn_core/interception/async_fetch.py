@@ -59,6 +59,7 @@ class Pending:
         with held:  # what was waited for is not lost
             try:
                 with suppress_at_shutdown:
+                    require_stack_room()
                     answer = runtime.wait(number)
                 self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
             except KeyboardInterrupt:

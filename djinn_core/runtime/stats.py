@@ -51,10 +51,10 @@ class Stats:
 
     def spent(self, timing: Timing) -> None:
         """An answer says where the server's time went."""
-        self.server_queue_us += round(timing.queue * 1e6)
-        self.server_decode_us += round(timing.decode * 1e6)
-        self.server_execute_us += round(timing.execute * 1e6)
-        self.server_encode_us += round(timing.encode * 1e6)
+        self.server_queue_us += int(timing.queue * 1e6 + 0.5)
+        self.server_decode_us += int(timing.decode * 1e6 + 0.5)
+        self.server_execute_us += int(timing.execute * 1e6 + 0.5)
+        self.server_encode_us += int(timing.encode * 1e6 + 0.5)
         if timing.pressure != self.memory_pressure:
             self._press(timing.pressure)
 

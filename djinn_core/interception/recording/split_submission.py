@@ -12,6 +12,16 @@ from djinn_core.ir.program import Program
 from djinn_core.wire import limits
 
 
+def fits(submission: Submission) -> bool:
+    """True if it can be sent as it is."""
+    program = submission.program
+    return (
+        len(program.operands) + len(program.slots) <= limits.ARGUMENTS_SENT
+        and len(program.calls) <= limits.INSTRUCTIONS
+        and len(submission.free) <= limits.HANDLES_SENT
+    )
+
+
 def in_parts(submission: Submission) -> Iterator[Submission]:
     """The same work in as many submissions as it takes; the last one has the requests of the whole one."""
     program, free = submission.program, submission.free

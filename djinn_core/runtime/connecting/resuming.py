@@ -30,6 +30,8 @@ def _nothing() -> None:
 class ResumingConnection(ReliableConnection):
     """Implements `ClientChannel`: dialled again when it breaks, for as long as the executor keeps the session."""
 
+    _probes = True
+
     def __init__(self, inner: Connection, redial: Reconnection, patience: float, server: str) -> None:
         """`patience`: seconds after which it gives up."""
         super().__init__(inner)
@@ -55,10 +57,6 @@ class ResumingConnection(ReliableConnection):
     def call_when_resumed(self, resumed: Callable[[], None]) -> None:
         """As `ClientChannel.call_when_resumed`."""
         self._when_resumed = resumed
-
-    @property
-    def _probes(self) -> bool:
-        return True
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
         while not self._mending.acquire(timeout=LOOK_SECONDS):

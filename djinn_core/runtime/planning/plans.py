@@ -21,6 +21,7 @@ from djinn_core.wire.templates import TemplateCache
 
 STRUCTURES_LIMIT = 16  # structures of programs with the same kinds of calls; the least recently used goes first
 _MODES_BELOW, _QUANTITIES_BELOW = 8, 2  # whole numbers below which each counts exactly
+EXACT_LIMIT = 64  # programs of the same calls and scalars that are found by these; the same
 RANGES_LIMIT = 8  # ranges of sizes of one structure; the same
 
 P = TypeVar("P")
@@ -96,11 +97,21 @@ class PlansByStructure(Generic[P]):
         """`factor`: how many times as large or as small sizes may be as those that a plan was made for."""
         self.factor = factor
         self.ranges_left = 0  # how often the sizes of a program of a known structure were in no range
+        # A loop has the very same calls and scalars each time, and only its values may be other ones.
+        self._exact: LruCache[Hashable, tuple[ProgramStructure, list[P]]] = LruCache(EXACT_LIMIT)
         self._alike: TemplateCache[_SameCalls[P]] = TemplateCache()
         self._modes, self._quantities = ScalarClasses(_MODES_BELOW), ScalarClasses(_QUANTITIES_BELOW)
 
     def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
         """The plans of the program's structure and sizes, to which new ones are added, and its values by first appearance."""
+        exact = self._exact.get(same := (program.calls, program.slots))
+        if exact is not None and (values := exact[0].values_of(program)) is not None:
+            return exact[1], values
+        found, structure, values = self._find(program)
+        self._exact.store(same, (structure, found))
+        return found, values
+
+    def _find(self, program: Program) -> tuple[list[P], ProgramStructure, tuple[int, ...]]:
         kinds = tuple(map(_kind, program.calls))
         alike = self._alike.get(kinds)
         if alike is None:
@@ -113,13 +124,13 @@ class PlansByStructure(Generic[P]):
             if one.covers(program):
                 if index:
                     planned.ranges.insert(0, planned.ranges.pop(index))
-                return one.variants, values
+                return one.variants, planned.structure, values
         if planned.ranges:
             self.ranges_left += 1
         sizes = size_range(program, planned.structure.places, alike.sizes, self.factor)
         planned.ranges.insert(0, _Range(sizes, program.calls, program.slots))
         del planned.ranges[RANGES_LIMIT:]
-        return planned.ranges[0].variants, values
+        return planned.ranges[0].variants, planned.structure, values
 
 
 def _alike_of(program: Program) -> _SameCalls[Any]:
