@@ -90,6 +90,10 @@ class HeldInterrupts:
         if self.caught is not None and not self.whole.depth and get_ident() == _MAIN_IDENT:
             self._deliver()
 
+    def ignore(self) -> None:
+        """This process ignores interrupts from its start to its end: there is nothing to hold back."""
+        self.depth += 1
+
     def hold(self) -> None:
         """Take a `KeyboardInterrupt` back that was raised and caught: it is raised at the next check."""
         if get_ident() == _MAIN_IDENT and self.depth:
@@ -147,12 +151,12 @@ class _Whole:
                 self._held.__exit__(kind, error, trace)
 
 
-class InterruptibleLock(_thread.RLock):  # its `__exit__` is no step of Python's
+class InterruptibleLock(_thread.RLock):  # type: ignore[misc] # not final, and its `__exit__` is no step of Python's
     """A reentrant lock; while a `with` statement waits for it, interrupts that are held back are raised."""
 
     __slots__ = ()
 
-    def __enter__(self) -> bool:
+    def __enter__(self) -> bool:  # type: ignore[override] # without arguments, as `with` calls it
         while not self.acquire(timeout=LOOK_SECONDS):
             held.check()
         return True

@@ -446,6 +446,11 @@ def without_modes(function: F) -> F:
     return unseen  # type: ignore[return-value]
 
 
+def inference() -> AbstractContextManager[object]:
+    """As `torch.inference_mode()`, which takes nine calls of Python's for each block."""
+    return torch._C._InferenceMode(True)
+
+
 @contextmanager
 def modes_as_before() -> Iterator[None]:
     """Restore the modes where an interrupt leaves the block, perhaps while a mode is entered or left."""

@@ -188,8 +188,12 @@ class ExecutorSession:
         frame = self._backlog.popleft() if self._backlog else self._idle.receive(connection, self._state_here)
         started = time.perf_counter()
         message = _read(frame)
-        if not isinstance(message, Goodbye):
+        if self._idle.aside is not None and not isinstance(message, Goodbye):
             self._idle.come_back()
+        if type(message) is Submit and not frame.body:
+            self._usage.message("Submit", 0)
+            self._submit(message, connection, started)
+            return True
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if isinstance(message, Submit):
             self._submit(message, connection, started)
@@ -398,7 +402,9 @@ class ExecutorSession:
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> None:
         work = self._begin(submit)
         decoded = time.perf_counter()
-        self._await_uploads(connection)
+        uploads = self._uploads
+        if uploads.reads or uploads.wanted:
+            self._await_uploads(connection)
         try:
             if work.unreadable:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
@@ -419,8 +425,8 @@ class ExecutorSession:
             results, body, described = collect(work, self.values, self.device.runtime, connection.limits.body)
         self.values.note_peak()
         self.values.free(work.free)
-        if self._uploads.shares:
-            self._uploads.shares.forget(work.free)
+        if uploads.shares.storages:
+            uploads.shares.forget(work.free)
         done = time.perf_counter()
         keeper = self.device.timekeeper
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
@@ -435,7 +441,7 @@ class ExecutorSession:
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
             self._tell(submit, timing, run)
-        failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
+        failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]]) if run.failures else ()
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
         found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
@@ -451,7 +457,9 @@ class ExecutorSession:
         """
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
-        self._usage.check()
+        usage = self._usage
+        if usage.quota.values or usage.quota.seconds_an_hour:
+            usage.check()
         if self._decided:
             self._check_policies()
         self.submissions = submit.sequence
@@ -693,10 +701,11 @@ class ExecutorSession:
     def _run(self, known: BoundTemplate | None, work: RunRequest) -> RunOutcome:
         if known is None:
             return RunOutcome()
-        self.device.numeric_settings.compute_under(self._numeric_settings)
+        device = self.device
+        device.numeric_settings.compute_under(self._numeric_settings)
         if known.template.random:
-            self.device.randomness.hand_to(self._randomness)
-        if self._uploads.shares:
+            device.randomness.hand_to(self._randomness)
+        if self._uploads.shares.storages:
             self._uploads.shares.before_run(known.input_aliases(self.device.own), work.inputs, work.outputs)
         run = run_template if known.hot is None else known.hot.run
         if self._memory is not None:

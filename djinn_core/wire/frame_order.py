@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 import msgspec
 
 from djinn_core.errors import ProtocolError

@@ -49,7 +49,7 @@ class AnswerReader:
         tensors: list[torch.Tensor] = []
         came = len(body)
         for number, result in enumerate(completed.results):
-            if type(result) is Failure:
+            if isinstance(result, Failure):
                 raise self.failures.error(self._own(result))
             if number >= came:
                 raise ProtocolError("the executor announces more tensors than it sends")

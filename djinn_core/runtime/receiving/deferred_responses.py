@@ -77,4 +77,4 @@ class RoundTrips:
         alone, began = self._alone
         if alone == number:
             seconds = time.perf_counter() - began - server_seconds
-            self._samples.append(seconds if seconds > 0.0 else 0.0)
+            self._samples.append(max(0.0, seconds))

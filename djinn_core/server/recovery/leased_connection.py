@@ -154,7 +154,10 @@ class LeasedConnection(ReliableConnection):
             SessionLost: they have another one.
         """
         if frame.body and self._journal is not None:
-            self.decide(lambda _: b"%d" % answer_checksum(frame.body))
+            if self._past is None:
+                self._journal.note(b"%d" % answer_checksum(frame.body))
+            else:
+                self.decide(lambda _: b"%d" % answer_checksum(frame.body))
         super().send(frame)
 
     def send_unchecked(self, frame: Frame) -> None:

@@ -52,8 +52,10 @@ def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
     slots, template = known.slots, known.template
     if submit.first is not None:
         begin(known, submit.first)
-    apply_slot_changes(slots, submit.slot_changes)
-    apply_input_changes(known.inputs, submit.input_changes)
+    if submit.slot_changes:
+        apply_slot_changes(slots, submit.slot_changes)
+    if submit.input_changes:
+        apply_input_changes(known.inputs, submit.input_changes)
     if len(slots) != template.slots:
         raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
     if len(known.inputs) != template.inputs or len(work.outputs) != len(template.outputs):

@@ -73,15 +73,12 @@ class SessionShares:
 
     def __init__(self, values: ValueTable) -> None:
         self._values = values
-        self._storages: dict[int, Origin | None] = {}
+        self.storages: dict[int, Origin | None] = {}
         self._addresses: dict[int, int] = {}  # of the memory that was read, by storage
-
-    def __bool__(self) -> bool:
-        return bool(self._storages)
 
     def add(self, handle: int, origin: Origin | None) -> None:
         """The memory of this value is shared; None: it is that of another value, as far as an op's schema says."""
-        self._storages[storage_of(handle)] = origin
+        self.storages[storage_of(handle)] = origin
         value = self._values[handle]
         self._addresses[storage_of(handle)] = (
             value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
@@ -90,8 +87,8 @@ class SessionShares:
     def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
         """The values that are what was read, or views of it, with where it was read."""
         found = []
-        for handle in self._values.sharing(self._storages):
-            value, origin = self._values[handle], self._storages[storage_of(handle)]
+        for handle in self._values.sharing(self.storages):
+            value, origin = self._values[handle], self.storages[storage_of(handle)]
             if origin is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
             # A result that was laid out again has memory of its own, although the client numbers it as a view.
@@ -106,7 +103,7 @@ class SessionShares:
         Raises:
             RuntimeError: there is no memory for a copy; no value was changed.
         """
-        shared = self._storages
+        shared = self.storages
         written = {storage_of(inputs[position]) for position in aliases.written}.intersection(shared)
         if written:
             self._copy(written)
@@ -117,13 +114,13 @@ class SessionShares:
 
     def forget(self, handles: Iterable[int]) -> None:
         """Forget storages that no value looks into any more, after `handles` were freed."""
-        for storage in self._storages.keys() & set(map(storage_of, handles)):
+        for storage in self.storages.keys() & set(map(storage_of, handles)):
             if not self._values.bytes_of(storage):
                 self._drop(storage)
 
     def clear(self) -> None:
         """Nothing is shared."""
-        self._storages.clear()
+        self.storages.clear()
         self._addresses.clear()
 
     def _copy(self, storages: set[int]) -> None:
@@ -140,7 +137,7 @@ class SessionShares:
             self._drop(storage)
 
     def _drop(self, storage: int) -> None:
-        del self._storages[storage]
+        del self.storages[storage]
         self._addresses.pop(storage, None)
 
 

@@ -68,7 +68,7 @@ class UploadAssembly:
         """`store`: where weights are kept, if they are. `reader`: reads those that the client only names."""
         self._reader = reader
         self.shares = SessionShares(values)
-        self._reads: deque[_Read] = deque()
+        self.reads: deque[_Read] = deque()
         self._reading: set[int] = set()  # their handles
         self._read_bytes = 0
         self._runtime = runtime
@@ -82,14 +82,14 @@ class UploadAssembly:
     @property
     def busy(self) -> bool:
         """True if an upload is incomplete, a value is being read, or a blob is held for a later offer by the client."""
-        return bool(self.wanted or self._partial or self._held or self._reads)
+        return bool(self.wanted or self._partial or self._held or self.reads)
 
     def clear(self) -> None:
         """Forget what is under way."""
         self.wanted.clear()
         self._partial.clear()
         self._held.clear()
-        self._reads.clear()
+        self.reads.clear()
         self._reading.clear()
         self.shares.clear()
         self.journal = None
@@ -161,7 +161,7 @@ class UploadAssembly:
         try:
             if self._map(header, Origin(request.address, key)):
                 return
-            while self._reads and self._read_bytes + request.size > READ_AHEAD:
+            while self.reads and self._read_bytes + request.size > READ_AHEAD:
                 self._finish_read()
             self._check_room(request.size)
             data = self._reader.read(request.address, key)
@@ -170,7 +170,7 @@ class UploadAssembly:
         except RuntimeError as error:
             self._refuse(header, error)
         else:
-            self._reads.append(_Read(header, Origin(request.address, key), data))
+            self.reads.append(_Read(header, Origin(request.address, key), data))
             self._reading.add(request.handle)
             self._read_bytes += request.size
 
@@ -185,11 +185,11 @@ class UploadAssembly:
 
     def finish_reads(self) -> None:
         """Wait for what is being read, and make values of it."""
-        while self._reads:
+        while self.reads:
             self._finish_read()
 
     def _finish_read(self) -> None:
-        one = self._reads.popleft()
+        one = self.reads.popleft()
         self._reading.discard(one.header.handle)
         self._read_bytes -= one.header.size
         try:
