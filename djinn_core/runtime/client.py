@@ -461,6 +461,7 @@ def _end_session() -> None:
     for one in opened:
         if one.executor is not None:
             one.executor.close(0.0)  # no thread waits for the rest of its work
+    session_plans.save_plans(context)
 
 
 @for_users
