@@ -52,7 +52,7 @@ from djinn_core.server.running.cancellation import CancellationState
 from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
-from djinn_core.server.running.template_compiler import compile_template
+from djinn_core.server.running.template_compiler import CompiledTemplate, compile_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
@@ -323,7 +323,7 @@ class ExecutorSession:
         self.submissions = snapshot.submissions
         self._numeric_settings = snapshot.numeric_settings
         for one in snapshot.templates:
-            known = self._compiled(one.template, one.digest)
+            known = self._bound(self._compile(one.template), one.digest)  # not shared: a client says what its digest is
             known.slots[:], known.inputs[:] = one.slots, one.inputs
             self._templates.put(one.digest, known, len(one.template.code))
         with self._turn:
@@ -536,16 +536,25 @@ class ExecutorSession:
         if template is None or digest_of(template) != digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
         self._counts.template_cache_misses += 1
-        known = self._compiled(template, digest)
+        shared = self.device.templates
+        compiled = shared.get(digest)
+        if compiled is None:
+            compiled = self._compile(template)
+            shared.put(digest, compiled)
+        known = self._bound(compiled, digest)
         if first is not None:
             begin(known, first)
         self._templates.put(digest, known, len(template.code))
         return known
 
-    def _compiled(self, template: Template, digest: bytes) -> BoundTemplate:
+    def _compile(self, template: Template) -> CompiledTemplate:
         began = time.perf_counter()
         compiled = compile_template(template, self.device.runtime.device, self.device.own)
         self._counts.template_prepare_seconds += time.perf_counter() - began
+        self._counts.templates_compiled += 1
+        return compiled
+
+    def _bound(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
         compiling = self.device.compiling
         return BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
 

@@ -115,7 +115,7 @@ class KeptPlans:
         self._saved = time.monotonic()
         self._content = ProgramContent()
 
-    def find(self, program: Program, found: Found) -> tuple[Prepared, KeptPlan] | None:
+    def find(self, program: Program, found: Found[Prepared]) -> tuple[Prepared, KeptPlan] | None:
         """A plan for `program`, whose structure and scalars are `found`; its range of sizes becomes the plan's."""
         if self._plans is None:
             self._plans = dict(_read(self._path))
@@ -129,7 +129,7 @@ class KeptPlans:
                 return prepared, kept
         return None
 
-    def keep(self, program: Program, found: Found, kept: KeptPlan) -> None:
+    def keep(self, program: Program, found: Found[Prepared], kept: KeptPlan) -> None:
         """Keep a plan that was made for `program`."""
         self._note(self._content.of(program, found.classes), kept)
         self._new = True
@@ -200,7 +200,7 @@ class ProgramContent:
         return found
 
 
-def kept_plan(program: Program, found: Found, prepared: Prepared, schedule: Any, letters: str) -> KeptPlan | None:
+def kept_plan(program: Program, found: Found[Prepared], prepared: Prepared, schedule: Any, letters: str) -> KeptPlan | None:
     """What to keep of a plan of `program`; None where it holds another program, which is not kept.
 
     `schedule`: the `ExecutionSchedule`. `letters`: as in `KeptPlan`.
@@ -225,7 +225,7 @@ def kept_plan(program: Program, found: Found, prepared: Prepared, schedule: Any,
     )
 
 
-def _restored(kept: KeptPlan, program: Program, found: Found) -> Prepared | None:
+def _restored(kept: KeptPlan, program: Program, found: Found[Prepared]) -> Prepared | None:
     """The plan for `program`; None if it does not hold for it, or is not one."""
     sizes = found.range.sizes
     if len(kept.metas) != len(sizes.metas) or len(kept.sizes) != len(sizes.sizes):
