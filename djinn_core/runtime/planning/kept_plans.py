@@ -200,7 +200,9 @@ class ProgramContent:
         return found
 
 
-def kept_plan(program: Program, found: Found[Prepared], prepared: Prepared, schedule: Any, letters: str) -> KeptPlan | None:
+def kept_plan(
+    program: Program, found: Found[Prepared], prepared: Prepared, schedule: Any, letters: str
+) -> KeptPlan | None:
     """What to keep of a plan of `program`; None where it holds another program, which is not kept.
 
     `schedule`: the `ExecutionSchedule`. `letters`: as in `KeptPlan`.
