@@ -176,5 +176,5 @@ class _Asked(torch.Tensor):
     """A tensor subclass on which an op does nothing."""
 
     @classmethod
-    def __torch_dispatch__(cls, *_: Any) -> None:  # type: ignore[override]
+    def __torch_dispatch__(cls, *_: Any) -> None:
         """Do nothing."""
