@@ -10,86 +10,80 @@ executor on this machine.
 
 from __future__ import annotations
 
-from djinn_core.interception.recording.gc_pause import collect_later as _collect_later
-
-with _collect_later:  # a collection would look at all that PyTorch has made, up to 0.15 s each time
-    from djinn_core.errors import (
-        AccessRefused,
-        ConfigurationError,
-        DeadlineExceeded,
-        DjinnError,
-        DoesNotFit,
-        ForkedProcess,
-        InvalidStage,
-        PluginError,
-        ProgramStopped,
-        ProtocolError,
-        QuotaExceeded,
-        RemoteError,
-        RemoteIndexError,
-        RemoteNotImplementedError,
-        RemoteOutOfMemory,
-        RemoteTypeError,
-        RemoteValueError,
-        ServerBusy,
-        SessionLost,
-        StartupError,
-        TransportError,
-        UnsupportedOperation,
-        WeightsUnavailable,
-    )
-    from djinn_core.hookspecs import API_VERSION, hookimpl
-    from djinn_core.interception.recording.capture import is_capturing
-    from djinn_core.interception.runtime_interface import CacheMemory, Publication
-    from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-    from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
-    from djinn_core.ir.graph import Graph
-    from djinn_core.ir.placement import PlacementDecision
-    from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
-    from djinn_core.ir.profile import (
-        DataResidency,
-        ExecutionPhase,
-        Modality,
-        PatternMatch,
-        SemanticMetadata,
-        WorkloadProfile,
-        WorkloadType,
-    )
-    from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
-    from djinn_core.logs import set_debug_level
-    from djinn_core.role import is_client
-    from djinn_core.runtime.captured import capture, execute, explain, get_graph, plan
-    from djinn_core.runtime.client import attach as _attach_device
-    from djinn_core.runtime.client import (
-        cancel,
-        configure,
-        get_runtime_state,
-        init,
-        init_async,
-        is_initialized,
-        last_profile,
-        register_init_hook,
-        reset_stats,
-        shut_down,
-        stats,
-        synchronize,
-    )
-    from djinn_core.runtime.connecting.links import topology
-    from djinn_core.runtime.coordinator import Coordinator, coordinator
-    from djinn_core.runtime.deadlines import deadline
-    from djinn_core.runtime.differences import VerificationError
-    from djinn_core.runtime.kv_session import KvSession, kv_session
-    from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
-    from djinn_core.runtime.published import attach, publish, published, unpublish
-    from djinn_core.runtime.receiving.remote_errors import (
-        RemoteAcceleratorError,
-        RemoteLinAlgError,
-        RemoteTorchOutOfMemory,
-    )
-    from djinn_core.runtime.server_files import save_at_addresses as _save_at_addresses
-    from djinn_core.runtime.verifying import Verification, verify
-    from djinn_core.runtime.waits import WaitReport, explain_waits
-    from djinn_core.scheduler import Scheduler
+import djinn_core.loading
+from djinn_core.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DeadlineExceeded,
+    DjinnError,
+    DoesNotFit,
+    ForkedProcess,
+    InvalidStage,
+    PluginError,
+    ProgramStopped,
+    ProtocolError,
+    QuotaExceeded,
+    RemoteError,
+    RemoteIndexError,
+    RemoteNotImplementedError,
+    RemoteOutOfMemory,
+    RemoteTypeError,
+    RemoteValueError,
+    ServerBusy,
+    SessionLost,
+    StartupError,
+    TransportError,
+    UnsupportedOperation,
+    WeightsUnavailable,
+)
+from djinn_core.hookspecs import API_VERSION, hookimpl
+from djinn_core.interception.recording.capture import is_capturing
+from djinn_core.interception.runtime_interface import CacheMemory, Publication
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.placement import PlacementDecision
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
+from djinn_core.ir.profile import (
+    DataResidency,
+    ExecutionPhase,
+    Modality,
+    PatternMatch,
+    SemanticMetadata,
+    WorkloadProfile,
+    WorkloadType,
+)
+from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
+from djinn_core.logs import set_debug_level
+from djinn_core.role import is_client
+from djinn_core.runtime.captured import capture, execute, explain, get_graph, plan
+from djinn_core.runtime.client import attach as _attach_device
+from djinn_core.runtime.client import (
+    cancel,
+    configure,
+    get_runtime_state,
+    init,
+    init_async,
+    is_initialized,
+    last_profile,
+    register_init_hook,
+    reset_stats,
+    shut_down,
+    stats,
+    synchronize,
+)
+from djinn_core.runtime.connecting.links import topology
+from djinn_core.runtime.coordinator import Coordinator, coordinator
+from djinn_core.runtime.deadlines import deadline
+from djinn_core.runtime.differences import VerificationError
+from djinn_core.runtime.kv_session import KvSession, kv_session
+from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
+from djinn_core.runtime.published import attach, publish, published, unpublish
+from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
+from djinn_core.runtime.server_files import save_at_addresses as _save_at_addresses
+from djinn_core.runtime.verifying import Verification, verify
+from djinn_core.runtime.waits import WaitReport, explain_waits
+from djinn_core.scheduler import Scheduler
 
 __version__ = "26.11.0"
 
@@ -184,7 +178,6 @@ __all__ = [
 ]
 
 if is_client():
-    with _collect_later:
-        _attach_device()
-        _save_at_addresses()
-del _attach_device, _collect_later, _save_at_addresses, is_client
+    _attach_device()
+    _save_at_addresses()
+del _attach_device, _save_at_addresses, is_client

@@ -641,8 +641,9 @@ def _at_exit() -> None:
 
 def attach() -> None:
     """Register the device and become its runtime; called once, when `djinn` is imported by a client."""
-    install()
-    integrate_when_imported(context)
+    with collect_later:
+        install()
+        integrate_when_imported(context)
     handle_interrupts()
     warn_without_lock()
     port.start = _runtime

@@ -16,7 +16,7 @@ DEVICE = "remote_accelerator:0"
 
 @pytest.fixture
 def folder(embedded, tmp_path, monkeypatch):
-    """Where plans are kept. A change of the setting begins with what is on disk, as another process does."""
+    """The directory of plans. A change of the setting begins with what is on disk, as another process does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     yield tmp_path / "djinn" / "plans"
     djinn.configure(keep_plans=False)

@@ -203,7 +203,7 @@ class ProgramContent:
 def kept_plan(
     program: Program, found: Found[Prepared], prepared: Prepared, schedule: Any, letters: str
 ) -> KeptPlan | None:
-    """What to keep of a plan of `program`; None where it holds another program, which is not kept.
+    """The content to keep of a plan of `program`; None where it holds another program, which is not kept.
 
     `schedule`: the `ExecutionSchedule`. `letters`: as in `KeptPlan`.
     """

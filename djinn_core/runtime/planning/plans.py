@@ -57,7 +57,7 @@ class _Planned(Generic[P]):
 
 @attrs.frozen
 class Found(Generic[P]):
-    """What a program was found to be: its structure, the classes of its scalars, and its range of sizes."""
+    """Classification of a program: its structure, the classes of its scalars, and its range of sizes."""
 
     structure: ProgramStructure
     classes: Hashable
