@@ -316,13 +316,22 @@ def _sources(registry: Registry) -> Iterator[tuple[str, int, int]]:
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None or {"site-packages", "dist-packages"} & set(Path(file).parts):
             continue
-        folder = Path(file).parent
-        for path in sorted(folder.rglob("*.py")) if Path(file).name == "__init__.py" else [Path(file)]:
-            try:
-                status = path.stat()
-            except OSError:  # an editor is just writing it
-                continue
-            yield str(path.relative_to(folder)), status.st_mtime_ns, status.st_size
+        if Path(file).name == "__init__.py":
+            yield from _times(str(Path(file).parent))
+        else:
+            status = Path(file).stat()
+            yield file, status.st_mtime_ns, status.st_size
+
+
+def _times(folder: str) -> Iterator[tuple[str, int, int]]:
+    """The files of Python in a folder and those below it; `os.scandir`, because this is done at the first program."""
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.endswith(".py"):
+                status = entry.stat()
+                yield entry.path, status.st_mtime_ns, status.st_size
+            elif entry.is_dir() and entry.name != "__pycache__":
+                yield from _times(entry.path)
 
 
 def _read(path: Path) -> list[tuple[bytes, tuple[KeptPlan, ...]]]:

@@ -115,7 +115,10 @@ class SessionPlans:
             registry, settings = self._context.configured()
             device = self._context.opened[0].attached.device
             factor = NARROW_FACTOR if self._context.asked_by_size else FACTOR
-            file = plans_file(registry, settings, device, factor)
+            try:
+                file = plans_file(registry, settings, device, factor)
+            except OSError:  # an editor is just writing a file of a working copy
+                file = None
             self._kept = KeptPlans(file) if file is not None else None
         return self._kept
 
