@@ -18,6 +18,7 @@ for _name in [name for name in os.environ if name.startswith("DJINN_")]:
     del os.environ[_name]
 os.environ["DJINN_CONFIG"] = os.devnull
 os.environ["DJINN_CALIBRATE"] = "0"  # pools of tests would be measured beside the tests
+os.environ["DJINN_KEEP_PLANS"] = "0"  # a test would find the plans of another one
 # As many threads here as the executors of the tests have: sums are then taken in the same order.
 os.environ["OMP_NUM_THREADS"] = "1"
 # A shell ignores Ctrl-C for what it runs in the background, and processes pass that on; tests press it.

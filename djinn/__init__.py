@@ -10,6 +10,7 @@ executor on this machine.
 
 from __future__ import annotations
 
+import djinn_core.loading
 from djinn_core.errors import (
     AccessRefused,
     ConfigurationError,

@@ -22,5 +22,5 @@ The layers, lowest first; each may import only from those before it (docs/archit
 - `delivery`: frames that arrive once, although connections break.
 - `launch`: starting executor processes, tickets, the connection file.
 - `runtime`: the client's session. `server`: the gateway and the executor processes.
-- `cli`: the command `djinn`. `notebook`: what `%load_ext djinn` adds.
+- `cli`: the command `djinn`. `loading`: imports a client without garbage collection. `notebook`: what `%load_ext djinn` adds.
 """

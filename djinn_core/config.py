@@ -322,6 +322,7 @@ class Settings:
         weights_from: who reads the weights of pretrained models: `server`, `client`, or `auto`: the server where it has them.
         exact: whether optimizations that round otherwise than the user's own ops are left out.
         plan_first_runs: whether small programs are planned when they come for the first time, too, and not when they come again.
+        keep_plans: whether plans are kept in the cache directory, for later processes with the same programs.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
         client_fallback: whether ops that the executor cannot do are computed on this machine.
         start_at_import: whether `import djinn` starts the executors of this program's own; counts in the environment and the file.
@@ -374,6 +375,7 @@ class Settings:
     weights_from: str = attrs.field(default="auto", converter=_weights_from)
     exact: bool = attrs.field(default=True, converter=_flag)
     plan_first_runs: bool = attrs.field(default=False, converter=_flag)
+    keep_plans: bool = attrs.field(default=True, converter=_flag)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
     client_fallback: bool = attrs.field(default=False, converter=_flag)
     start_at_import: bool = attrs.field(default=False, converter=_flag)

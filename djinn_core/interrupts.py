@@ -39,43 +39,47 @@ class HeldInterrupts:
     Sections are short, or call `check` every `LOOK_SECONDS`. Other threads are never interrupted and pass through.
 
     Attributes:
+        depth: how often the main thread, which alone is interrupted, is inside; where it is above 0, no thread has to enter.
+        caught: signal and frame of an interrupt that was not raised yet; None without one.
         whole: context manager, reentrant: nothing inside is interrupted, not at a check either, for what several steps do together.
     """
 
     def __init__(self) -> None:
         self.whole = _Whole(self)
-        self._depth = 0  # of the main thread, which alone is interrupted
+        self.depth = 0
         self._before: Any = None
-        self._caught: tuple[int, FrameType | None] | None = None
+        self._catches = False  # whether `_before` is a handler, and not to ignore interrupts
+        self.caught: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
         if get_ident() != _MAIN_IDENT:
             return
-        if not self._depth:
+        if not self.depth:
             self._before = before = _signal.getsignal(_SIGINT)
             if before is signal.default_int_handler:  # notebooks put it back for each cell
                 self._before = before = raise_outside_torch
-            self._caught = None
-            if callable(before):
+            self.caught = None
+            self._catches = callable(before)
+            if self._catches:
                 _signal.signal(_SIGINT, self._catch)
-        self._depth += 1
+        self.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if get_ident() != _MAIN_IDENT:
             return
-        self._depth -= 1
-        if self._depth or not callable(self._before):
+        self.depth -= 1
+        if self.depth or not self._catches:
             return
         _signal.signal(_SIGINT, self._before)
-        if self._caught is not None:
+        if self.caught is not None:
             self._deliver()
 
     @property
     def pending(self) -> bool:
         """True if this thread was interrupted and the interrupt was not raised yet."""
-        return self._caught is not None and get_ident() == _MAIN_IDENT
+        return self.caught is not None and get_ident() == _MAIN_IDENT
 
     def check(self) -> None:
         """Raise here what was held back.
@@ -83,18 +87,22 @@ class HeldInterrupts:
         Raises:
             KeyboardInterrupt: there was an interrupt, unless the program handles them otherwise. Not inside `whole`.
         """
-        if self._caught is not None and not self.whole.depth and get_ident() == _MAIN_IDENT:
+        if self.caught is not None and not self.whole.depth and get_ident() == _MAIN_IDENT:
             self._deliver()
+
+    def ignore(self) -> None:
+        """This process ignores interrupts from its start to its end: there is nothing to hold back."""
+        self.depth += 1
 
     def hold(self) -> None:
         """Take a `KeyboardInterrupt` back that was raised and caught: it is raised at the next check."""
-        if get_ident() == _MAIN_IDENT and self._depth:
-            self._caught = signal.SIGINT, None
+        if get_ident() == _MAIN_IDENT and self.depth:
+            self.caught = signal.SIGINT, None
 
     @contextmanager
     def let_through(self) -> Iterator[None]:
         """Inside, an interrupt is raised at once, wherever it comes; inside `whole`, the caller catches it."""
-        if get_ident() != _MAIN_IDENT or not self._depth or not callable(self._before):
+        if get_ident() != _MAIN_IDENT or not self.depth or not self._catches:
             yield
             return
         try:
@@ -105,12 +113,12 @@ class HeldInterrupts:
             signal.signal(signal.SIGINT, self._catch)
 
     def _deliver(self) -> None:
-        caught, self._caught = self._caught, None
+        caught, self.caught = self.caught, None
         if caught is not None:
             self._before(*caught)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
-        self._caught = number, frame
+        self.caught = number, frame
 
 
 class _Whole:
@@ -126,7 +134,10 @@ class _Whole:
 
     def __enter__(self) -> None:
         if get_ident() == _MAIN_IDENT:
-            self._held.__enter__()
+            if self._held.depth:
+                self._held.depth += 1
+            else:
+                self._held.__enter__()
             self.depth += 1
 
     def __exit__(
@@ -134,26 +145,21 @@ class _Whole:
     ) -> None:
         if get_ident() == _MAIN_IDENT:
             self.depth -= 1
-            self._held.__exit__(kind, error, trace)
+            if self._held.depth > 1:
+                self._held.depth -= 1
+            else:
+                self._held.__exit__(kind, error, trace)
 
 
-class InterruptibleLock:
+class InterruptibleLock(_thread.RLock):  # type: ignore[misc] # not final, and its `__exit__` is no step of Python's
     """A reentrant lock; while a `with` statement waits for it, interrupts that are held back are raised."""
 
-    __slots__ = ("_lock", "acquire", "release")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self.acquire, self.release = self._lock.acquire, self._lock.release
-
-    def __enter__(self) -> None:
+    def __enter__(self) -> bool:  # type: ignore[override] # without arguments, as `with` calls it
         while not self.acquire(timeout=LOOK_SECONDS):
             held.check()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+        return True
 
 
 def raise_outside_torch(number: int, frame: FrameType | None) -> None:

@@ -100,6 +100,8 @@ NEEDED: Final = (
     "torch._utils._rebuild_parameter_with_state",
     "torch._utils._rebuild_sparse_tensor",
     "torch._utils._rebuild_tensor_v2",
+    "torch._C._InferenceMode",
+    "torch._compile._disable_dynamo",
     "torch._C._len_torch_dispatch_stack",
     "torch._C._distributed_c10d._create_work_from_future",
     "torch._ops.HigherOrderOperator.py_impl",
@@ -444,6 +446,11 @@ def without_modes(function: F) -> F:
             return function(*args, **kwargs)
 
     return unseen  # type: ignore[return-value]
+
+
+def inference() -> AbstractContextManager[object]:
+    """As `torch.inference_mode()`, which takes nine calls of Python's for each block."""
+    return torch._C._InferenceMode(True)
 
 
 @contextmanager
@@ -822,13 +829,3 @@ def is_usual_module_call(call: ModuleCallImpl) -> bool:
 def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
     """Replace `torch.nn.Module.__call__`."""
     torch.nn.Module.__call__ = wrap(torch.nn.Module.__call__)  # type: ignore[method-assign]
-
-
-def load_early() -> None:
-    """Import what PyTorch itself imports at the first op on a tensor subclass and at its first meta kernel.
-
-    The one asks whether the tensor is a DTensor, the other whether dynamo is off. Together they take a second.
-    """
-    if torch.distributed.is_available():
-        importlib.import_module("torch.distributed.tensor")
-    importlib.import_module("torch._dynamo")

@@ -1,16 +1,24 @@
-"""The private functions of Dynamo, AOTAutograd and inductor that Djinn needs; `torch_private.missing` says which are not there."""
+"""The private functions of Dynamo, AOTAutograd, inductor and DTensor that Djinn needs; `torch_private.missing` says which are not there.
+
+PyTorch imports some of them, for a second, where it only has to ask whether they are in use: `spare_dtensor` and `spare_dynamo`.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, Final, TypeVar
 
 import torch
+import torch._compile
+import torch._refs
 import torch.utils._python_dispatch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,3 +87,94 @@ def load_library(package: bytes, device: torch.device) -> Callable[[list[torch.T
         loader = torch._C._aoti.AOTIModelPackageLoader(file.name, "model", True, 1, index)
     run: Callable[[list[torch.Tensor]], list[torch.Tensor]] = loader.run
     return run
+
+
+def load_early() -> None:
+    """Import what PyTorch itself imports at the first op on a tensor subclass and at its first meta kernel.
+
+    The one asks whether the tensor is a DTensor (unless `spare_dtensor` was called), the other whether dynamo is off. Together they
+    take a second.
+    """
+    if torch.distributed.is_available() and _DTensorKind.spared is None:
+        importlib.import_module(_DTENSOR_MODULE)
+    importlib.import_module("torch._dynamo")
+
+
+_DTENSOR_MODULE: Final = "torch.distributed.tensor"
+
+
+class _DTensorKind(type):
+    """Class of the stand-in for `DTensor`: nothing is an instance until the module is imported, then what is one of the real class.
+
+    C++ asks at each op on a tensor subclass, so `__instancecheck__` is a function of C throughout: `count` of an empty tuple is 0.
+    """
+
+    spared: type | None = None
+    __instancecheck__ = ().count  # type: ignore[assignment]
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(sys.modules[_DTENSOR_MODULE].DTensor, name)
+
+
+def spare_dtensor(call_on_import: Callable[[str, Callable[[Any], None]], None]) -> None:
+    """Keep PyTorch from importing `torch.distributed.tensor`, and sympy with it, only to ask at an op whether a tensor is a DTensor.
+
+    It looks the class up once, at the first op on a tensor subclass, and finds a stand-in here. `call_on_import` has a function called
+    with a module when the program imports it: DTensors are recognised from then on.
+    """
+    if not torch.distributed.is_available() or _DTENSOR_MODULE in sys.modules or _DTensorKind.spared is not None:
+        return
+    module, stand_in = ModuleType(_DTENSOR_MODULE), _DTensorKind("DTensor", (), {})
+    module.DTensor = stand_in  # type: ignore[attr-defined]
+    sys.modules[_DTENSOR_MODULE] = module
+    try:
+        torch.ops.aten._assert_async.default(_Asked._make_wrapper_subclass(_Asked, (1,)))
+    finally:
+        del sys.modules[_DTENSOR_MODULE]
+
+    def come(real: Any) -> None:
+        _DTensorKind.__instancecheck__ = type.__instancecheck__.__get__(real.DTensor)  # type: ignore[method-assign]
+
+    call_on_import(_DTENSOR_MODULE, come)
+    _DTensorKind.spared = stand_in
+
+
+def spare_dynamo(call_on_import: Callable[[str, Callable[[Any], None]], None]) -> None:
+    """Keep PyTorch from importing `torch._dynamo` at the first meta kernel that is written in Python.
+
+    Such kernels are wrapped so that dynamo does not trace them; as long as it is not imported, nothing traces, and they are called as
+    they are. PyTorch keeps what it calls in an attribute of the kernel.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    kernels = [kernel for name in dir(torch._refs) if (kernel := _hidden_from_dynamo(getattr(torch._refs, name)))]
+    for kernel in kernels:
+        setattr(kernel, _UNTRACED, kernel)
+
+    def come(_: Any) -> None:
+        for kernel in kernels:
+            if vars(kernel).get(_UNTRACED) is kernel:
+                delattr(kernel, _UNTRACED)
+
+    call_on_import("torch._dynamo", come)
+
+
+_UNTRACED: Final = "__dynamo_disable"
+
+
+def _hidden_from_dynamo(function: Any) -> Any:
+    """The function that `torch._disable_dynamo` was given where it made `function`, or one that `function` wraps; else None."""
+    hides = torch._compile._disable_dynamo(_hidden_from_dynamo).__code__
+    while function is not None:
+        if getattr(function, "__code__", None) is hides:
+            return inspect.getclosurevars(function).nonlocals.get("fn")
+        function = getattr(function, "__wrapped__", None)
+    return None
+
+
+class _Asked(torch.Tensor):
+    """A tensor subclass on which an op does nothing."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> None:
+        """Do nothing."""

@@ -62,8 +62,11 @@ def send_buffers(
     """
     parts = [] if parts is None else parts
     if len(buffers) == 1 and not parts:  # what most messages are
-        with suppress(BlockingIOError):
+        try:
             parts.extend(map(sock.send, buffers))
+        except BlockingIOError:
+            pass
+        else:
             count_sent(parts[0])
             if parts[0] == len(buffers[0]):
                 return []

@@ -104,8 +104,12 @@ class StreamConnection(ABC):
         """
         buffers = encode_frame(frame, self._decoder.limits)
         try:
-            with held, self._sending:
-                self._send(buffers)
+            if held.depth:
+                with self._sending:
+                    self._send(buffers)
+            else:
+                with held, self._sending:
+                    self._send(buffers)
         finally:
             if self._ended:
                 self._release()
@@ -142,7 +146,8 @@ class StreamConnection(ABC):
             buffers = [*self._rest, *buffers]
         self._sent = []
         try:
-            self._rest = [bytes(buffer) for buffer in self._write(buffers) or ()]
+            left = self._write(buffers)
+            self._rest = [bytes(buffer) for buffer in left] if left else []
         except (OSError, ProtocolError) as error:
             raise TransportError(self._stop_sending(f"cannot send: {error}")) from error
         except BaseException:

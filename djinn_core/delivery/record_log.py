@@ -52,21 +52,18 @@ class RecordWriter:
         Raises:
             OSError: there is no room for it.
         """
-        parts = [flatten(buffer) for buffer in body]
         try:
-            if parts:
+            if body:
+                parts = [flatten(buffer) for buffer in body]
                 self.size = self._write([_opening(kind, head, parts), *parts])
             else:
-                self.size = self._write_small(_RECORD.pack(kind, len(head), 0) + _NO_BUFFERS + head)
+                record = _RECORD.pack(kind, len(head), 0) + _NO_BUFFERS + head
+                count = os.pwrite(self._file, record, self.size)  # in one call, as most records are
+                self.size = self.size + count if count == len(record) else self._write([record])
         except BaseException:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.size)
             raise
-
-    def _write_small(self, record: bytes) -> int:
-        """Write a record of one part in one call, as most records are."""
-        count = os.pwrite(self._file, record, self.size)
-        return self.size + count if count == len(record) else self._write([record])
 
     def _write(self, parts: list[Buffer]) -> int:
         at = self.size

@@ -14,7 +14,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
 from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
-from djinn_core.wire.frame_order import AckFlags, FrameOrder, Inbox, Outbox, Prefix, numbered, split
+from djinn_core.wire.frame_order import AckFlags, FrameOrder, Inbox, Outbox, Prefix, pack_prefix, split
 
 _NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
 _NOTE_BYTES: Final = 1 << 20
@@ -92,6 +92,9 @@ class ReliableConnection(ReconnectingConnection):
     `send` may be called from several threads, `receive` from one at a time.
     """
 
+    _probes = False  # whether this end probes for the other end's acknowledgement while it waits
+    _journaled = False  # whether `_accept` is asked about each frame
+
     def __init__(self, inner: Connection) -> None:
         super().__init__(inner)
         self._outbox = Outbox()
@@ -122,24 +125,32 @@ class ReliableConnection(ReconnectingConnection):
         """
         if self._closed:
             raise TransportError(self._closed)
-        with held:  # a numbered frame is sent, now or after an interrupt
-            try:
-                with self._sending:
-                    inner = self._inner
-                    with self._keeping:
-                        number = self._outbox.put(frame)
-                    if self._outbox.repeats:
-                        return
-                    if self._unrepeated is not inner:  # otherwise the retransmission sends it, after those before it
-                        self._put_on_wire(inner, number, frame)
-            except TransportError as error:  # outside of the lock, which is not held while waiting for a connection
-                with contextlib.suppress(NotReconnected):
-                    self._restore(inner, error)
-                return
-            if frame.body and self._outbox.borrows:
-                with contextlib.suppress(NotReconnected):
-                    self._read_acknowledgements()
-                    self._await_window()
+        if held.depth:  # a numbered frame is sent, now or after an interrupt
+            self._send(frame)
+        else:
+            with held:
+                self._send(frame)
+
+    def _send(self, frame: Frame) -> None:
+        outbox = self._outbox
+        try:
+            with self._sending:
+                inner = self._inner
+                with self._keeping:
+                    number = outbox.put(frame)
+                if outbox.repeats:
+                    return
+                if self._unrepeated is not inner:  # otherwise the retransmission sends it, after those before it
+                    self._frames = self._bytes = 0
+                    inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
+        except TransportError as error:  # outside of the lock, which is not held while waiting for a connection
+            with contextlib.suppress(NotReconnected):
+                self._restore(inner, error)
+            return
+        if outbox.borrows and frame.body:
+            with contextlib.suppress(NotReconnected):
+                self._read_acknowledgements()
+                self._await_window()
 
     def own(self) -> None:
         """Copy the bodies of unacknowledged frames: the caller is about to change their memory."""
@@ -154,7 +165,7 @@ class ReliableConnection(ReconnectingConnection):
     def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
         """Send a frame with its number."""
         self._frames = self._bytes = 0
-        inner.send(Frame(numbered(number, self._inbox.received, frame.head), frame.body))
+        inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
 
     def _note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
         """Send an acknowledgement, unless another thread is just sending: its frame carries one."""
@@ -197,7 +208,8 @@ class ReliableConnection(ReconnectingConnection):
                 if self._early:
                     return self._early.popleft()
                 try:
-                    frame = self._take(self._poll_seconds(deadline))
+                    quiet = deadline is None and not self._probes
+                    frame = self._take(None if quiet else self._poll_seconds(deadline))
                 except TimeoutError:
                     self._probe_if_due()
                     if deadline is not None and time.monotonic() >= deadline:
@@ -214,10 +226,14 @@ class ReliableConnection(ReconnectingConnection):
         now = time.monotonic()
         until = deadline
         if self._probes:
-            if self._probe_at is None:
-                self._probe_at = now + self._probe
-            until = self._probe_at if until is None else min(until, self._probe_at)
-        return None if until is None else max(0.0, until - now)
+            probe_at = self._probe_at
+            if probe_at is None:
+                self._probe_at = probe_at = now + self._probe
+            if until is None or until > probe_at:
+                until = probe_at
+        if until is None:
+            return None
+        return until - now if until > now else 0.0
 
     def _probe_if_due(self) -> None:
         now = time.monotonic()
@@ -250,11 +266,6 @@ class ReliableConnection(ReconnectingConnection):
             self._reading.release()
         return found
 
-    @property
-    @abc.abstractmethod
-    def _probes(self) -> bool:
-        """True if this end probes for the other end's acknowledgement while it waits."""
-
     def _take(self, timeout: float | None) -> Frame | None:
         """The next frame; None for a note or a repeated frame, or if the connection was replaced."""
         inner = self._inner
@@ -284,7 +295,9 @@ class ReliableConnection(ReconnectingConnection):
                 self._outbox.acknowledge(prefix.received)
             judged = self._inbox.judge(prefix.number) if head else None
             if judged is FrameOrder.NEXT:
-                news = self._accept(Frame(head, frame.body))
+                news = Frame(head, frame.body)
+                if self._journaled:
+                    news = self._accept(news)
                 self._inbox.take()
         if judged is None:
             self._handle_note(prefix, inner)
@@ -293,17 +306,17 @@ class ReliableConnection(ReconnectingConnection):
         elif judged is FrameOrder.NEXT:
             self._missing_requested = False
             self._garbled = 0
-            self._count(frame)
+            self._frames += 1
+            if frame.body or self._frames >= _NOTE_FRAMES:
+                self._count(_bytes_of(frame))
             return news
         return None
 
     def _accept(self, frame: Frame) -> Frame:
-        """Process a frame before it is acknowledged; the frame for the reader."""
+        """Process a frame before it is acknowledged, where they are `_journaled`; the frame for the reader."""
         return frame
 
-    def _count(self, frame: Frame) -> None:
-        nbytes = _bytes_of(frame) if frame.body else 0
-        self._frames += 1
+    def _count(self, nbytes: int) -> None:
         self._bytes += nbytes
         if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
             self._note()

@@ -31,7 +31,11 @@ class Event:
 
 @runtime_checkable
 class Observer(Protocol):
-    """Is told of events. `name` is unique among observers."""
+    """Is told of events. `name` is unique among observers.
+
+    One that wants few of them may have an attribute `events` with their names. Others may be told as well: what it spares is
+    making events that no observer wants, which every submission has. It is read again after `connected`.
+    """
 
     name: str
 

@@ -15,6 +15,7 @@ from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interrupts import held
+from djinn_core.stack_room import require_stack_room
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -59,6 +60,7 @@ class Pending:
         with held:  # what was waited for is not lost
             try:
                 with suppress_at_shutdown:
+                    require_stack_room()
                     answer = runtime.wait(number)
                 self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
             except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from djinn_core.interception.device.generators import Generator
 from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
 from djinn_core.interception.libraries.install import install as adapt_libraries
+from djinn_core.interception.libraries.on_import import call_on_import
 from djinn_core.interception.ops import (
     attention,
     autocast,
@@ -49,6 +50,7 @@ from djinn_core.torch_private import (
     wrap_module_apply,
     wrap_module_call,
 )
+from djinn_core.torch_tracing import spare_dtensor, spare_dynamo
 from djinn_core.tracebacks import for_users
 
 
@@ -82,4 +84,6 @@ def install() -> None:
     wrap_set_default_dtype(noting_changes(forget_calls))
     wrap_module_call(follow_modules)
     torch.nn.TransformerEncoder.forward = pad_with_zeros(torch.nn.TransformerEncoder.forward)  # type: ignore[method-assign]
+    spare_dtensor(call_on_import)
+    spare_dynamo(call_on_import)
     adapt_libraries()

@@ -60,6 +60,11 @@ class _SuppressAtShutdown:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self.at(error)
+
+    def at(self, error: BaseException) -> None:
+        """For a block without the context manager, when it is left by `error`: does not return where that is suppressed."""
         if port.ending and isinstance(error, DjinnError):
             _stay_unless_main()
 

@@ -46,9 +46,10 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
     recorder = current()
     value = tensor.remote
-    recorder.order_after(value.storage)
+    if value.storage.user is not recorder:
+        recorder.order_after(value.storage)
     fetches = recorder.fetches
-    if recorder.captures or recorders.absent:  # whose programs may not be sent, or refuse values
+    if recorder.captures or recorders.absent.storages:  # whose programs may not be sent, or refuse values
         fetched = _ask(value, recorder)
     else:
         known = fetches.take(value, recorder)

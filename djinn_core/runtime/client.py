@@ -465,6 +465,7 @@ def _end_session() -> None:
     for one in opened:
         if one.executor is not None:
             one.executor.close(0.0)  # no thread waits for the rest of its work
+    session_plans.save_plans(context)
 
 
 @for_users
@@ -657,8 +658,9 @@ def _at_exit() -> None:
 
 def attach() -> None:
     """Register the device and become its runtime; called once, when `djinn` is imported by a client."""
-    install()
-    integrate_when_imported(context)
+    with collect_later:
+        install()
+        integrate_when_imported(context)
     handle_interrupts()
     warn_without_lock()
     port.start = _runtime

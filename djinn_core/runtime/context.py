@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 InitHook = Callable[[], None]
 
 
+class SavedPlans(Protocol):
+    """Plans that a session has made, and that outlive it."""
+
+    def save(self) -> None:
+        """Write them."""
+
+
 class Captures(threading.local):
     """The present thread's present or last `capture()`."""
 
@@ -48,6 +55,7 @@ class ClientContext:
     opened: tuple[Opened, ...] = ()
     session: ClientSession | None = None
     planner: Planner | None = None  # of the session
+    plans: SavedPlans | None = None  # of the session
     asked_by_size: tuple[str, ...] = ()  # plugins with which plans of the open session hold for fewer sizes
     stats: Stats = attrs.field(factory=Stats)
     first_storage: int = 0  # storages of the open session have numbers above those of former ones

@@ -44,11 +44,17 @@ class ExecutorLink:
 
     def send(self, frame: Frame) -> None:
         """Send a frame; raises `SessionLost` where the executor is gone. An interrupt waits until it is on its way."""
-        self.check()
+        if self.lost:
+            self.check()
         try:
-            with held.whole, self.writing:
-                self.sent += 1
-                self.channel.send(frame)
+            if held.whole.depth:
+                with self.writing:
+                    self.sent += 1
+                    self.channel.send(frame)
+            else:
+                with held.whole, self.writing:
+                    self.sent += 1
+                    self.channel.send(frame)
         except TransportError as error:
             self._lose_with_reason(error)
 

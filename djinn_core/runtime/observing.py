@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from djinn_core.runtime.sending.pending import PendingSubmission
     from djinn_core.wire.messages import Completed
 
+_OF_SUBMISSIONS: Final = ("submitted", "completed", "waited")
 log = get_logger("djinn.observers")
 _TRACEPARENT: Final = re.compile("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?")
 
@@ -39,9 +40,11 @@ class Observers:
 
     Attributes:
         timeline: is told of submissions while a timeline is recorded.
+        unwanted: names of the events of every submission that no observer wants, so that they need not be told.
     """
 
     timeline: SubmissionRecorder | None = None
+    unwanted: frozenset[str]
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._joined: list[Observer] = []
@@ -54,6 +57,14 @@ class Observers:
     def _set(self, observers: list[Observer]) -> None:
         self._observers = observers
         self._tracing: Any = next((o for o in observers if isinstance(o, TracingObserver)), None)
+        self._look()
+
+    def _look(self) -> None:
+        """Note which of the events of every submission no observer wants."""
+        wanted = [getattr(one, "events", None) for one in self._observers]
+        self.unwanted = frozenset(
+            name for name in _OF_SUBMISSIONS if all(events is not None and name not in events for events in wanted)
+        )
 
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:
@@ -78,6 +89,8 @@ class Observers:
         event = Event(name, time.monotonic(), fields)
         for observer in list(self._observers):
             self._call(observer, name, partial(observer.observe, event))
+        if name not in _OF_SUBMISSIONS:
+            self._look()
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
         """As `TracingObserver.trace_context`, of the first observer that has it; empty without one, and where it is none."""

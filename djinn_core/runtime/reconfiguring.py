@@ -30,7 +30,7 @@ AT_ONCE = frozenset(
     }
 )
 # What plans depend on: those that were made before are made again.
-PLANNING = frozenset({"exact", "latency_target", "pins", "placement_policy", "scheduler"})
+PLANNING = frozenset({"exact", "keep_plans", "latency_target", "pins", "placement_policy", "scheduler"})
 # What the registry depends on.
 PLUGINS = frozenset({"disable", "plugin_settings", "plugins", "strict", "trace_plugins"})
 # Of executors that this program starts, and of connections to servers: a session has one or the other.

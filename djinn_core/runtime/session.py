@@ -164,6 +164,8 @@ class Session:
             SessionLost: the executor is gone.
             DeadlineExceeded: as `deadline` says.
         """
+        if held.depth:
+            return self.replies.wait(number)
         with held:
             return self.replies.wait(number)
 

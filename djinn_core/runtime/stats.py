@@ -19,6 +19,7 @@ class Stats:
     `placements_tried` are programs that ran over several executors to see whether that pays, `placements_switched_off` those that
     went back to one.
     `plans_for_sizes` are those of `plans_made` that a known program needed because its sizes had left the range of its plans.
+    `plans_restored` were found on disk, where an earlier process had left them.
     `programs_unplanned` ran as they were recorded, because they were small and came for the first time.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
     `bytes_recalled` what the server had already, `bytes_read` what it read itself at an address. `server_..._us` is where the server's time went, in microseconds, as its
@@ -37,6 +38,7 @@ class Stats:
     plans_made: int = 0
     plans_for_sizes: int = 0
     plans_reused: int = 0
+    plans_restored: int = 0
     programs_unplanned: int = 0
     client_fallbacks: int = 0
     optimizations_tried: int = 0
@@ -51,10 +53,10 @@ class Stats:
 
     def spent(self, timing: Timing) -> None:
         """An answer says where the server's time went."""
-        self.server_queue_us += round(timing.queue * 1e6)
-        self.server_decode_us += round(timing.decode * 1e6)
-        self.server_execute_us += round(timing.execute * 1e6)
-        self.server_encode_us += round(timing.encode * 1e6)
+        self.server_queue_us += int(timing.queue * 1e6 + 0.5)
+        self.server_decode_us += int(timing.decode * 1e6 + 0.5)
+        self.server_execute_us += int(timing.execute * 1e6 + 0.5)
+        self.server_encode_us += int(timing.encode * 1e6 + 0.5)
         if timing.pressure != self.memory_pressure:
             self._press(timing.pressure)
 

@@ -57,6 +57,9 @@ class IdleMoves:
     """Moves the values of one session off its device while it is idle, and back. Used by the session's thread.
 
     A journal that begins with a snapshot is where they are on disk, so that a process that dies meanwhile loses nothing.
+
+    Attributes:
+        aside: where the values are; None while they are on the device.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class IdleMoves:
         self._reads = reads
         self._exchange = exchange
         self._memory = memory
-        self._aside: SetAside | None = None
+        self.aside: SetAside | None = None
 
     def receive(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> Frame:
         """The next frame. While none comes, the values give way; `state` is the session as it is, with its values."""
@@ -95,14 +98,14 @@ class IdleMoves:
         if self._memory is not None:
             self._memory.give_way()
             return False
-        place = next_place(self._aside.where if self._aside is not None else "", self._runtime.device.type)
-        if not place or (self._aside is None and not len(self._values)):
+        place = next_place(self.aside.where if self.aside is not None else "", self._runtime.device.type)
+        if not place or (self.aside is None and not len(self._values)):
             return False
         found = self._in_memory(state) if place == HOST else self._on_disk(connection, state)
         if found is None:
-            return self._aside is None  # it was in the middle of something, or has no journal
+            return self.aside is None  # it was in the middle of something, or has no journal
         _log.info("an idle session gave way", place=place, bytes=found.nbytes)
-        self._aside = found
+        self.aside = found
         self._values.clear()
         self._reads.shares.clear()
         self._context.trimmer.soon()
@@ -116,7 +119,7 @@ class IdleMoves:
         return SetAside(HOST, nbytes, lambda: (snapshot, memory))
 
     def _on_disk(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> SetAside | None:
-        aside = self._aside
+        aside = self.aside
         nbytes = self._values.nbytes() if aside is None else aside.nbytes
         reader = connection.put_aside(
             state if aside is None else lambda: self._state_of(aside), self._exchange.inbox.writing
@@ -139,15 +142,15 @@ class IdleMoves:
         Raises:
             SessionLost: the device has had no memory for them for a while, or what was kept cannot be read.
         """
-        if self._aside is None:
+        if self.aside is None:
             return
         deadline = time.monotonic() + COMING_BACK_SECONDS
-        while not self._restored(self._aside):
+        while not self._restored(self.aside):
             if time.monotonic() > deadline:
-                raise SessionLost(f"the device has no {self._aside.nbytes:,} bytes for an idle session to come back")
-            _log.warning("an idle session waits for memory to come back to", bytes=self._aside.nbytes)
+                raise SessionLost(f"the device has no {self.aside.nbytes:,} bytes for an idle session to come back")
+            _log.warning("an idle session waits for memory to come back to", bytes=self.aside.nbytes)
             time.sleep(1.0)
-        self._aside = None
+        self.aside = None
 
     def _restored(self, aside: SetAside) -> bool:
         """Make the values; False if there is no memory for some."""
@@ -166,5 +169,5 @@ class IdleMoves:
         """Bytes that are not on the device because the session is idle, by place; for any thread."""
         if self._memory is not None:
             return {f"idle_{next_place('', self._runtime.device.type)}": self._memory.away()}
-        aside = self._aside
+        aside = self.aside
         return {f"idle_{aside.where}": aside.nbytes} if aside is not None else {}

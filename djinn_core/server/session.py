@@ -54,7 +54,7 @@ from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationSta
 from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
-from djinn_core.server.running.template_compiler import compile_template
+from djinn_core.server.running.template_compiler import CompiledTemplate, compile_template
 from djinn_core.server.running.timings import OpTimes, Timings
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
@@ -196,8 +196,12 @@ class ExecutorSession:
             self._reads.take_finished()
         started = time.perf_counter()
         message = _read(frame)
-        if not isinstance(message, Goodbye):
+        if self._idle.aside is not None and not isinstance(message, Goodbye):
             self._idle.come_back()
+        if type(message) is Submit and not frame.body:
+            self._usage.message("Submit", 0)
+            self._submit(message, connection, started)
+            return True
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if isinstance(message, Submit):
             self._submit(message, connection, started)
@@ -340,7 +344,7 @@ class ExecutorSession:
         if snapshot.timings is not None:
             self._tell_times(snapshot.timings)
         for one in snapshot.templates:
-            known = self._compiled(one.template, one.digest)
+            known = self._bound(self._compile(one.template), one.digest)  # not shared: a client says what its digest is
             known.slots[:], known.inputs[:] = one.slots, one.inputs
             self._templates.put(one.digest, known, len(one.template.code))
         with self._turn:
@@ -436,7 +440,8 @@ class ExecutorSession:
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> None:
         work = self._begin(submit)
         decoded = time.perf_counter()
-        self._await_offered(connection)
+        if self._uploads.wanted:
+            self._await_offered(connection)
         try:
             if work.unreadable:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
@@ -469,7 +474,7 @@ class ExecutorSession:
         self.values.free(work.free)
         if self._reads:
             self._reads.forget(work.free)
-        if self._reads.shares:
+        if self._reads.shares.storages:
             self._reads.shares.forget(work.free)
         done = time.perf_counter()
         keeper = self.device.timekeeper
@@ -485,7 +490,7 @@ class ExecutorSession:
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
             self._tell(submit, timing, len(run.failures))
-        failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
+        failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]]) if run.failures else ()
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
         found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
@@ -506,7 +511,9 @@ class ExecutorSession:
         """
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
-        self._usage.check()
+        usage = self._usage
+        if usage.quota.values or usage.quota.seconds_an_hour:
+            usage.check()
         if self._decided:
             self._check_policies()
         self.submissions = submit.sequence
@@ -586,16 +593,25 @@ class ExecutorSession:
         if template is None or digest_of(template) != digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
         self._counts.template_cache_misses += 1
-        known = self._compiled(template, digest)
+        shared = self.device.templates
+        compiled = shared.get(digest)
+        if compiled is None:
+            compiled = self._compile(template)
+            shared.put(digest, compiled)
+        known = self._bound(compiled, digest)
         if first is not None:
             begin(known, first)
         self._templates.put(digest, known, len(template.code))
         return known
 
-    def _compiled(self, template: Template, digest: bytes) -> BoundTemplate:
+    def _compile(self, template: Template) -> CompiledTemplate:
         began = time.perf_counter()
         compiled = compile_template(template, self.device.runtime.device, self.device.own)
         self._counts.template_prepare_seconds += time.perf_counter() - began
+        self._counts.templates_compiled += 1
+        return compiled
+
+    def _bound(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
         compiling = self.device.compiling
         return BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
 
@@ -769,11 +785,12 @@ class ExecutorSession:
     def _run(self, known: BoundTemplate | None, work: RunRequest) -> RunOutcome:
         if known is None:
             return RunOutcome()
-        self.device.numeric_settings.compute_under(self._numeric_settings)
+        device = self.device
+        device.numeric_settings.compute_under(self._numeric_settings)
         if known.template.random:
-            self.device.randomness.hand_to(self._randomness)
-        if self._reads.shares:
-            self._reads.shares.before_run(known.input_aliases(self.device.own), work.inputs, work.outputs)
+            device.randomness.hand_to(self._randomness)
+        if self._reads.shares.storages:
+            self._reads.shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
         run = run_template if known.hot is None or work.op_times is not None else known.hot.run
         if self._memory is not None:
             return self._memory.run(known.digest, known.template, work, known.slots, run)

@@ -17,6 +17,7 @@ class SessionCounters:
 
     Attributes:
         template_cache_hits, template_cache_misses: submissions whose template was here, and templates that were new.
+        templates_compiled: templates that no session of the executor had compiled before.
         template_requests: templates that the client had to be asked for.
         template_prepare_seconds: time that making templates runnable took.
         submissions_refused: submissions that could not be run at all.
@@ -27,6 +28,7 @@ class SessionCounters:
 
     template_cache_hits: int = 0
     template_cache_misses: int = 0
+    templates_compiled: int = 0
     template_requests: int = 0
     template_prepare_seconds: float = 0.0
     submissions_refused: int = 0

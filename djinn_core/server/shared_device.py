@@ -5,6 +5,7 @@ from __future__ import annotations
 from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
 from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.memory.limited import ledger_of
+from djinn_core.server.running.bound_templates import CompiledTemplates
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.numeric_settings import ProcessNumericSettings
 from djinn_core.server.running.own_operators import own_operators
@@ -20,6 +21,7 @@ class SharedDevice:
         self.randomness = DeviceRandomness(runtime.device)
         self.numeric_settings = ProcessNumericSettings()
         self.own = own_operators(runtime, self.randomness)
+        self.templates = CompiledTemplates()
         self.compiling: Compiling | None = None
         self.ledger = ledger_of(runtime)
         self.timekeeper = runtime if isinstance(runtime, Timekeeper) else None

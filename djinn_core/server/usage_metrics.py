@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -31,6 +31,7 @@ _CAUSES: Final = MappingProxyType({
     "ProgramStopped": "stopped",
 })  # fmt: skip
 _OTHER: Final = "other"
+ANSWERED_LIMIT: Final = 1024  # submissions that are counted together
 _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
 
 
@@ -64,6 +65,7 @@ class UsageMetrics:
         self._labelled.update(dict.fromkeys([("op_failures", cause) for cause in (*_CAUSES.values(), _OTHER)], 0))
         self._holders: set[MeteredSession] = set()
         self._queued, self._executed = Histogram(), Histogram()
+        self._answered: deque[tuple[Timing, int, list[int]]] = deque()  # and not counted yet
         self._requests = Buckets()
         self.account = UsageQuota()
 
@@ -88,16 +90,26 @@ class UsageMetrics:
                 time.sleep(wait)
 
     def completed(self, timing: Timing, ops: int, failures: Sequence[Failure], fetched: Sequence[memoryview]) -> None:
-        """A submission was answered."""
-        with self._lock:
-            self._totals["submissions"] += 1
-            self._totals["ops"] += ops
-            if failures:
+        """A submission was answered. Counted with others, when a report is asked for or they are many."""
+        self._answered.append((timing, ops, [view.nbytes for view in fetched]))
+        if failures:
+            with self._lock:
                 self._labelled.update(("op_failures", _CAUSES.get(failure.kind, _OTHER)) for failure in failures)
-            self._totals["fetched_tensors"] += len(fetched)
-            self._totals["fetched_bytes"] += sum(map(len, fetched))
-            for name in self._seconds:
-                self._seconds[name] += getattr(timing, name)
+        if len(self._answered) >= ANSWERED_LIMIT:
+            with self._lock:
+                self._count_answered()
+
+    def _count_answered(self) -> None:
+        """Add up what was answered since the last time. The caller holds the lock."""
+        totals, seconds, answered = self._totals, self._seconds, self._answered
+        while answered:
+            timing, ops, fetched = answered.popleft()
+            totals["submissions"] += 1
+            totals["ops"] += ops
+            totals["fetched_tensors"] += len(fetched)
+            totals["fetched_bytes"] += sum(fetched)
+            for name in seconds:
+                seconds[name] += getattr(timing, name)
             self._queued.add(timing.queue)
             self._executed.add(timing.execute)
 
@@ -179,6 +191,7 @@ class UsageMetrics:
         """Counters and gauges of all sessions, those that have ended included in counters."""
         values, memory = self.holdings()
         with self._lock:
+            self._count_answered()
             totals = defaultdict(int, self._totals)
             for holder in self._holders:
                 _add(totals, holder.counted())

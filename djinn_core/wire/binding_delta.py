@@ -33,8 +33,7 @@ def pack_handles(handles: Iterable[int]) -> Handles:
     before = 0
     for handle in handles:
         storage = handle >> _VIEW_BITS
-        packed.append(storage - before)
-        packed.append((handle - storage) & _VIEW_MASK)
+        packed += (storage - before, (handle - storage) & _VIEW_MASK)
         before = storage
     return tuple(packed)
 
@@ -103,6 +102,8 @@ def diff_slots(before: Sequence[Slot], slots: Sequence[Slot]) -> SlotChanges:
     for position, (old, new) in enumerate(zip(before, slots, strict=True)):
         if old is not new and (old != new or not new or type(old) is not type(new)):
             groups.setdefault((type(new), new, _negative_zero(new)), []).append(position)
+    if not groups:
+        return ()
     return tuple((key[1] if not key[2] else -0.0, _distances(places)) for key, places in groups.items())
 
 

@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 import msgspec
 
 from djinn_core.errors import ProtocolError
 from djinn_core.wire.frames import Frame, flatten
 
 _PREFIX: Final = struct.Struct("<IIB")
+pack_prefix: Final = _PREFIX.pack
+_PREFIX_BYTES: Final = _PREFIX.size
 _ASKED: Final = struct.Struct("<I")
 _MASK: Final = (1 << 32) - 1
 _HALF: Final = 1 << 31
@@ -44,6 +45,7 @@ class AckFlags(enum.IntFlag):
 
 _REPLY_BIT: Final = int(AckFlags.ACK_REPLY)
 _WISHES: Final = tuple(AckFlags(bits) for bits in range(8))  # by their bits: looked up, as every frame has one
+_WISHES_COUNT: Final = len(_WISHES)
 
 
 class FrameOrder(enum.Enum):
@@ -75,23 +77,19 @@ class Prefix(msgspec.Struct, frozen=True):
         return _PREFIX.pack(self.number, self.received, self.wish) + asked
 
 
-def numbered(number: int, received: int, head: bytes) -> bytes:
-    """The head of a frame with its number before it."""
-    return _PREFIX.pack(number, received, 0) + head
-
-
 def split(frame: Frame) -> tuple[Prefix, bytes]:
     """The prefix of a frame, and its head without it (empty: it is a note).
 
     Raises:
         ProtocolError: there is none.
     """
-    if len(frame.head) < _PREFIX.size:
-        raise ProtocolError(f"a frame of {len(frame.head)} bytes has no number")
-    number, received, wish = _PREFIX.unpack_from(frame.head)
-    if wish >= len(_WISHES):
+    try:
+        number, received, wish = _PREFIX.unpack_from(frame.head)
+    except struct.error:
+        raise ProtocolError(f"a frame of {len(frame.head)} bytes has no number") from None
+    if wish >= _WISHES_COUNT:
         raise ProtocolError(f"a frame wishes for something unknown: {wish}")
-    head = frame.head[_PREFIX.size :]
+    head = frame.head[_PREFIX_BYTES:]
     asked = 0
     if wish & _REPLY_BIT:
         if len(head) != _ASKED.size:
@@ -102,8 +100,7 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
     return Prefix(number, received, _WISHES[wish], asked), head
 
 
-@attrs.define
-class _Kept:
+class _Kept(msgspec.Struct):
     frame: Frame
     nbytes: int
     borrowed: bool
@@ -117,12 +114,16 @@ def _size(frame: Frame) -> int:
 
 
 class Outbox:
-    """Sending side: frames that were numbered and not yet acknowledged by the other end."""
+    """Sending side: frames that were numbered and not yet acknowledged by the other end.
+
+    Attributes:
+        borrows: True if some of the kept bodies refer to memory that the caller owns.
+    """
 
     def __init__(self) -> None:
         self._kept: deque[_Kept] = deque()
         self._sent = 0
-        self._borrows = False
+        self.borrows = False
         self._ahead: int | None = (
             None  # during a replay: number of frames that the other end has received from an earlier process
         )
@@ -144,12 +145,12 @@ class Outbox:
         if self._ahead is not None and (self._ahead - self._sent) & _MASK < _HALF:
             return self.sent
         self._ahead = None
-        nbytes = _size(frame)
+        nbytes = _size(frame) if frame.body else 0
         borrowed = nbytes > COPIED_AT_ONCE
         if nbytes and not borrowed:
             frame = _copied(frame)
         self._kept.append(_Kept(frame, nbytes, borrowed))
-        self._borrows |= borrowed
+        self.borrows |= borrowed
         return self._sent & _MASK
 
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
@@ -179,22 +180,25 @@ class Outbox:
         if self._ahead is not None:
             self._ahead = received
             return
-        waiting = (self.sent - received) & _MASK
-        if waiting > len(self._kept):
+        waiting = (self._sent - received) & _MASK
+        kept = self._kept
+        over = len(kept) - waiting
+        if over < 0:
             if waiting < _HALF:
                 return  # an old acknowledgement arrived late
             raise ProtocolError(f"the other end has received {received} frames of {self.sent} that were sent")
-        while len(self._kept) > waiting:
-            self._kept.popleft()
-        self._borrows &= bool(self._kept)
+        for _ in range(over):
+            kept.popleft()
+        if not waiting:
+            self.borrows = False
 
     def own(self) -> None:
         """Copy what is kept and was borrowed, because its memory is about to change."""
-        if self._borrows:
+        if self.borrows:
             for kept in self._kept:
                 if kept.borrowed:
                     kept.frame, kept.borrowed = _copied(kept.frame), False
-            self._borrows = False
+            self.borrows = False
 
     def kept(self) -> list[tuple[int, Frame]]:
         """Frames that were not received yet, with their numbers, oldest first."""
@@ -221,38 +225,32 @@ class Outbox:
         """Bytes of the bodies that are kept."""
         return sum(kept.nbytes for kept in tuple(self._kept))  # the thread that reads may take some away meanwhile
 
-    @property
-    def borrows(self) -> bool:
-        """True if some of the kept bodies refer to memory that the caller owns."""
-        return self._borrows
-
 
 def _copied(frame: Frame) -> Frame:
     return Frame(frame.head, [bytes(flatten(buffer)) for buffer in frame.body])
 
 
 class Inbox:
-    """Receiving side: counts the frames that were received from the other end."""
+    """Receiving side: counts the frames that were received from the other end.
+
+    Attributes:
+        received: their number, modulo 2^32.
+    """
 
     def __init__(self) -> None:
-        self._received = 0
-
-    @property
-    def received(self) -> int:
-        """Number of frames received, modulo 2^32."""
-        return self._received & _MASK
+        self.received = 0
 
     def judge(self, number: int) -> FrameOrder:
         """Classify a frame of this number."""
-        ahead = (number - self._received - 1) & _MASK
+        ahead = (number - self.received - 1) & _MASK
         if not ahead:
             return FrameOrder.NEXT
         return FrameOrder.AHEAD if ahead < _HALF else FrameOrder.REPEATED
 
     def take(self, frames: int = 1) -> None:
         """Count `frames` as received."""
-        self._received += frames
+        self.received = (self.received + frames) & _MASK
 
     def misses(self, sent: int) -> bool:
         """True if some of the `sent` frames of the peer were not received."""
-        return 0 < (sent - self._received) & _MASK < _HALF
+        return 0 < (sent - self.received) & _MASK < _HALF

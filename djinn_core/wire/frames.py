@@ -24,6 +24,7 @@ Buffer = memoryview | bytes | bytearray
 FRAME_VERSION: Final = 1
 _MAGIC: Final = b"DJNF"
 _PREFIX: Final = struct.Struct("<4sHHIIQ")
+_PREFIX_BYTES: Final = _PREFIX.size
 _LENGTH: Final = struct.Struct("<Q")
 # Small parts are read together with what follows them, large ones straight into place.
 _SCRATCH_BYTES: Final = 256 << 10
@@ -84,16 +85,20 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
     Raises:
         ProtocolError: the frame exceeds `limits`, or a buffer is not contiguous.
     """
+    head = frame.head
+    size = len(head)
     if not frame.body:
-        limits.check(len(frame.head), 0, 0)
-        return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, len(frame.head), 0, 0) + frame.head]
+        limits.check(size, 0, 0)
+        return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 0, 0) + head]
     body = [flatten(buffer) for buffer in frame.body]
-    lengths = [len(view) for view in body]
-    total = sum(lengths)
-    limits.check(len(frame.head), len(body), total)
-    prefix = _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, len(frame.head), len(body), total)
-    opening = b"".join((prefix, frame.head, struct.pack(f"<{len(body)}Q", *lengths)))
-    return [opening, *(view for view in body if len(view))]
+    lengths = [view.nbytes for view in body]
+    count, total = len(body), sum(lengths)
+    limits.check(size, count, total)
+    prefix = _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, count, total)
+    packed = _LENGTH.pack(total) if count == 1 else struct.pack(f"<{count}Q", *lengths)
+    if total < _SMALL_BYTES:  # one buffer takes the shortest way through a socket
+        return [b"".join((prefix, head, packed, *body))]
+    return [prefix + head + packed, *[view for view in body if view.nbytes]]
 
 
 def _check_lengths(lengths: Iterable[int], body: int) -> None:
@@ -151,9 +156,9 @@ class FrameDecoder:
         """
         if self._error is not None:
             raise copy(self._error)
-        rest = self._part[self._filled :]
-        self._direct = len(rest) >= _DIRECT_BYTES
-        return rest if self._direct else self._scratch
+        part, filled = self._part, self._filled
+        self._direct = part.nbytes - filled >= _DIRECT_BYTES
+        return part[filled:] if self._direct else self._scratch
 
     def received(self, count: int) -> None:
         """Take in `count` bytes, which have been written to the start of the last `buffer()`.
@@ -164,8 +169,12 @@ class FrameDecoder:
         try:
             if self._direct:
                 self._fill(count)
-            else:
-                self._distribute(self._scratch[:count])
+                return
+            data = self._scratch[:count]
+            taken = 0
+            if self._filled == 0 and self._part is self._prefix and (taken := self._take_small(data)) == count:
+                return
+            self._distribute(data, taken)
         except ProtocolError as error:
             self._error = copy(error)  # `error` keeps the frames it comes through, and they keep this
             raise
@@ -180,8 +189,7 @@ class FrameDecoder:
             self.received(count)
             rest = rest[count:]
 
-    def _distribute(self, data: memoryview) -> None:
-        position = self._take_small(data) if self._filled == 0 and self._part is self._prefix else 0
+    def _distribute(self, data: memoryview, position: int) -> None:
         while position < len(data):
             count = min(len(self._part) - self._filled, len(data) - position)
             self._part[self._filled : self._filled + count] = data[position : position + count]
@@ -190,23 +198,28 @@ class FrameDecoder:
 
     def _take_small(self, data: memoryview) -> int:
         """Take frames that lie whole in `data` by the shortest way; return the bytes that they took."""
-        position = 0
-        while len(data) - position >= _PREFIX.size:
+        position, end = 0, data.nbytes
+        while end - position >= _PREFIX_BYTES:
             head, buffers, body = self._read_prefix(data, position)
-            start = position + _PREFIX.size
+            start = position + _PREFIX_BYTES
             lengths = start + head
-            if lengths + _LENGTH.size * buffers + body > len(data):
+            if lengths + 8 * buffers + body > end:
                 break
-            position = lengths + _LENGTH.size * buffers + body
+            position = lengths + 8 * buffers + body
             cut = self._cut_body(data, lengths, buffers, body) if buffers else ()
             self.frames.append(Frame(bytes(data[start:lengths]), cut))
         return position
 
     def _cut_body(self, data: memoryview, position: int, buffers: int, body: int) -> list[memoryview]:
         """The buffers of a frame whose lengths begin at `position`, in memory of their own; small ones are not aligned."""
-        lengths = struct.unpack_from(f"<{buffers}Q", data, position)
-        _check_lengths(lengths, body)
-        position += _LENGTH.size * buffers
+        if buffers == 1:  # as most answers have
+            lengths: tuple[int, ...] = _LENGTH.unpack_from(data, position)
+            if lengths[0] != body:
+                _check_lengths(lengths, body)
+        else:
+            lengths = struct.unpack_from(f"<{buffers}Q", data, position)
+            _check_lengths(lengths, body)
+        position += 8 * buffers
         cut = []
         for length in lengths:
             part = data[position : position + length]

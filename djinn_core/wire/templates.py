@@ -51,8 +51,22 @@ class TemplateCache(Generic[V]):
 
     def get(self, key: Hashable) -> V | None:
         """Look up the value for the template of that key, and mark it as the most recently used."""
-        found = self._kept.use(key)
-        return None if found is None else found[0]
+        kept = self._kept
+        found = kept.get(key)
+        if found is None:
+            return None
+        kept.move_to_end(key)
+        return found[0]
+
+    def replace(self, key: Hashable, value: V) -> V | None:
+        """Replace the value that is kept for the template of that key, and return the one before; None, and nothing is kept, without one."""
+        kept = self._kept
+        found = kept.get(key)
+        if found is None:
+            return None
+        kept[key] = value, found[1]
+        kept.move_to_end(key)
+        return found[0]
 
     def put(self, key: Hashable, value: V, instructions: int) -> None:
         """Keep `value` for a template of `instructions` instructions."""

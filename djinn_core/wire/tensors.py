@@ -93,16 +93,17 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
     dtype = dtype_from_name(header.dtype)
     data = flatten(buffer)
     sizes = header.shape + header.stride
-    if len(header.shape) != len(header.stride) or (sizes and not (min(sizes) >= 0 and max(sizes) <= _LARGEST)):
+    if sizes and (len(header.shape) != len(header.stride) or not (min(sizes) >= 0 and max(sizes) <= _LARGEST)):
         raise ProtocolError(f"a tensor cannot have shape {header.shape} with stride {header.stride}")
     needed = dtype.itemsize * (_extent(header.shape, header.stride) if sizes else 1)
-    if needed != len(data):
+    if needed != data.nbytes:
         raise ProtocolError(
             f"a {header.dtype} tensor of shape {header.shape} and stride {header.stride} takes {needed:,} bytes,"
-            f" but {len(data):,} came"
+            f" but {data.nbytes:,} came"
         )
     try:
-        if dtype in _KNOWN_TO_NUMPY and len(data) and header.stride == _row_major(header.shape) and not data.readonly:
+        rows = not sizes or header.stride == _row_major(header.shape)
+        if rows and needed and dtype in _KNOWN_TO_NUMPY and not data.readonly:
             tensor = torch.frombuffer(data, dtype=dtype)
             if not tensor.data_ptr() % dtype.itemsize:
                 return tensor.view(header.shape)

@@ -120,7 +120,9 @@ def test_all_but_the_beginning_of_a_large_body_is_read_into_place(raw_and_ours, 
     raw, connection = raw_and_ours
     copied = []
     spread = FrameDecoder._distribute
-    monkeypatch.setattr(FrameDecoder, "_distribute", lambda self, data: (copied.append(len(data)), spread(self, data)))
+    monkeypatch.setattr(
+        FrameDecoder, "_distribute", lambda self, data, at: (copied.append(len(data)), spread(self, data, at))
+    )
     body = bytes(range(256)) * (64 << 10)
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(raw.sendall, encoded(Frame(b"head", [body])))

@@ -199,7 +199,7 @@ def test_an_end_that_takes_nothing_is_not_kept_frames_for_without_limit():
 
 def test_counts_wrap() -> None:
     outbox, inbox = Outbox(), Inbox()
-    outbox._sent = inbox._received = (1 << 32) - 1
+    outbox._sent = inbox.received = (1 << 32) - 1
     assert [outbox.put(Frame(b"a")), outbox.put(Frame(b"b"))] == [0, 1]
     assert [inbox.judge(1), inbox.judge(0)] == [FrameOrder.AHEAD, FrameOrder.NEXT]
     inbox.take()

@@ -308,3 +308,26 @@ def test_templates_without_end_are_refused_quickly() -> None:
 def test_a_list_of_handles_has_an_end() -> None:
     with pytest.raises(ProtocolError, match="at most 2,097,152"):
         unpack_handles((0, 0) * ((1 << 21) + 1))
+
+
+def test_sessions_share_compiled_templates_but_for_what_a_client_says_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_and_count(template: Template, *rest: object) -> object:
+        compiled.append(template)
+        return compile_template(template, *rest)
+
+    monkeypatch.setattr("djinn_core.server.session.compile_template", compile_and_count)
+    template = Template((RELU,), (0,), (0, 1), (0,), (1,))
+    context = ExecutorContext.of(CpuRuntime())
+    for _ in range(2):
+        script = Script(Frame(encode(submit(template, inputs=(1 << 32,), outputs=(2 << 32,)))))
+        session = ExecutorSession(context)
+        with pytest.raises(EOFError):
+            session.serve(PlainExecutorChannel(script))
+        assert session.counted()["template_cache_misses"] == 1
+    assert compiled == [template]
+    wrong = replace(submit(template, inputs=(1 << 32,), outputs=(2 << 32,)), digest=bytes(16))
+    with pytest.raises(EOFError):
+        ExecutorSession(context).serve(PlainExecutorChannel(Script(Frame(encode(wrong)))))
+    assert context.device.templates.get(bytes(16)) is None

@@ -29,7 +29,7 @@ def test_poison_that_is_overwritten_has_memory_of_its_own():
     with torch.inference_mode():
         poison.memory.zero_()
     assert memory.tolist() == [1.0] * 4
-    assert not shares
+    assert not shares.storages
 
 
 def test_a_view_that_was_laid_out_again_is_not_what_was_read():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 import torch
 
 from djinn_core.interception.recording.entry import Entry
@@ -48,7 +49,7 @@ class _Known(NamedTuple):
     calls: tuple[Any, Any]
 
 
-class _Fetched(NamedTuple):
+class _Fetched(msgspec.Struct, frozen=True):
     """Elements that were fetched when the recorder had this epoch.
 
     `schedules` and `sessions`: how many schedules had been executed by hand, which may write into any storage, and how many sessions had ended.

@@ -15,33 +15,33 @@ class Absent:
     """Numbers of the storages that have no data. The caller must hold the recorders' lock.
 
     Absence propagates: the results and writes of an op with an absent operand are absent, too.
+
+    Attributes:
+        storages: the numbers; the same set throughout.
     """
 
     def __init__(self) -> None:
-        self._storages: set[int] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._storages)
+        self.storages: set[int] = set()
 
     def add(self, storage: int) -> None:
         """There is no data behind this storage."""
-        self._storages.add(storage)
+        self.storages.add(storage)
 
     def sift(self, entries: Sequence[Entry]) -> list[Entry]:
         """Those of the entries that can be done: they use nothing absent."""
         present: list[Entry] = []
         for entry in entries:
-            if any(storage_of(h) in self._storages for h in entry.inputs):
-                self._storages.update(storage_of(h) for h in (*entry.outputs, *entry.writes))
+            if any(storage_of(h) in self.storages for h in entry.inputs):
+                self.storages.update(storage_of(h) for h in (*entry.outputs, *entry.writes))
             else:
                 present.append(entry)
         return present
 
     def has(self, handle: int, unsent: Sequence[Entry]) -> bool:
         """True if a value has metadata only and no data, once the entries `unsent` of this thread have run."""
-        if self._storages:
+        if self.storages:
             self.sift(unsent)
-        return storage_of(handle) in self._storages
+        return storage_of(handle) in self.storages
 
     def refuse(self, handles: Iterable[int]) -> None:
         """Refuse a request for the data of absent values.
@@ -49,7 +49,7 @@ class Absent:
         Raises:
             UnsupportedOperation: one of them is absent.
         """
-        if any(storage_of(h) in self._storages for h in handles):
+        if any(storage_of(h) in self.storages for h in handles):
             raise UnsupportedOperation(
                 "this needs the elements of a tensor that djinn.capture() computed from tensors on the meta device, which "
                 "have none: capture recorded it, and nothing can run it. Where a program asks for numbers, give it real "
@@ -61,12 +61,12 @@ class Absent:
         present: list[Value] = []
         while dead:
             value = dead.pop()
-            if value.storage.id not in self._storages:
+            if value.storage.id not in self.storages:
                 present.append(value)
             elif counts_beside([value.storage]) == [1]:  # its only value is this one
-                self._storages.discard(value.storage.id)
+                self.storages.discard(value.storage.id)
         return present[::-1]
 
     def clear(self) -> None:
         """Forget all."""
-        self._storages.clear()
+        self.storages.clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import attrs
 import torch
 
-from djinn_core.errors import ForkedProcess, UnsupportedOperation
+from djinn_core.errors import DjinnError, ForkedProcess, UnsupportedOperation
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_core.interception.recording.call_site import Issued
@@ -23,7 +23,7 @@ from djinn_core.interception.recording.fetch_prediction import FetchPredictor
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
 from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
-from djinn_core.interception.recording.split_submission import in_parts
+from djinn_core.interception.recording.split_submission import fits, in_parts
 from djinn_core.interception.runtime_interface import (
     CacheMemory,
     Publication,
@@ -265,14 +265,18 @@ class Recorder:
             first = self.ask(attrs.evolve(ask, fetch=ask.fetch[: limits.BUFFERS]))
             rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
             return attrs.evolve(rest, tensors=first.tensors + rest.tensors, described=first.described)
+        require_stack_room()
         runtime = _runtime()
         with held:
             try:
-                number = self._send(runtime, ask)
-                with suppress_at_shutdown:
-                    return runtime.wait(number)
+                with collect_later:
+                    number = self._send_held(runtime, ask)
+                return runtime.wait(number)
             except KeyboardInterrupt:
                 runtime.interrupted()
+                raise
+            except DjinnError as error:
+                suppress_at_shutdown.at(error)
                 raise
 
     @without_modes
@@ -338,9 +342,14 @@ class Recorder:
 
     def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
         require_stack_room()
-        with held, suppress_at_shutdown, collect_later, self._shared.sending:
-            shared = self._shared
-            shared.send_held_back(runtime)
+        with held, suppress_at_shutdown, collect_later:
+            return self._send_held(runtime, ask, cut)
+
+    def _send_held(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
+        shared = self._shared
+        with shared.sending:
+            if shared.held_back:
+                shared.send_held_back(runtime)
             while shared.unsent:
                 shared.submit(runtime, shared.unsent.popleft())
             if ask.synchronize or shared.waiting > WAITING_LIMIT:
@@ -352,18 +361,22 @@ class Recorder:
     def take(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
         absent = self._shared.absent
-        if absent:
+        if absent.storages:
             absent.sift(self.entries)
             absent.refuse((*ask.fetch, *ask.describe))
         # Values freed by now were used by entries recorded by now. A thread that appends after `epoch` has changed will see
         # that; where only a part is taken, by this recorder's own thread, the remaining entries are as unsent as before.
         dead = self._collect_freed()
+        entries = self.entries
         if cut is len:
             self.epoch += 1
-        taken = self.entries[: cut(self.entries)]
-        del self.entries[: len(taken)]
+            count = len(entries)
+        else:
+            count = cut(entries)
+        taken = entries[:count]  # another thread may append meanwhile
+        del entries[:count]
         if (timeline := port.timeline) is not None:
-            timeline.taken(self, len(taken))
+            timeline.taken(self, count)
         if taken:
             self._foresight.taken(taken)
             if not ask.fetch:
@@ -374,12 +387,14 @@ class Recorder:
         self.uploaded = self.uploads = 0
         for captured in self.captures:
             captured.extend(taken)
-        if absent:
+        if absent.storages:
             taken, dead = absent.sift(taken), absent.forget(dead)
-        handles = [value.handle for value in dead] + self._take_dead()
+        handles = [value.handle for value in dead]
+        if self.dead:
+            handles += self._take_dead()
         program = freeze(taken, handles)
         inside = program.dead
-        free = () if len(inside) == len(handles) else tuple([h for h in handles if h not in inside])
+        free = tuple([h for h in handles if h not in inside]) if inside != set(handles) else ()
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize)
 
     def _take_dead(self) -> list[int]:
@@ -419,8 +434,11 @@ def _put_back(dead: list[Value], entries: list[Entry]) -> list[Value]:
 
 
 def _runtime() -> Runtime:
-    with suppress_at_shutdown:
+    try:
         return port.runtime()
+    except DjinnError as error:
+        suppress_at_shutdown.at(error)
+        raise
 
 
 def freeze(entries: list[Entry], dead: list[int]) -> Program:
@@ -455,6 +473,7 @@ class Recorders:
         self.predictable_programs = PredictablePrograms()
         # Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
         self._all: weakref.WeakSet[Recorder] = weakref.WeakSet()
+        self._made = 0
         self._make_locks()
         self.thread: _PerThread | _Refusing = _PerThread(self)
 
@@ -468,6 +487,7 @@ class Recorders:
         made = Recorder(self)
         with self._all_lock:
             self._all.add(made)
+            self._made += 1
         return made
 
     def all(self) -> list[Recorder]:
@@ -477,7 +497,7 @@ class Recorders:
 
     def has_only(self, recorder: Recorder) -> bool:
         """True if no thread has another recorder than this one."""
-        return len(self._all) == 1 and recorder in self._all
+        return self._made == 1 or (len(self._all) == 1 and recorder in self._all)
 
     def send_held_back(self, runtime: Runtime) -> None:
         """Upload what captures have held back. The caller holds `sending`."""
@@ -487,7 +507,7 @@ class Recorders:
 
     def submit(self, runtime: Runtime, submission: Submission) -> int:
         """Submit what was taken. Where an interrupt comes before it is sent, nothing of it is lost, but what it asks for."""
-        number, parts = 0, deque(in_parts(submission))
+        number, parts = 0, deque((submission,) if fits(submission) else in_parts(submission))
         while parts:
             try:
                 if (timeline := port.timeline) is None:
@@ -521,6 +541,7 @@ class Recorders:
         self._make_locks()
         collect_later.restart()
         self._all.clear()
+        self._made = 0
         device_state.freed.clear()
         self.held_back.clear()
         self.unsent.clear()

@@ -12,18 +12,26 @@ from djinn_core.ir.program import Program
 from djinn_core.wire import limits
 
 
+def fits(submission: Submission) -> bool:
+    """True if it can be sent as it is."""
+    program = submission.program
+    return (
+        len(program.operands) + len(program.slots) <= limits.ARGUMENTS_SENT
+        and len(program.calls) <= limits.INSTRUCTIONS
+        and len(submission.free) <= limits.HANDLES_SENT
+    )
+
+
 def in_parts(submission: Submission) -> Iterator[Submission]:
     """The same work in as many submissions as it takes; the last one has the requests of the whole one."""
-    program, free = submission.program, submission.free
-    arguments = len(program.operands) + len(program.slots)
-    fits = arguments <= limits.ARGUMENTS_SENT and len(program) <= limits.INSTRUCTIONS
-    if fits and len(free) <= limits.HANDLES_SENT:
+    if fits(submission):
         yield submission
         return
+    program, free = submission.program, submission.free
     # What is freed is not mentioned in the program, so that it may go first.
     for start in range(limits.HANDLES_SENT, len(free), limits.HANDLES_SENT):
         yield Submission(Program((), (), ()), free[start : start + limits.HANDLES_SENT])
-    *before, last = [program] if fits else _pieces(program)
+    *before, last = [program] if fits(Submission(program)) else _pieces(program)
     yield from map(Submission, before)
     yield attrs.evolve(submission, program=last, free=free[: limits.HANDLES_SENT])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import compress
+from itertools import compress, repeat, starmap
 from typing import TYPE_CHECKING, NoReturn
 
 from djinn_core.interception.device.device_state import device_state
@@ -20,13 +20,17 @@ def take_freed() -> list[Value]:
     freed = device_state.freed
     if not freed:
         return []
-    taken = [freed.popleft() for _ in range(len(freed))]
+    taken = list(starmap(freed.popleft, repeat((), len(freed))))
     if not only_listed(taken):
         counts = counts_beside(taken)
         freed.extend(compress(taken, counts))
         taken = [value for value, count in zip(taken, counts, strict=True) if not count]
-    # Without a handle are copies that were made without a call of the constructor.
-    return [value for value in taken if hasattr(value, "handle")]
+    try:
+        for value in taken:
+            value.handle  # noqa: B018 - copies that were made without a call of the constructor have none
+    except AttributeError:
+        return [value for value in taken if hasattr(value, "handle")]
+    return taken
 
 
 def still_to_free() -> list[int]:

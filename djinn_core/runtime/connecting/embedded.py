@@ -29,7 +29,6 @@ from djinn_core.runtime.connecting.dialling import attach, client_name
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import names_for_executors
 from djinn_core.runtime.connecting.restarting import outliving
-from djinn_core.torch_private import load_early
 
 _log = get_logger("djinn.launch")
 
@@ -94,7 +93,6 @@ def _published() -> Path | None:
 def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[Opened, ...]:
     """A session with each executor that was started; they are closed if this raises."""
     try:
-        load_early()  # while the executors start
         return tuple(_open_own(settings, registry, executor) for executor in executors)
     except BaseException:
         for executor in executors:

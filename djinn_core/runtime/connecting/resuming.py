@@ -26,6 +26,8 @@ _log = get_logger("djinn.session")
 class ResumingConnection(ReliableConnection):
     """Implements `ClientChannel`: dialled again when it breaks, for as long as the executor keeps the session."""
 
+    _probes = True
+
     def __init__(self, inner: Connection, redial: Reconnection, patience: float, server: str) -> None:
         """`patience`: seconds after which it gives up."""
         super().__init__(inner)
@@ -51,10 +53,6 @@ class ResumingConnection(ReliableConnection):
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
         """As `ClientChannel.call_when_resumed`."""
         self._when_resumed.append(resumed)
-
-    @property
-    def _probes(self) -> bool:
-        return True
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
         while not self._mending.acquire(timeout=LOOK_SECONDS):

@@ -19,6 +19,9 @@ class DerivedValues:
     """Derived values by what is computed and from which weights, for all plans that need them.
 
     The caller holds the recorders' lock.
+
+    Attributes:
+        some: True once any was made.
     """
 
     def __init__(self, submit: Callable[[Submission], int]) -> None:
@@ -27,9 +30,7 @@ class DerivedValues:
         self._made: LruCache[Key, tuple[int, ...]] = LruCache(LIMIT)
         self._users: dict[int, set[Key]] = {}
         self._stale: list[int] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._made or self._stale)
+        self.some = False
 
     def extend(self, prepared: Prepared, values: list[int]) -> list[int]:
         """The values of a run, with those that are derived for it; they are made where they are not there."""
@@ -52,6 +53,7 @@ class DerivedValues:
         made = _fresh(recipe.makes)
         names = dict(zip(recipe.makes, made, strict=True))
         submit(Submission(recipe_for(recipe, dict(zip(recipe.sources, sources, strict=True)), names)))
+        self.some = True
         for evicted in self._made.store(key, made):
             self._stale += evicted
         for storage in {storage_of(v) for v in sources}:

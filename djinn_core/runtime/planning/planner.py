@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
+from typing import Protocol
 
 import attrs
 
@@ -20,7 +21,7 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Run
 from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, substituting_optimizations
 from djinn_core.runtime.planning.placement_trials import PlacementTrials
-from djinn_core.runtime.planning.plans import PlansByStructure
+from djinn_core.runtime.planning.plans import Found, PlansByStructure
 from djinn_core.runtime.planning.residency_history import RECENT, Recent
 from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.sending.template import Prepared, make_template, relied_on
@@ -52,6 +53,16 @@ class PlannedProgram:
 PlanProgram = Callable[[Program, Without], PlannedProgram]
 
 
+class PlanKeeper(Protocol):
+    """Plans that outlive the process."""
+
+    def restore(self, program: Program, found: Found[Prepared]) -> Prepared | None:
+        """The plan of an earlier process for `program`; None without one."""
+
+    def keep(self, program: Program, found: Found[Prepared], prepared: Prepared, planned: PlannedProgram) -> None:
+        """A plan was made of `program`."""
+
+
 class Planner:
     """From programs to prepared templates. Not thread-safe: the session's lock is held around it.
 
@@ -73,10 +84,11 @@ class Planner:
         unsure: Container[str] = frozenset(),
         recent: Recent | None = None,
         needs_plan: Callable[[], bool] = lambda: True,
+        keeper: PlanKeeper | None = None,
     ) -> None:
         """`made` is told of each new plan and its program; `recent` gets plans that were asked for, the latest last.
 
-        `needs_plan`: whether a small program is planned when it comes for the first time, too.
+        `needs_plan`: whether a small program is planned when it comes for the first time, too. `keeper`: keeps plans for later processes.
 
         `factor`: as in `PlansByStructure`. `judge`: decides which optimizations are faster, if a plugin offers one. `unsure`: names of
         optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
@@ -84,6 +96,7 @@ class Planner:
         self.factor = factor
         self.unsure = unsure
         self._needs_plan = needs_plan
+        self._keeper = keeper
         self.recent: Recent = deque(maxlen=RECENT) if recent is None else recent
         self._plan = plan
         self._made = made
@@ -97,6 +110,10 @@ class Planner:
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
         seen = bool(variants) or self._planned.ranges_left > left
+        if not variants and (kept := self._restored(program)) is not None:
+            variants.append(kept)
+            self.recent.append((kept, values))
+            return kept, list(values)
         if not seen and _is_small(program) and not self._needs_plan():
             return self._unplanned(program, variants, values)
         if variants and variants[0].recorded is not None:
@@ -107,16 +124,33 @@ class Planner:
                 chosen = self._trials.choose(prepared, program)
                 self.recent.append((chosen, values))
                 return chosen, list(values)
+        if variants and (kept := self._restored(program)) is not None:
+            variants.append(kept)
+            del variants[:-VARIANTS_LIMIT]
+            self.recent.append((kept, values))
+            return kept, list(values)
+        found, without = self._planned.latest, {**self.verdicts.about(program), **self._held_by_sizes(variants)}
         began = time.perf_counter()
         if self._planned.ranges_left > left or any(one.held_by_sizes for one in variants):
             self._stats.plans_for_sizes += 1
-        planned = self._planned_program(program, {**self.verdicts.about(program), **self._held_by_sizes(variants)})
+        planned = self._planned_program(program, without)
         prepared = self._prepared(planned, program)
+        if self._keeper is not None and not without:
+            self._keeper.keep(program, found, prepared, planned)
         self._trials.begin(prepared, substituting_optimizations(planned.result), time.perf_counter() - began, program)
         self.recent.append((prepared, values))
         variants.append(prepared)
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)
+
+    def _restored(self, program: Program) -> Prepared | None:
+        """The plan of an earlier process; None without one."""
+        if self._keeper is None:
+            return None
+        prepared = self._keeper.restore(program, self._planned.latest)
+        if prepared is not None:
+            self._stats.plans_restored += 1
+        return prepared
 
     def _unplanned(
         self, program: Program, variants: list[Prepared], values: Sequence[int]
@@ -169,8 +203,8 @@ class Planner:
     def last_profile(self) -> WorkloadProfile | None:
         """Profile of the whole program of which a plan was asked for last; None if there was none."""
         plan: Prepared | None = self.recent[-1][0] if self.recent else None
-        if plan is not None and plan.profile is None and plan.recorded is not None:
-            plan.profile = self._planned_program(plan.recorded, NOTHING).whole
+        if plan is not None and plan.profile is None and (program := plan.recorded or plan.restored) is not None:
+            plan.profile = self._planned_program(program, NOTHING).whole
         return plan.profile if plan is not None else None
 
 

@@ -21,6 +21,7 @@ from djinn_core.wire.templates import TemplateCache
 
 STRUCTURES_LIMIT = 16  # structures of programs with the same kinds of calls; the least recently used goes first
 _MODES_BELOW, _QUANTITIES_BELOW = 8, 2  # whole numbers below which each counts exactly
+EXACT_LIMIT = 64  # programs of the same calls and scalars that are found by these; the same
 RANGES_LIMIT = 8  # ranges of sizes of one structure; the same
 
 P = TypeVar("P")
@@ -28,7 +29,7 @@ _kind = attrgetter("kind")
 
 
 @attrs.define
-class _Range(Generic[P]):
+class Range(Generic[P]):
     """Programs of one structure whose sizes are near each other, and the plans for them."""
 
     sizes: SizeRange
@@ -37,6 +38,7 @@ class _Range(Generic[P]):
     variants: list[P] = attrs.field(factory=list)
 
     def covers(self, program: Program) -> bool:
+        """True if the sizes of a program of the structure are in the range."""
         if program.calls == self.calls and program.slots == self.slots:
             return True
         if not self.sizes.covers(program):
@@ -50,7 +52,16 @@ class _Planned(Generic[P]):
     """Programs of one structure, by sizes, the last ones used first."""
 
     structure: ProgramStructure
-    ranges: list[_Range[P]] = attrs.field(factory=list)
+    ranges: list[Range[P]] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class Found(Generic[P]):
+    """Classification of a program: its structure, the classes of its scalars, and its range of sizes."""
+
+    structure: ProgramStructure
+    classes: Hashable
+    range: Range[P]
 
 
 @attrs.define
@@ -90,17 +101,32 @@ class PlansByStructure(Generic[P]):
 
     Programs have the same structure when values flow and die alike, and the same values share memory: what a plan left out
     may matter where two inputs look into one storage.
+
+    Attributes:
+        latest: what the last program was found to be; absent before the first.
     """
+
+    latest: Found[P]
 
     def __init__(self, factor: int = FACTOR) -> None:
         """`factor`: how many times as large or as small sizes may be as those that a plan was made for."""
         self.factor = factor
         self.ranges_left = 0  # how often the sizes of a program of a known structure were in no range
+        # A loop has the very same calls and scalars each time, and only its values may be other ones.
+        self._exact: LruCache[Hashable, Found[P]] = LruCache(EXACT_LIMIT)
         self._alike: TemplateCache[_SameCalls[P]] = TemplateCache()
         self._modes, self._quantities = ScalarClasses(_MODES_BELOW), ScalarClasses(_QUANTITIES_BELOW)
 
     def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
         """The plans of the program's structure and sizes, to which new ones are added, and its values by first appearance."""
+        found = self._exact.get(same := (program.calls, program.slots))
+        if found is None or (values := found.structure.values_of(program)) is None:
+            found, values = self._find(program)
+            self._exact.store(same, found)
+        self.latest = found
+        return found.range.variants, values
+
+    def _find(self, program: Program) -> tuple[Found[P], tuple[int, ...]]:
         kinds = tuple(map(_kind, program.calls))
         alike = self._alike.get(kinds)
         if alike is None:
@@ -113,13 +139,13 @@ class PlansByStructure(Generic[P]):
             if one.covers(program):
                 if index:
                     planned.ranges.insert(0, planned.ranges.pop(index))
-                return one.variants, values
+                return Found(planned.structure, key, one), values
         if planned.ranges:
             self.ranges_left += 1
         sizes = size_range(program, planned.structure.places, alike.sizes, self.factor)
-        planned.ranges.insert(0, _Range(sizes, program.calls, program.slots))
+        planned.ranges.insert(0, Range(sizes, program.calls, program.slots))
         del planned.ranges[RANGES_LIMIT:]
-        return planned.ranges[0].variants, values
+        return Found(planned.structure, key, planned.ranges[0]), values
 
 
 def _alike_of(program: Program) -> _SameCalls[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from djinn_core.ir.profile import DataResidency, WorkloadProfile
+from djinn_core.ir.profile import DataResidency
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
 from djinn_core.lru import LruCache
@@ -44,9 +44,9 @@ class ResidencyHistory:
         self._recent: Recent = deque(maxlen=0) if recent is None else recent
         self._carried: LruCache[int, _Carried] = LruCache(_PLANS)
 
-    def planned(self, plan: object, program: Program, profile: WorkloadProfile) -> None:
-        """Register a new plan with its program and profile."""
-        lasting = {value: kind for value, kind in profile.residency.items() if kind in _CARRIED}
+    def planned(self, plan: object, program: Program, residency: Mapping[int, DataResidency]) -> None:
+        """Register a new plan with its program and what its values are."""
+        lasting = {value: kind for value, kind in residency.items() if kind in _CARRIED}
         values = enumerate(dict.fromkeys(program.operands)) if lasting else ()
         self._carried.store(id(plan), _Carried(plan, tuple([(i, lasting[v]) for i, v in values if v in lasting])))
 

@@ -21,13 +21,15 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.context import ClientContext
 from djinn_core.runtime.planning.ab_tests import Without, judge_among
 from djinn_core.runtime.planning.constraints import policy_for
+from djinn_core.runtime.planning.kept_plans import KeptPlans, kept_plan, plans_file
 from djinn_core.runtime.planning.placement_trials import PlacementTrials, placement_judge_among
 from djinn_core.runtime.planning.planner import PlannedProgram, Planner
 from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
+from djinn_core.runtime.planning.plans import Found
 from djinn_core.runtime.planning.program_index import KnownPrograms
 from djinn_core.runtime.planning.residency_history import RECENT, Recent, ResidencyHistory
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
-from djinn_core.runtime.planning.value_hints import hints_for
+from djinn_core.runtime.planning.value_hints import hints_for, hints_from, kinds_from, letters_of
 from djinn_core.runtime.pool.planner import Whereabouts
 from djinn_core.runtime.sending.template import Prepared
 
@@ -40,6 +42,8 @@ class SessionPlans:
         self._wholes = KnownPrograms()
         self.recent: Recent = deque(maxlen=RECENT)
         self._earlier = ResidencyHistory(self.recent)
+        self._kept: KeptPlans | None = None
+        self._asked_for_kept = False
 
     def plan(self, program: Program, without: Without = NOTHING_LEFT_OUT) -> PlannedProgram:
         """Plan a program, or a piece of one."""
@@ -67,9 +71,56 @@ class SessionPlans:
 
     def made(self, prepared: Prepared, program: Program, planned: PlannedProgram) -> None:
         """A template was made of a plan."""
-        self._earlier.planned(prepared, program, planned.profile)
+        self._earlier.planned(prepared, program, planned.profile.residency)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
+
+    def restore(self, program: Program, found: Found[Prepared]) -> Prepared | None:
+        """As `PlanKeeper.restore`."""
+        kept = self._kept_plans()
+        restored = kept.find(program, found) if kept is not None and not self._wants_plans() else None
+        if restored is None:
+            return None
+        prepared, plan = restored
+        try:
+            self._earlier.planned(prepared, program, kinds_from(program, plan.letters))
+        except KeyError:  # no letters of ours
+            return None
+        prepared.hints = hints_from(prepared, plan.phase, plan.letters, plan.decisions)
+        prepared.restored = program
+        return prepared
+
+    def keep(self, program: Program, found: Found[Prepared], prepared: Prepared, planned: PlannedProgram) -> None:
+        """As `PlanKeeper.keep`."""
+        kept = self._kept_plans()
+        if kept is None:
+            return
+        plan = kept_plan(program, found, prepared, planned.result.schedule, letters_of(program, planned.profile))
+        if plan is not None:
+            kept.keep(program, found, plan)
+
+    def save(self) -> None:
+        """Write what is kept."""
+        if self._kept is not None:
+            self._kept.save()
+
+    def _wants_plans(self) -> bool:
+        """True where plans are to be made, to be shown or because a plugin is being written."""
+        return bool(self._context.recordings) or self._context.configured()[1].plan_first_runs
+
+    def _kept_plans(self) -> KeptPlans | None:
+        """The plans of earlier processes; None where there are none and none are kept."""
+        if not self._asked_for_kept and self._context.opened:
+            self._asked_for_kept = True
+            registry, settings = self._context.configured()
+            device = self._context.opened[0].attached.device
+            factor = NARROW_FACTOR if self._context.asked_by_size else FACTOR
+            try:
+                file = plans_file(registry, settings, device, factor)
+            except OSError:  # an editor is just writing a file of a working copy
+                file = None
+            self._kept = KeptPlans(file) if file is not None else None
+        return self._kept
 
 
 def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
@@ -85,7 +136,19 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
     unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))
     factor = NARROW_FACTOR if context.asked_by_size else FACTOR
     plans, judge = SessionPlans(context), judge_among(registry.optimizations)
-    planner = Planner(plans.plan, context.stats, plans.made, factor, judge, unsure, plans.recent, plans.needs_plan)
+    planner = Planner(
+        plans.plan,
+        context.stats,
+        plans.made,
+        factor,
+        judge,
+        unsure,
+        plans.recent,
+        plans.needs_plan,
+        plans if devices == 1 else None,
+    )
+    save_plans(context)
+    context.plans = plans
     if devices > 1 and not settings.placement_policy:  # a policy that was named is followed
         planner.learns_margin = True
         if (placements := placement_judge_among(registry.optimizations)) is not None:
@@ -93,6 +156,13 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
             planner.placements = PlacementTrials(placements, name, context.stats, planner.verdicts)
     context.planner = planner
     return planner
+
+
+def save_plans(context: ClientContext) -> None:
+    """Write the plans of the session that is open, or has just ended, for later processes."""
+    if context.plans is not None:
+        with recorders.sending:
+            context.plans.save()
 
 
 def plan_anew(context: ClientContext) -> None:

@@ -25,6 +25,7 @@ _LETTERS: Final = MappingProxyType({
     DataResidency.EPHEMERAL_ACTIVATION: "a",
 })  # fmt: skip
 
+_KINDS: Final = MappingProxyType({letter: kind for kind, letter in _LETTERS.items()})
 
 _LINE: Final = 200  # characters of a decision
 
@@ -33,18 +34,33 @@ def hints_for(
     prepared: Prepared, program: Program, profile: WorkloadProfile, result: PipelineResult | None = None
 ) -> ValueHints:
     """Hints for the inputs and outputs of a template; what nothing is known of is an activation."""
-    values = list(dict.fromkeys(program.operands))
-
-    def letter(position: int) -> str:
-        kind = profile.residency.get(values[position]) if position < len(values) else None
-        return _LETTERS[kind or DataResidency.EPHEMERAL_ACTIVATION]
-
-    def letters(positions: tuple[int, ...]) -> bytes:
-        return "".join(map(letter, positions)).encode()
-
     decisions = tuple(islice(_decisions(len(program), result), limits.DECISIONS)) if result is not None else ()
-    phase = profile.phase.value
-    return ValueHints(prepared.digest, phase, letters(prepared.inputs), letters(prepared.outputs), decisions)
+    return hints_from(prepared, profile.phase.value, letters_of(program, profile), decisions)
+
+
+def letters_of(program: Program, profile: WorkloadProfile) -> str:
+    """Letters for the kinds of a program's values, by first appearance; what nothing is known of is an activation."""
+    kinds, activation = profile.residency, DataResidency.EPHEMERAL_ACTIVATION
+    return "".join([_LETTERS[kinds.get(value) or activation] for value in dict.fromkeys(program.operands)])
+
+
+def hints_from(prepared: Prepared, phase: str, letters: str, decisions: tuple[str, ...]) -> ValueHints:
+    """Hints for a template of a program whose values have these letters."""
+
+    def taken(positions: tuple[int, ...]) -> bytes:
+        activation = _LETTERS[DataResidency.EPHEMERAL_ACTIVATION]
+        return "".join([letters[p] if p < len(letters) else activation for p in positions]).encode()
+
+    return ValueHints(prepared.digest, phase, taken(prepared.inputs), taken(prepared.outputs), decisions)
+
+
+def kinds_from(program: Program, letters: str) -> dict[int, DataResidency]:
+    """The kinds of a program's values that `letters_of` wrote down.
+
+    Raises:
+        KeyError: they are no such letters.
+    """
+    return {v: _KINDS[letter] for v, letter in zip(dict.fromkeys(program.operands), letters, strict=True)}
 
 
 def _decisions(ops: int, result: PipelineResult) -> Iterator[str]:

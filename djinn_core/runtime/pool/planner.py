@@ -133,7 +133,7 @@ class PoolPlanner:
         del alike.plans[:-VARIANTS_LIMIT]
         self._recent.append((plan, values))
         if plan.profile is not None:
-            self._earlier.planned(plan, program, plan.profile)
+            self._earlier.planned(plan, program, plan.profile.residency)
         return plan, self.derived.extended(plan, values)
 
     def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:

@@ -249,7 +249,7 @@ class PoolSession:
     def _forget_derived(self, wishes: Sequence[_Wish], touched: Sequence[int]) -> None:
         """Free values derived from weights that were written, or that the program holds no more."""
         derived = self._planner.derived.values
-        if not derived:
+        if not derived.some:
             return
         derived.touched(touched)
         for value in derived.take_stale():

@@ -46,15 +46,14 @@ class AnswerReader:
             RemoteError: one of them could not be computed.
             ProtocolError: they are not tensors.
         """
-        buffers = iter(body)
         tensors: list[torch.Tensor] = []
-        for result in completed.results:
+        came = len(body)
+        for number, result in enumerate(completed.results):
             if isinstance(result, Failure):
                 raise self.failures.error(self._own(result))
-            buffer = next(buffers, None)
-            if buffer is None:
+            if number >= came:
                 raise ProtocolError("the executor announces more tensors than it sends")
-            tensors.append(tensor_from_wire(result, buffer))
+            tensors.append(tensor_from_wire(result, body[number]))
         return tuple(tensors)
 
     def described(self, completed: Completed) -> tuple[DescribedValue, ...]:

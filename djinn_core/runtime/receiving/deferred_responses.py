@@ -15,52 +15,43 @@ _SAMPLES: Final = 16  # of the link's round trip, the least of which counts
 
 
 class DeferredResponses:
-    """Responses left for later, those among them that were discarded, and what the executor is known to have read."""
+    """Responses left for later, those among them that were discarded, and what the executor is known to have read.
+
+    Attributes:
+        left: numbers of the submissions whose answers will be asked for later.
+        read: byte of the connection up to which the executor has read what was sent.
+        large: submissions left for later whose answers are large, oldest first.
+        forgotten: those that were discarded.
+    """
 
     def __init__(self) -> None:
-        self._large: deque[int] = deque()
-        self._left: set[int] = set()
-        self._forgotten: deque[int] = deque()  # finalizers only append
-        self._read = 0
+        self.large: deque[int] = deque()
+        self.left: set[int] = set()
+        self.forgotten: deque[int] = deque()  # finalizers only append
+        self.read = 0
 
     def defer(self, number: int, nbytes: int) -> None:
         """Note that the answer to submission `number`, of `nbytes` bytes, will be asked for later."""
-        self._left.add(number)
+        self.left.add(number)
         if nbytes > LARGE_BYTES:
-            self._large.append(number)
+            self.large.append(number)
 
     def discard(self, number: int) -> None:
         """Mark a response as one that will not be asked for."""
-        self._forgotten.append(number)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._left
-
-    def taken(self, number: int) -> None:
-        """It was asked for."""
-        self._left.discard(number)
-
-    def has_read(self, position: int) -> None:
-        """The executor has read what was sent up to this byte of the connection."""
-        self._read = position
-
-    @property
-    def unsettled(self) -> bool:
-        """True if the executor may be blocked until a response is read, or a discarded response is kept."""
-        return bool(self._large or self._forgotten)
+        self.forgotten.append(number)
 
     def blocked_by(self, position: int, pending: Container[int]) -> int | None:
         """The large answer that must be taken in before the connection's bytes up to `position` can be sent; or None."""
-        while self._large and self._large[0] not in pending:
-            self._large.popleft()
-        return self._large[0] if self._large and position - self._read > ROOM_BYTES else None
+        while self.large and self.large[0] not in pending:
+            self.large.popleft()
+        return self.large[0] if self.large and position - self.read > ROOM_BYTES else None
 
     def take_forgotten(self) -> list[int]:
         """Take the discarded responses; each is returned once."""
         taken: list[int] = []
-        while self._forgotten:
-            number = self._forgotten.popleft()
-            self._left.discard(number)
+        while self.forgotten:
+            number = self.forgotten.popleft()
+            self.left.discard(number)
             taken.append(number)
         return taken
 
@@ -83,5 +74,7 @@ class RoundTrips:
 
     def came(self, number: int, server_seconds: float) -> None:
         """Note the response that a thread has waited for; `server_seconds` of the wait were the server's."""
-        if self._alone[0] == number:
-            self._samples.append(max(time.perf_counter() - self._alone[1] - server_seconds, 0.0))
+        alone, began = self._alone
+        if alone == number:
+            seconds = time.perf_counter() - began - server_seconds
+            self._samples.append(max(0.0, seconds))

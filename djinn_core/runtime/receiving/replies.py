@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from djinn_core.errors import ProtocolError, SessionLost, TransportError
@@ -34,7 +34,14 @@ PATIENCE = LOOK_SECONDS
 
 
 class Offers(Protocol):
-    """Protocol of uploads, as far as replies need it: offers that the executor answers."""
+    """Protocol of uploads, as far as replies need it: offers that the executor answers.
+
+    Attributes:
+        unsent: handles of what the executor wants and has not been sent, oldest first.
+    """
+
+    @property
+    def unsent(self) -> Collection[int]: ...  # noqa: D102 - see above
 
     @property
     def unanswered(self) -> bool:
@@ -48,6 +55,7 @@ class _NoOffers:
     """Implements `Offers` while there are no uploads."""
 
     unanswered = False
+    unsent = ()
 
     def send_wanted(self) -> None:
         """As `Offers.send_wanted`: nothing is wanted."""
@@ -76,7 +84,7 @@ class Replies:
         self._observers = observers
         self._handlers: dict[type[Message], Handler] = {ProtocolClose: self._closed}
         self._offers: Offers = _NoOffers()
-        self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool, float]] = {}
+        self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
         self._abandoned: set[int] = set()
         self._dropped: set[int] = set()
         self._deferred = DeferredResponses()
@@ -104,7 +112,8 @@ class Replies:
     @property
     def overdue(self) -> bool:
         """True if something came, or may have, that should be taken in before more is sent."""
-        return bool(self._abandoned) or self._offers.unanswered or self._deferred.unsettled
+        deferred = self._deferred
+        return bool(self._abandoned or deferred.large or deferred.forgotten) or self._offers.unanswered
 
     def await_answer(self, number: int) -> None:
         """Wait until submission `number` is answered, in a round trip that the program waits for."""
@@ -124,30 +133,35 @@ class Replies:
     def make_room(self, nbytes: int) -> int:
         """Take in late answers where the executor might be busy with them, and not read `nbytes` more; where those end."""
         position = self._link.channel.bytes_sent + nbytes
+        if not self._deferred.large:
+            return position
         while (number := self._deferred.blocked_by(position, self.pending)) is not None:
             self.await_answer(number)
         return position
 
     def wait(self, number: int) -> SubmissionReply:
         """As `Runtime.wait`."""
-        require_stack_room()
-        late, there = number in self._deferred, number not in self.pending
+        deferred, observers = self._deferred, self._observers
+        late, there = number in deferred.left, number not in self.pending
         self._stats.round_trips += not (late and there)
-        begun = time.perf_counter() if self._observers.present else 0.0
+        begun = time.perf_counter() if "waited" not in observers.unwanted else 0.0
         try:
-            self.receive_until(number, due(), wanted=True)
+            if not there:
+                self.receive_until(number, due(), wanted=True)
         except BaseException:
             if not late:  # a late one may be waited for again
                 self._abandoned.add(number)
             raise
         if begun and not there:
             self.tell_waited(begun, number)
-        completed, body, synchronize, spent = self._answers.pop(number)
-        self._deferred.taken(number)
+        completed, body, synchronize, spent, seconds = self._answers.pop(number)
+        if late:
+            deferred.left.discard(number)
         if not there:
-            self._round_trips.came(number, seconds_of(completed))
-        tensors, described = self.reader.tensors(completed, body), self.reader.described(completed)
+            self._round_trips.came(number, seconds)
         reader = self.reader
+        tensors = reader.tensors(completed, body)
+        described = reader.described(completed) if completed.described else ()
         unseen = reader.failures.take_unseen() if synchronize else reader.failures.take_check((reader.number, number))
         if unseen is not None:
             raise unseen
@@ -254,10 +268,11 @@ class Replies:
         stopped = False
         link = self._link
         while number in self.pending:
-            held.check()
-            if held.pending and not stopped:
-                self.cancellation.stop_waiting()
-                stopped = True
+            if held.caught is not None:
+                held.check()
+                if held.pending and not stopped:
+                    self.cancellation.stop_waiting()
+                    stopped = True
             if wanted and number in self.cancellation.cancelled:
                 raise cancelled(link.server)
             left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
@@ -321,23 +336,26 @@ class Replies:
 
     def _receive_one(self, timeout: float) -> bool:
         """Take in one frame; whether one came within `timeout` seconds."""
-        self._link.check()
-        offers = self._offers
-        offers.send_wanted()  # what an interrupt has left: the executor says nothing before it has that
+        link, offers = self._link, self._offers
+        if link.lost:
+            link.check()
+        if offers.unsent:
+            offers.send_wanted()  # what an interrupt has left: the executor says nothing before it has that
         try:
-            frame = self._link.channel.receive(timeout)
+            frame = link.channel.receive(timeout)
             self._take(decode(frame.head), frame.body)
         except TimeoutError:
             if timeout:
                 self.while_waiting()
             return False
         except (TransportError, ProtocolError) as error:
-            self._link.lose(error)
-        offers.send_wanted()
+            link.lose(error)
+        if offers.unsent:
+            offers.send_wanted()
         return True
 
     def _take(self, message: Message, body: Sequence[Buffer]) -> None:
-        if isinstance(message, Completed):
+        if type(message) is Completed:
             self._complete(message, body)
             return
         handler = self._handlers.get(type(message))
@@ -364,29 +382,32 @@ class Replies:
         pending = self.pending.get(number)
         if pending is None:
             raise ProtocolError(f"the executor answers submission {number}, which does not wait")
-        timing, cancellation = completed.timing, self.cancellation
-        self._deferred.has_read(pending.position)
+        timing, cancellation, observers = completed.timing, self.cancellation, self._observers
+        self._deferred.read = pending.position
         if completed.links:
             self.when_links_seen(completed.links)
         if completed.room is not None:
             self.when_room_told(completed.room)
-        if self._observers.present:
+        if "completed" not in observers.unwanted:
             self._tell(completed)
-        if (timeline := self._observers.timeline) is not None:
+        if (timeline := observers.timeline) is not None:
             timeline.completed(self.reader.number, number, pending, completed, sum(map(len, body)))
         pending.spent(timing, self._stats)
-        self._spent += seconds_of(completed)
+        seconds = seconds_of(completed)
+        self._spent += seconds
         if completed.failures:
             self.reader.failed(completed, pending, excused=number in cancellation.excused)
-        cancellation.excused.discard(number)
+        if cancellation.excused:
+            cancellation.excused.discard(number)
         if pending.claimed and pending.prepared is not None:
             settle_claims(pending.prepared, pending.program, pending.claimed, completed)
         if number in self._abandoned or number in self._dropped:
             self._abandoned.discard(number)
             self._dropped.discard(number)
         elif pending.answered:
-            self._answers[number] = (completed, body, pending.synchronize, self._spent)
-        cancellation.cancelled.discard(number)
+            self._answers[number] = (completed, body, pending.synchronize, self._spent, seconds)
+        if cancellation.cancelled:
+            cancellation.cancelled.discard(number)
         del self.pending[number]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
+import msgspec
 
 from djinn_core.interception.dispatch import learn_layout
 from djinn_core.ir.program import Call, Program, Slot
@@ -14,8 +14,7 @@ from djinn_core.wire.messages import Claim, Completed, InitialBindings
 from djinn_core.wire.tensors import dtype_name
 
 
-@attrs.frozen
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """Bindings of one run of a template.
 
     Attributes:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
-import attrs
+import msgspec
 
 from djinn_core.ir.program import Program
 from djinn_core.runtime.sending.binding import Bound
@@ -13,8 +11,7 @@ from djinn_core.runtime.stats import Stats
 from djinn_core.wire.messages import Completed, Timing
 
 
-@attrs.frozen
-class PendingSubmission:
+class PendingSubmission(msgspec.Struct, frozen=True):
     """A submission under way, and what is needed to handle its response."""
 
     program: Program
@@ -24,7 +21,7 @@ class PendingSubmission:
     answered: bool  # whether a caller waits for what it brings
     synchronize: bool
     position: int  # where its frame ends among the bytes of the connection
-    thread: int = attrs.field(factory=threading.get_ident)
+    thread: int  # identity of the thread that sent it
 
     def spent(self, timing: Timing, stats: Stats) -> None:
         """The answer says where the executor's time went."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Final
 
 import attrs
@@ -46,22 +47,32 @@ class KnownTemplates:
         self, submit: Submit, prepared: Prepared, bound: Bound, values: Sequence[int], program: Program
     ) -> Submit:
         """`submit`, with the template to run."""
-        before = self._bound.get(prepared.digest)
-        self._bound.put(prepared.digest, bound, len(prepared.template.code))
-        if before is None:
-            self._stats.templates_sent += 1
-        else:
+        before = self._bound.replace(prepared.digest, bound)
+        outputs = pack_handles([values[i] for i in prepared.outputs])
+        if before is not None:
             self._stats.templates_reused += 1
+            return Submit(
+                submit.sequence,
+                fetch=submit.fetch,
+                free=submit.free,
+                digest=prepared.digest,
+                outputs=outputs,
+                slot_changes=() if before.slots == bound.slots == () else diff_slots(before.slots, bound.slots),
+                input_changes=() if before.inputs == bound.inputs else diff_inputs(before.inputs, bound.inputs),
+                describe=submit.describe,
+                claims=open_claims(prepared, program) if prepared.claims else (),
+                synchronize=submit.synchronize,
+            )
+        self._bound.put(prepared.digest, bound, len(prepared.template.code))
+        self._stats.templates_sent += 1
         return Submit(
             submit.sequence,
             fetch=submit.fetch,
             free=submit.free,
             digest=prepared.digest,
-            outputs=pack_handles([values[i] for i in prepared.outputs]),
-            slot_changes=() if before is None else diff_slots(before.slots, bound.slots),
-            input_changes=() if before is None else diff_inputs(before.inputs, bound.inputs),
-            first=bound.as_first() if before is None else None,
-            template=prepared.template if before is None else None,
+            outputs=outputs,
+            first=bound.as_first(),
+            template=prepared.template,
             describe=submit.describe,
             claims=open_claims(prepared, program) if prepared.claims else (),
             synchronize=submit.synchronize,
@@ -140,24 +151,30 @@ class Submissions:
         Raises:
             SessionLost: the executor is gone.
         """
+        if held.depth:
+            return self._submit(submission)
         with held:
-            self.make_ready()
-            program = submission.program
-            if not program.calls and not self._derived:
-                return self.run(submission)
-            try:
-                prepared, values = self.planner.prepare(program) if program.calls else (None, [])
-            except Exception as error:
-                self.run(Submission(program, submission.free), refused=str(error))
-                raise
-            if prepared is not None and prepared.remade is not None:
-                values = self._derived.extend(prepared, values)
-            with held.whole:
-                if self._derived:
-                    written = [values[i] for i in prepared.written] if prepared is not None else ()
-                    self._derived.touched([*submission.free, *program.dead, *written])
-                    submission = attrs.evolve(submission, free=(*submission.free, *self._derived.take_stale()))
-                return self._run(submission, prepared, values)
+            return self._submit(submission)
+
+    def _submit(self, submission: Submission) -> int:
+        self.make_ready()
+        program = submission.program
+        derived = self._derived
+        if not program.calls and not derived.some:
+            return self.run(submission)
+        try:
+            prepared, values = self.planner.prepare(program) if program.calls else (None, [])
+        except Exception as error:
+            self.run(Submission(program, submission.free), refused=str(error))
+            raise
+        if prepared is not None and prepared.remade is not None:
+            values = derived.extend(prepared, values)
+        with held.whole:
+            if derived.some:
+                written = [values[i] for i in prepared.written] if prepared is not None else ()
+                derived.touched([*submission.free, *program.dead, *written])
+                submission = attrs.evolve(submission, free=(*submission.free, *derived.take_stale()))
+            return self._run(submission, prepared, values)
 
     def _tell_settings(self) -> None:
         settings = port.numeric_settings
@@ -172,8 +189,10 @@ class Submissions:
             SessionLost: the executor is gone.
             KeyboardInterrupt: there was an interrupt.
         """
-        self._link.check()
-        held.check()
+        if self._link.lost:
+            self._link.check()
+        if held.caught is not None:
+            held.check()
         try:
             self._await_room()
         except KeyboardInterrupt:
@@ -182,11 +201,11 @@ class Submissions:
 
     def _await_room(self) -> None:
         replies = self._replies
-        replies.make_room(0)
         if len(replies.pending) >= self._unread or replies.overdue:
+            replies.make_room(0)
             replies.take_what_came()
-        while len(replies.pending) >= WINDOW:
-            replies.await_answer(next(iter(replies.pending)))
+            while len(replies.pending) >= WINDOW:
+                replies.await_answer(next(iter(replies.pending)))
         with self._link.writing:  # another thread may be sending for as long as the executor does not read
             return
 
@@ -225,6 +244,7 @@ class Submissions:
             trace=self._observers.trace_context("submission", self._replies.reader.number, number),
         )
         frame: Frame | None = None
+        claimed: tuple[int, ...] = ()
         if prepared is not None and bound is not None:
             plain = message
             try:
@@ -236,26 +256,30 @@ class Submissions:
                 prepared = bound = None
         elif refused:
             message = refusing(message, program, refused)
-        frame = frame or framed(message)
+        if frame is None:
+            frame = framed(message)
         if prepared is not None and prepared.hints is not None and (message.template or not prepared.hinted):
             # Before the template that they are about; after it where that ran as it was recorded before it was planned.
             self._link.send_message(prepared.hints)
             prepared.hinted = True
-        claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
+        if message.claims:
+            claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
-        position = self._replies.make_room(len(frame.head))
+        replies, observers = self._replies, self._observers
+        position = replies.make_room(len(frame.head))
         self.last_number = number
-        pending = PendingSubmission(program, prepared, bound, claimed, answered, submission.synchronize, position)
-        self._replies.expect(number, pending)
+        pending = PendingSubmission(
+            program, prepared, bound, claimed, answered, submission.synchronize, position, get_ident()
+        )
+        replies.expect(number, pending)
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
         sending = time.perf_counter() if timeline is not None else 0.0
         self._link.send(frame)
         if timeline is not None:
-            timeline.sent(self._replies.reader.number, number, pending, begun, sending, len(frame.head))
-        self._observers.tell(
-            "submitted", submission=number, executor=self._replies.reader.number, instructions=len(program)
-        )
+            timeline.sent(replies.reader.number, number, pending, begun, sending, len(frame.head))
+        if "submitted" not in observers.unwanted:
+            observers.tell("submitted", submission=number, executor=replies.reader.number, instructions=len(program))
         return number
 
     def _define(self, needed: TemplateRequest, _: Sequence[Buffer]) -> None:

@@ -102,6 +102,7 @@ class Prepared:
         hints: kinds of its values, for an executor that may have to evict some. hinted: whether the executor was told.
         profile: of the whole program that it was planned for, or for a piece of.
         recorded: the program that it runs as recorded; None where it was planned.
+        restored: the program for which it was found on disk; None where this process planned it.
     """
 
     template: Template
@@ -123,6 +124,7 @@ class Prepared:
     hinted: bool = False
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
     recorded: Program | None = attrs.field(default=None, repr=False)
+    restored: Program | None = attrs.field(default=None, repr=False)
 
     @property
     def held_by_sizes(self) -> bool:

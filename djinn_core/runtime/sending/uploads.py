@@ -70,7 +70,11 @@ class _Expected:
 
 
 class Uploader:
-    """Sends tensors to the executor, and holds the offers that it has not answered."""
+    """Sends tensors to the executor, and holds the offers that it has not answered.
+
+    Attributes:
+        unsent: handles of what the executor wants and has not been sent, oldest first.
+    """
 
     def __init__(
         self,
@@ -90,7 +94,7 @@ class Uploader:
         self._compressing = compressing
         self._open: dict[int, _Upload] = {}
         self._held = 0
-        self._wanted: deque[int] = deque()
+        self.unsent: deque[int] = deque()
         self._asked: deque[list[bytes]] = deque()
         self._promised: set[bytes] = set()
         self._expected: dict[_Content, _Expected] = {}
@@ -182,7 +186,7 @@ class Uploader:
         if isinstance(answer, BlobNeeded):
             if offered.promised:
                 raise ProtocolError("the executor wants bytes that it said it had")
-            self._wanted.append(answer.handle)
+            self.unsent.append(answer.handle)
         else:
             size = self._close(answer.handle)
             self._stats.bytes_recalled += size
@@ -197,10 +201,10 @@ class Uploader:
             return
         self._sending = True
         try:
-            while self._wanted:
-                handle = self._wanted[0]
+            while self.unsent:
+                handle = self.unsent[0]
                 self._send(handle, self._open[handle])
-                self._wanted.popleft()
+                self.unsent.popleft()
                 self._close(handle)
         finally:
             self._sending = False

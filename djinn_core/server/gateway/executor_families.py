@@ -54,6 +54,7 @@ COUNTERS: Final = (
     ExecutorFamily("quota_refusals", "Sessions and submissions refused because the tenant had used up what it may"),
     ExecutorFamily("template_cache_hits", "Submissions whose template was in the session's cache"),
     ExecutorFamily("template_cache_misses", "Templates that were new to a session"),
+    ExecutorFamily("templates_compiled", "Templates that no session of the executor had compiled before"),
     ExecutorFamily("template_requests", "Templates that a client had to be asked for"),
     ExecutorFamily("template_prepare_seconds", "Seconds of making new templates runnable"),
     ExecutorFamily("compilations", "Attempts of compilers at a template"),

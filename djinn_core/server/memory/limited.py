@@ -13,7 +13,7 @@ from djinn_core.server.memory.eviction import Decider
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.spill import spill_space
 from djinn_core.server.weights.disk import Disk
-from djinn_core.torch_private import load_early
+from djinn_core.torch_tracing import load_early
 
 
 class LimitedRuntime:

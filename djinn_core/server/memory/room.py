@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from djinn_core.hookspecs.devices import DeviceRuntime
@@ -23,9 +23,9 @@ class RoomReport:
         self._next = 0.0
         self._told: int | None = None
 
-    def due(self, held: int, failures: Iterable[Failure]) -> Room | None:
+    def due(self, held: int, failures: Sequence[Failure]) -> Room | None:
         """The report after a submission; None if there is nothing to say. `held`: bytes that the session holds."""
-        short = any(failure.kind in OUT_OF_MEMORY for failure in failures)
+        short = bool(failures) and any(failure.kind in OUT_OF_MEMORY for failure in failures)
         now = self._clock()
         if now < self._next and not short:
             return None

@@ -245,13 +245,15 @@ class Journal:
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
         """Write a record."""
         with self._lock:
-            if not self.open:
+            if self._file < 0:
                 return
+            records = self._records
             try:
-                self._records.append(kind, head, body)
+                records.append(kind, head, body)
             except OSError as error:
                 self.give_up(f"its journal cannot be written: {error}")
-            self._look_again()
+            if records.size + self._beside > self._looked + STEP or records.size + self._beside > self._limit:
+                self._look()
 
     def shared(self, size: int) -> None:
         """Note that `size` bytes are now shared with the weight store and no longer count here."""

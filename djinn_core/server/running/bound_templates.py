@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Container
 from typing import Any
 
@@ -14,6 +15,25 @@ from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.work import RunRequest
 from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
 from djinn_core.wire.messages import InitialBindings, Submit
+from djinn_core.wire.templates import TemplateCache
+
+
+class CompiledTemplates:
+    """The templates that sessions of this process have compiled, by digest: a client that comes again has them compiled already."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: TemplateCache[CompiledTemplate] = TemplateCache()
+
+    def get(self, digest: bytes) -> CompiledTemplate | None:
+        """The template of that digest, if it was compiled."""
+        with self._lock:
+            return self._kept.get(digest)
+
+    def put(self, digest: bytes, compiled: CompiledTemplate) -> None:
+        """Keep a template, whose digest this is."""
+        with self._lock:
+            self._kept.put(digest, compiled, len(compiled.steps))
 
 
 @attrs.define
@@ -52,8 +72,10 @@ def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
     slots, template = known.slots, known.template
     if submit.first is not None:
         begin(known, submit.first)
-    apply_slot_changes(slots, submit.slot_changes)
-    apply_input_changes(known.inputs, submit.input_changes)
+    if submit.slot_changes:
+        apply_slot_changes(slots, submit.slot_changes)
+    if submit.input_changes:
+        apply_input_changes(known.inputs, submit.input_changes)
     if len(slots) != template.slots:
         raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
     if len(known.inputs) != template.inputs or len(work.outputs) != len(template.outputs):

@@ -54,7 +54,10 @@ class FairShare:
 
     moment: float = MOMENT_SECONDS
     clock: float = 0.0  # device seconds of the running session when its turn began
-    _changed: threading.Condition = attrs.field(factory=threading.Condition)
+    _lock: threading.RLock = attrs.field(factory=threading.RLock)
+    _changed: threading.Condition = attrs.field(
+        init=False, default=attrs.Factory(lambda self: threading.Condition(self._lock), takes_self=True)
+    )
     _taken: bool = False
     _waiting: list[Share] = attrs.field(factory=list)
     _awaited: Share | None = None  # the session that has just had a turn, and may continue
@@ -78,6 +81,13 @@ class FairShare:
 
     def begin(self, share: Share) -> None:
         """Wait for a turn."""
+        with self._lock:
+            awaited = self._awaited
+            free = not self._taken and not self._waiting
+            if free and (awaited is None or awaited is share or awaited.used >= share.used):
+                share.used = max(share.used, self.clock)
+                self._taken, self.clock, self._awaited = True, share.used, None
+                return
         share.asked = time.perf_counter()
         with self._changed:
             share.used = max(share.used, self.clock)
@@ -89,7 +99,7 @@ class FairShare:
 
     def end(self, share: Share, seconds: float) -> None:
         """End a turn that took `seconds`; the next one begins."""
-        with self._changed:
+        with self._lock:
             share.used += seconds
             self._taken = False
             if self._waiting:

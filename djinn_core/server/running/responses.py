@@ -11,6 +11,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import RunRequest
+from djinn_core.torch_private import inference
 from djinn_core.wire import limits
 from djinn_core.wire.limits import BUFFERS, DIMENSIONS
 from djinn_core.wire.message_base import Failure
@@ -24,8 +25,10 @@ def collect(
     """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing."""
     results: list[TensorHeader | Failure] = []
     body: list[memoryview] = []
+    if not work.fetch and not work.describe:
+        return results, body, []
     told = FailureTexts()
-    with torch.inference_mode():
+    with inference():
         for handle in work.fetch:
             result = _fetch(_value(handle, work, values), work, runtime, limit if len(body) < BUFFERS else -1)
             if isinstance(result, Failure):
@@ -33,7 +36,9 @@ def collect(
             else:
                 results.append(result[0])
                 body.append(result[1])
-                limit -= len(result[1])
+                limit -= result[1].nbytes
+    if not work.describe:
+        return results, body, []
     described = [_describe(_value(handle, work, values), work) for handle in work.describe]
     return results, body, [told.fitting(one) if isinstance(one, Failure) else one for one in described]
 
@@ -64,15 +69,17 @@ def _fetch(
 ) -> Failure | tuple[TensorHeader, memoryview]:
     if isinstance(value, Failure):
         return value
-    if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
-        return Failure(work.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
-    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
+    tensor = value
+    if type(value) is not torch.Tensor:
+        if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
+            return Failure(work.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
+        tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
     if room < 0:
         reason = f"{BUFFERS:,} tensors come back at a time; fetch the others afterwards"
         return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
     if tensor.dim() > DIMENSIONS:
         return _too_many_dimensions(tensor, work)
-    if tensor.untyped_storage().nbytes() > room and tensor.nbytes > room:
+    if tensor.nbytes > room and tensor.untyped_storage().nbytes() > room:  # expanded ones take less than they have
         reason = f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"
         return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import DjinnError
@@ -16,6 +16,7 @@ from djinn_core.server.running.template_compiler import CompiledStep, CompiledTe
 from djinn_core.server.running.timings import OpTimes
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import RunRequest
+from djinn_core.torch_private import inference
 from djinn_core.wire import limits
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Claim, LayoutMismatch
@@ -31,15 +32,17 @@ _OVERWRITES = frozenset({
 })  # fmt: skip
 
 
-@attrs.define
-class RunOutcome:
+class RunOutcome(msgspec.Struct):
     """Record of a submission's run: its failures, and the op at which it was cancelled."""
 
-    failures: list[Failure] = attrs.field(factory=list)
-    layout_mismatches: list[LayoutMismatch] = attrs.field(factory=list)
+    failures: list[Failure] = msgspec.field(default_factory=list)
+    layout_mismatches: list[LayoutMismatch] = msgspec.field(default_factory=list)
     halt: Sequence[bool] = ()  # as in `RunRequest`
     stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
     sharing: Sharing | None = None  # since the first failure
+
+
+_NO_CLAIMS: Final[Mapping[int, list[Claim]]] = {}
 
 
 class Shortcut(Protocol):
@@ -102,7 +105,7 @@ def run_template(
     first_input = len(template.constants) + template.slots
     for place in template.consumed:
         values.free((work.inputs[place - first_input],))
-    claims = _by_instruction(work.claims)
+    claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
     steps = template.steps if work.stop_at is None else template.steps[: work.stop_at]
     step, count = 0, len(steps)
     if template.moves and values.indexed:
@@ -114,7 +117,7 @@ def run_template(
     advance = _advance if guard is None else guard.advance
     if work.op_times is not None and guard is None:
         advance = partial(_advance_timed, work.op_times)
-    with torch.inference_mode():
+    with inference():
         while step < count:
             try:
                 if shortcut is not None and step <= shortcut.start:
@@ -172,7 +175,11 @@ def environment_of(
     template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable
 ) -> Environment:
     """The environment of a run of a template, with poison for values that are not there."""
-    return template.environment(slots, [_bound(values, handle, work.sequence) for handle in work.inputs])
+    try:
+        inputs = values.bound(work.inputs)
+    except KeyError:
+        inputs = [_bound(values, handle, work.sequence) for handle in work.inputs]
+    return template.environment(slots, inputs)
 
 
 class Stopped(Exception):  # noqa: N818 - a signal between two functions

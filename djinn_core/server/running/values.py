@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import TypeGuard
 
 import attrs
+import msgspec
 import torch
 
 from djinn_core import torch_private
@@ -62,8 +63,7 @@ def _has_storage(value: Stored) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-@attrs.define
-class _Held:
+class _Held(msgspec.Struct):
     """A storage by the client's numbering: the number of values that are views of it, and its size in bytes."""
 
     values: int = 0
@@ -128,6 +128,14 @@ class ValueTable:
         """
         return self._values[handle]
 
+    def bound(self, handles: Iterable[int]) -> list[Stored]:
+        """The values.
+
+        Raises:
+            KeyError: this session has no such value.
+        """
+        return list(map(self._values.__getitem__, handles))
+
     def __setitem__(self, handle: int, value: Stored) -> None:
         storage, nbytes = storage_of(handle), value.untyped_storage().nbytes() if _has_storage(value) else 0
         held = self._storages.get(storage)
@@ -140,7 +148,8 @@ class ValueTable:
                 self._index.remove(handle, self._values[handle])
             self._index.add(handle, value)
         self._values[handle] = value
-        self._count(held, nbytes)
+        if nbytes > held.nbytes:
+            self._count(held, nbytes)
 
     def count(self, handle: int, nbytes: int) -> None:
         """Count a value's storage as `nbytes` bytes that lie elsewhere now."""

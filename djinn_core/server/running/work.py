@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import attrs
+import msgspec
 
 from djinn_core.errors import ProtocolError
 from djinn_core.server.running.timings import OpTimes
@@ -12,8 +12,7 @@ from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.messages import Claim, Submit
 
 
-@attrs.define
-class RunRequest:
+class RunRequest(msgspec.Struct):
     """The request of a submission, as in `Submit`; `inputs` are those of its template, once that is known.
 
     Attributes:
@@ -32,8 +31,8 @@ class RunRequest:
     free: list[int]
     claims: Sequence[Claim]
     synchronize: bool
-    inputs: list[int] = attrs.field(factory=list)
-    halt: list[bool] = attrs.field(factory=list)
+    inputs: list[int] = msgspec.field(default_factory=list)
+    halt: list[bool] = msgspec.field(default_factory=list)
     stop_at: int | None = None
     rest: Callable[[RunRequest], bool] | None = None
     rested: float = 0.0
@@ -43,6 +42,21 @@ class RunRequest:
 
 def unpack(submit: Submit) -> RunRequest:
     """The work of a submission. Lists of handles that cannot be read are empty, and `unreadable` says why."""
+    try:
+        return RunRequest(
+            submit.sequence,
+            unpack_handles(submit.outputs) if submit.outputs else [],
+            unpack_handles(submit.fetch) if submit.fetch else [],
+            unpack_handles(submit.describe) if submit.describe else [],
+            unpack_handles(submit.free) if submit.free else [],
+            submit.claims,
+            submit.synchronize,
+        )
+    except ProtocolError:
+        return _unpack_readable(submit)
+
+
+def _unpack_readable(submit: Submit) -> RunRequest:
     reasons: list[str] = []
 
     def unpacked(packed: Handles) -> list[int]:

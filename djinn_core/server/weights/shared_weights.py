@@ -34,14 +34,14 @@ class SharedWeights:
     """
 
     def __init__(self) -> None:
-        self._storages: weakref.WeakValueDictionary[WeightKey, torch.UntypedStorage] = weakref.WeakValueDictionary()
+        self.storages: weakref.WeakValueDictionary[WeightKey, torch.UntypedStorage] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self.hits = self.hit_bytes = 0
 
     def find(self, key: WeightKey) -> torch.UntypedStorage | None:
         """The memory that a session has read this into; None if none holds it any more."""
         with self._lock:
-            found = self._storages.get(key)
+            found = self.storages.get(key)
             if found is not None:
                 self.hits += 1
                 self.hit_bytes += key.size
@@ -50,12 +50,12 @@ class SharedWeights:
     def share(self, key: WeightKey, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Share `storage` with sessions that come later; the memory to use, which is another's where that came first."""
         with self._lock:
-            return self._storages.setdefault(key, storage)
+            return self.storages.setdefault(key, storage)
 
     def nbytes(self) -> int:
         """Bytes of what sessions have read and not written."""
         with self._lock:
-            return sum(storage.nbytes() for storage in self._storages.values())
+            return sum(storage.nbytes() for storage in self.storages.values())
 
 
 @attrs.frozen
@@ -76,16 +76,13 @@ class SessionShares:
         """`ledger`: that of the device's memory, where it has a limit: it counts what several sessions have once."""
         self._values = values
         self._ledger = ledger
-        self._storages: dict[int, Origin | None] = {}
+        self.storages: dict[int, Origin | None] = {}
         self._keys: dict[int, int] = {}  # of the memory that was read, by storage
-
-    def __bool__(self) -> bool:
-        return bool(self._storages)
 
     def add(self, handle: int, origin: Origin | None) -> None:
         """The memory of this value is shared; None: it is that of another value, as far as an op's schema says."""
         storage, value = storage_of(handle), self._values[handle]
-        self._storages[storage] = origin
+        self.storages[storage] = origin
         if storage not in self._keys and isinstance(value, torch.Tensor):
             self._keys[storage] = torch_private.storage_key(value)
             if self._ledger is not None:
@@ -94,8 +91,8 @@ class SessionShares:
     def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
         """The values that are what was read, or views of it, with where it was read."""
         found = []
-        for handle in self._values.sharing(self._storages):
-            value, origin = self._values[handle], self._storages[storage_of(handle)]
+        for handle in self._values.sharing(self.storages):
+            value, origin = self._values[handle], self.storages[storage_of(handle)]
             if origin is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
             # A result that was laid out again has memory of its own, although the client numbers it as a view.
@@ -110,7 +107,7 @@ class SessionShares:
         Raises:
             RuntimeError, OSError: a copy cannot be made; no value was changed.
         """
-        shared = self._storages
+        shared = self.storages
         written = {storage_of(inputs[position]) for position in aliases.written}.intersection(shared)
         if written:
             self._copy(written)
@@ -121,13 +118,13 @@ class SessionShares:
 
     def forget(self, handles: Iterable[int]) -> None:
         """Forget storages that no value looks into any more, after `handles` were freed."""
-        for storage in self._storages.keys() & set(map(storage_of, handles)):
+        for storage in self.storages.keys() & set(map(storage_of, handles)):
             if not self._values.bytes_of(storage):
                 self._drop(storage)
 
     def clear(self) -> None:
         """Nothing is shared."""
-        for storage in list(self._storages):
+        for storage in list(self.storages):
             self._drop(storage)
 
     def _copy(self, storages: set[int]) -> None:
@@ -144,7 +141,7 @@ class SessionShares:
             self._drop(storage)
 
     def _drop(self, storage: int) -> None:
-        del self._storages[storage]
+        del self.storages[storage]
         key = self._keys.pop(storage, None)
         if key is not None and self._ledger is not None:
             self._ledger.unshare(key)

@@ -19,6 +19,11 @@ class Teller:
         self._programs = 0
         self._simulated = False
 
+    @property
+    def events(self) -> tuple[str, ...]:
+        """As `Observer` says: sessions, and submissions to devices that are simulated."""
+        return ("connected", "disconnected", *(("completed",) if self._simulated else ()))
+
     def observe(self, event: Event) -> None:
         """Note what devices took, and tell it when the session ends."""
         if event.name == "connected":

@@ -1,0 +1,47 @@
+"""The first ops of a program import nothing of PyTorch that it does not use; what it does use works as without Djinn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+FIRST = """
+import sys, torch, djinn
+HEAVY = ("torch.distributed.tensor", "torch._dynamo")
+def there():
+    return [name for name in HEAVY if name in sys.modules]
+x = torch.ones(4, 4).to("remote_accelerator:0")
+assert ((x * 2 + 1) @ x).sum().item() == 192
+assert (torch.ones(2, device="meta") * 2).shape == (2,)
+assert there() == [], there()
+"""
+DTENSOR = """
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("gloo", init_method="file://" + FILE, rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+plain = torch.arange(16.0).reshape(4, 4)
+a = distribute_tensor(plain.clone().requires_grad_(), mesh, [Shard(0)])
+b = (a @ distribute_tensor(plain, mesh, [Replicate()])).sum()
+b.backward()
+assert type(b) is DTensor and torch.equal(a.grad.full_tensor(), torch.ones(4, 4) @ plain.T)
+assert isinstance(a, DTensor) and not isinstance(x, DTensor)
+assert a.redistribute(mesh, [Replicate()]).to_local().equal(plain)
+dist.destroy_process_group()
+assert x.sum().item() == 16
+"""
+DYNAMO = """
+f = torch.compile(lambda t: torch.special.erfcx(t) * 2, backend="eager", fullgraph=True)
+assert torch.equal(f(torch.ones(3)), torch.special.erfcx(torch.ones(3)) * 2)
+from djinn_core.torch_tracing import _hidden_from_dynamo
+kernels = [k for name in dir(torch._refs) if (k := _hidden_from_dynamo(getattr(torch._refs, name)))]
+assert kernels and all(vars(k).get("__dynamo_disable") is not k for k in kernels)
+"""
+
+
+def test_the_first_op_imports_no_dynamo_and_both_work_afterwards(served_environment, tmp_path):
+    text = FIRST + DTENSOR.replace("FILE", repr(str(tmp_path / "store"))) + DYNAMO
+    command = [sys.executable, "-W", "ignore", "-c", text]  # an interpreter of its own: forked ones have imported both
+    ended = subprocess.run(command, env=served_environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

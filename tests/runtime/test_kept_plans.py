@@ -1,0 +1,154 @@
+"""Plans are kept on disk: a later process makes none for the same programs, and a file that says other things harms nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import djinn
+from djinn_core.runtime.planning import kept_plans
+
+DEVICE = "remote_accelerator:0"
+
+
+@pytest.fixture
+def folder(embedded, tmp_path, monkeypatch):
+    """The directory of plans. A change of the setting begins with what is on disk, as another process does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    yield tmp_path / "djinn" / "plans"
+    djinn.configure(keep_plans=False)
+
+
+def anew() -> None:
+    djinn.configure(keep_plans=False)
+    djinn.configure(keep_plans=True)
+    djinn.reset_stats()
+
+
+def program(rows: int) -> list[float]:
+    """Twice the same sum, of which a plan makes one, and values of three kinds."""
+    x = (torch.arange(rows * 8.0).reshape(rows, 8) / 7).to(DEVICE)
+    w = torch.linspace(-1, 1, 64).reshape(8, 8).to(DEVICE)
+    found = ((x @ w + 1) * (x @ w + 1)).softmax(-1).sum(0)
+    return found.cpu().tolist()
+
+
+def run(rows: int) -> tuple[list[float], dict[str, int]]:
+    """The program three times, of which the second plans it, and the counts."""
+    found = [program(rows) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    return found[0], djinn.stats()
+
+
+def file_in(folder: Path) -> Path:
+    (file,) = folder.glob("*.plans")
+    return file
+
+
+def test_a_later_process_plans_nothing_also_for_other_sizes(folder):
+    anew()
+    want, made = run(6)
+    assert (made["plans_made"], made["plans_restored"]) == (1, 0)
+    anew()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    got, restored = run(6)
+    assert got == want
+    assert (restored["plans_made"], restored["plans_restored"], restored["programs_unplanned"]) == (0, 1, 0)
+    assert djinn.last_profile() is not None
+    anew()
+    assert run(11)[1]["plans_made"] == 0
+    assert run(6)[0] == want
+
+
+def test_sizes_beyond_the_range_and_other_settings_are_planned(folder):
+    anew()
+    run(6)
+    anew()
+    assert run(600)[1]["plans_made"] == 1
+    djinn.configure(exact=False)
+    djinn.reset_stats()
+    try:
+        assert run(6)[1]["plans_restored"] == 0
+    finally:
+        djinn.configure(exact=True)
+
+
+def changed(plan: kept_plans.KeptPlan, what: str) -> kept_plans.KeptPlan:
+    changes = {
+        "nodes": {"nodes": plan.nodes[::-1] or (9999,)},
+        "positions": {"replace": ((10**6, 0),)},
+        "negative": {"replace": ((-1, 0),)},
+        "letters": {"letters": "?" * len(plan.letters)},
+        "dtype": {"metas": tuple(msgspec.structs.replace(m, dtype="os.system") for m in plan.metas)},
+        "slots": {"fixed": ((99, 1),)},
+        "equal": {"equal_slots": ((0, 99),)},
+        "none": {"replace": (), "nodes": ()},
+    }
+    return msgspec.structs.replace(plan, **changes[what])
+
+
+@pytest.mark.parametrize("what", ["nodes", "positions", "negative", "letters", "dtype", "slots", "equal", "none"])
+def test_a_plan_that_is_none_is_not_used(folder, monkeypatch, what):
+    anew()
+    want, _ = run(6)
+    djinn.configure(keep_plans=False)
+    file = file_in(folder)
+    plans = [(key, tuple(changed(one, what) for one in found)) for key, found in kept_plans._read(file)]
+    content = kept_plans._encoder.encode(kept_plans._File(kept_plans.FORMAT, plans))
+    file.write_bytes(kept_plans._MAGIC + kept_plans._checksum(content) + content)
+    anew()
+    got, made = run(6)
+    assert got == want
+    assert (made["plans_made"], made["plans_restored"]) == (1, 0)
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "garbage", "link", "others"])
+def test_a_file_that_is_damaged_or_not_ours_is_not_read(folder, tmp_path, damage):
+    anew()
+    want, _ = run(6)
+    djinn.configure(keep_plans=False)
+    file = file_in(folder)
+    content = file.read_bytes()
+    assert kept_plans._read(file)
+    if damage == "cut":
+        file.write_bytes(content[:-3])
+    elif damage == "bit":
+        file.write_bytes(content[:60] + bytes([content[60] ^ 1]) + content[61:])
+    elif damage == "garbage":
+        file.write_bytes(b"\x93" * 1000)
+    elif damage == "link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    else:
+        file.chmod(0o666)
+    assert not kept_plans._read(file)
+    anew()
+    assert run(6)[0] == want
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(folder, tmp_path):
+    (tmp_path / "djinn").mkdir()
+    (tmp_path / "djinn" / "plans").write_text("a file in the place of the directory")
+    anew()
+    assert run(6)[1]["plans_made"] == 1
+    anew()
+    assert run(6)[1]["plans_made"] == 1
+
+
+def test_files_and_plans_are_bounded(folder, monkeypatch):
+    monkeypatch.setattr(kept_plans, "FILES_LIMIT", 2)
+    monkeypatch.setattr(kept_plans, "PLANS_LIMIT", 1)
+    folder.mkdir(mode=0o700, parents=True)
+    for number in range(4):
+        (folder / f"{number}.plans").write_bytes(b"")
+    anew()
+    run(6)
+    torch.ones(5).to(DEVICE).cumsum(0).exp().cpu()
+    torch.ones(5).to(DEVICE).cumsum(0).exp().cpu()
+    djinn.configure(keep_plans=False)
+    assert len(list(folder.glob("*.plans"))) == 2
+    ((_, plans),) = kept_plans._read(max(folder.glob("*.plans"), key=lambda file: file.stat().st_size))
+    assert len(plans) == 1
