@@ -110,6 +110,7 @@ class Recording:
         record = self._local.record
         if record is None or record.recorder is not current():
             record = self._local.record = self._record_of(current())
+            record.name = threading.current_thread().name  # another thread may have sent its program first
         return record
 
     def _record_of(self, recorder: Recorder) -> ThreadRecord:
