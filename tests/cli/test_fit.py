@@ -77,7 +77,7 @@ def test_memory_by_kind_of_a_step_that_decodes(ask):
     assert found["memory"]["weights"] == pytest.approx(WEIGHTS, rel=0.01)
     assert found["cache_bytes"] == pytest.approx(2 * 128 * 2 * 2 * 64 * 4, rel=0.01)  # inputs, tokens, layers, K and V
     assert sum(found["memory"].values()) == found["needed"]
-    assert [one["name"] for one in found["programs"]] == ["prefill", "decode"]
+    assert [one["name"] for one in found["programs"]] == ["prompt", "decode"]
     assert found["rate"] > 0
     assert found["rate_unit"] == "tokens"
 
@@ -163,7 +163,9 @@ def measured(monkeypatch):
         executor = fit.Executor("here", DeviceCapabilities("0/cpu:0", "cpu"))
         asked = fit.Fit(built_model(str(folder), step), step, (executor,), load_plugins(resolve().settings))
         predicted = asked.described()["needed"]
-        model.to("remote_accelerator:0")  # in this process, where the executor is, its memory here would be counted as well
+        model.to(
+            "remote_accelerator:0"
+        )  # in this process, where the executor is, its memory here would be counted as well
         djinn.synchronize()
         bench_fit.run(model, case)
         return predicted, torch.remote_accelerator.max_memory_allocated()
