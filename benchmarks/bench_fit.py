@@ -1,4 +1,4 @@
-"""What `djinn plan` says that a model needs, against the most memory that an executor held when it ran.
+"""Memory that a model needs according to `djinn plan`, against the most that an executor held when it ran.
 
     python benchmarks/bench_fit.py [--json FILE] [--only llama] [--small]
 

@@ -228,7 +228,7 @@ class Fit:
     # --- what would make it fit ---------------------------------------------------------------------------------
 
     def _suggestions(self, fullest: Program) -> Iterator[Suggestion]:
-        """What makes it fit, each found by planning it."""
+        """Changes that may make it fit, each planned."""
         step, free = self.step, self._roomiest.device.memory_free or 0
         narrow = attrs.evolve(step, dtype="bfloat16")
         if self._itemsize > 2:
@@ -343,7 +343,7 @@ class Fit:
 
 
 def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, int]:
-    """What is needed at the largest size below `now` that is found to fit in `free`, and that size; else those of size 1."""
+    """Bytes needed at the largest size below `now` that is found to fit in `free`, and that size; else those of size 1."""
     low, high = (1, needed(1)), (now, needed(now))
     if low[1] > free:
         return low[1], 1

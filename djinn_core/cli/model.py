@@ -77,7 +77,7 @@ class BuiltModel:
         return sum(p.numel() for p in self.model.parameters())
 
     def captured(self, step: Step, *, passes: int = 1) -> dict[str, Captured]:
-        """The programs of a step by name: `forward`, or `prefill` and `decode`, or `train`.
+        """The programs of a step by name: `forward`, or `prompt` and `decode`, or `train`.
 
         `passes`: how often the model is called in a row, with what the call before leaves.
 
@@ -217,7 +217,7 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
     # As `generate()` calls it: only the last position is asked for.
     options: dict[str, Any] = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
     with torch.no_grad():
-        with api.capture() as prefill:
+        with api.capture() as prompt:
             args, kwargs = given()
             tokens = kwargs.get("input_ids")
             if tokens is None or "past_key_values" not in takes:
@@ -235,7 +235,7 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
             args, kwargs = given()
             last = model(input_ids=kwargs["input_ids"][:, :1], past_key_values=cache, **options)
     del last  # whose memory is in the program
-    return {"prefill": prefill, "decode": decode}
+    return {"prompt": prompt, "decode": decode}
 
 
 def _built(target: str, step: Step) -> BuiltModel:

@@ -112,7 +112,7 @@ def _is_contiguous(meta: TensorMeta) -> bool:
 
 
 class _Held:
-    """What is there while the steps are followed."""
+    """Memory that is there while the steps are followed."""
 
     def __init__(self, result: PipelineResult, names: Mapping[DataResidency, str]) -> None:
         self._names = names
@@ -156,7 +156,7 @@ class _Held:
             self._now[self._kinds.pop(storage)] -= self._sizes.pop(storage, 0)
 
     def left(self) -> dict[str, int]:
-        """What is there now."""
+        """Bytes by kind that are there now."""
         return dict(+self._now)
 
     def note(self, beside: int, node: int | None = None) -> None:

@@ -77,7 +77,7 @@ def test_memory_by_kind_of_a_step_that_decodes(ask):
     assert found["memory"]["weights"] == pytest.approx(WEIGHTS, rel=0.01)
     assert found["cache_bytes"] == pytest.approx(2 * 128 * 2 * 2 * 64 * 4, rel=0.01)  # inputs, tokens, layers, K and V
     assert sum(found["memory"].values()) == found["needed"]
-    assert [one["name"] for one in found["programs"]] == ["prefill", "decode"]
+    assert [one["name"] for one in found["programs"]] == ["prompt", "decode"]
     assert found["rate"] > 0
     assert found["rate_unit"] == "tokens"
 

@@ -63,7 +63,7 @@ def test_the_version_can_be_chosen():
 
 
 class Fetched(HTMLParser):
-    """What a browser fetches by itself for a page."""
+    """Addresses that a browser fetches by itself for a page."""
 
     def __init__(self):
         super().__init__()
