@@ -18,11 +18,9 @@ from djinn_core.errors import (
     QuotaExceeded,
     TransportError,
     UnsupportedOperation,
-    WeightsUnavailable,
 )
 from djinn_core.hookspecs.admission import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.hookspecs.weights import WeightSink
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
@@ -34,7 +32,7 @@ from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
 from djinn_core.server.peers.packed_values import Packed, pack_copies, pack_storages, unpack_item
 from djinn_core.server.peers.route import frames_of
-from djinn_core.server.recovery.executor_channel import ExecutorChannel
+from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel
 from djinn_core.server.recovery.executor_channel import StateParts as Found
 from djinn_core.server.recovery.snapshot_format import (
     KnownTemplate,
@@ -60,11 +58,9 @@ from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_core.server.session_overview import SessionNotes, SessionOverview
-from djinn_core.server.weights.published import PublishedSink
 from djinn_core.server.weights.reads import WeightReads
-from djinn_core.server.weights.replies import list_published, listed, remove
-from djinn_core.server.weights.saving import save
-from djinn_core.server.weights.shared_weights import Origin
+from djinn_core.server.weights.replies import answer_opening, list_published, remove, save_values
+from djinn_core.server.weights.shared_weights import stored_value
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire import limits
@@ -109,7 +105,6 @@ from djinn_core.wire.peer_messages import (
 )
 from djinn_core.wire.state_messages import StateHeader, StateRequest
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
-from djinn_core.wire.tensors import dtype_name
 from djinn_core.wire.timing_messages import ExecutionTimes, TimingsReply, TimingsRequest
 from djinn_core.wire.upload_messages import (
     AbortUpload,
@@ -122,7 +117,6 @@ from djinn_core.wire.upload_messages import (
 )
 from djinn_core.wire.weight_messages import (
     OpenWeights,
-    OpenWeightsReply,
     PublishedRequest,
     ReadProgressReply,
     ReadProgressRequest,
@@ -133,7 +127,6 @@ from djinn_core.wire.weight_messages import (
 )
 
 _log = get_logger("djinn.server")
-YES, NO = b"\1", b"\0"
 BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
 # Unsolicited answers must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
@@ -214,7 +207,7 @@ class ExecutorSession:
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, OpenWeights):
-            self._open_weights(message, connection)
+            answer_opening(message, self._context.weights, connection, self._read_ahead)
         elif isinstance(message, ReadProgressRequest):
             self._report_reads(message, connection)
         elif isinstance(message, ReadWeights):
@@ -299,7 +292,7 @@ class ExecutorSession:
         """As `_state`, for this server: what was read and not written since is read again."""
         found = self._reads.shares.stored()
         self._reads.hold_only({origin.key.version for _, _, origin in found})
-        return self._state_without(tuple([_stored(*one) for one in found]))
+        return self._state_without(tuple([stored_value(*one) for one in found]))
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> Found | None:
         if self._backlog or self._uploads.busy or self._memory is not None:
@@ -692,29 +685,6 @@ class ExecutorSession:
             _log.warning("an upload is refused", reason=str(error))
             self._uploads.refuse(upload.handle, str(error))
 
-    def _open_weights(self, request: OpenWeights, connection: ExecutorChannel) -> None:
-        """Answer what is there, or that it is still being opened. A session that is recovered answers likewise."""
-        opening = self._context.weights.opening(request.address)
-        until = time.monotonic() + request.patience
-
-        def is_open(before: bytes | None) -> bytes:
-            while not opening.found.done() and before != NO:
-                left = until - time.monotonic() if request.patience and before is None else LOOK_SECONDS
-                if left <= 0:
-                    return NO
-                if not wait((opening.found,), min(left, LOOK_SECONDS)).done:
-                    opening.asked = time.monotonic()
-                    self._read_ahead(connection)
-            return before or YES
-
-        if request.patience and connection.decide(is_open) == NO:
-            reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
-            connection.send_unchecked(Frame(encode(reply)))
-            return
-        is_open(YES)
-        self._context.weights.opened(request.address, opening)
-        connection.send(Frame(listed(request, opening.found, connection.limits.head)))
-
     def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> None:
         """Answer how much is still to be read, after the client's patience at the latest."""
         until = time.monotonic() + request.patience
@@ -732,34 +702,7 @@ class ExecutorSession:
             self._uploads.refuse(request.handle, str(error))
 
     def _save_weights(self, request: SaveWeights) -> SaveWeightsReply:
-        handles = unpack_handles(request.handles)
-        if len(handles) != len(request.names):
-            return SaveWeightsReply(0, f"{len(request.names)} names come with {len(handles)} values")
-        tensors: dict[str, torch.Tensor] = {}
-        for name, handle in zip(request.names, handles, strict=True):
-            value = self.values[handle] if handle in self.values else None  # noqa: SIM401 - it has no `get`
-            if isinstance(value, Poison):
-                return SaveWeightsReply(0, f"the tensor {name!r} could not be computed", name)
-            if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-                return SaveWeightsReply(0, f"{name!r} is no dense tensor")
-            tensors[name] = value
-        made: list[WeightSink] = []
-
-        def create(size: int) -> WeightSink:
-            made.append(self._context.weights.create(request.address, size, request.seconds))
-            return made[-1]
-
-        try:
-            with torch.inference_mode():
-                nbytes = save(tensors, dict(request.metadata), create, self._delivered)
-            for sink in made:
-                if isinstance(sink, PublishedSink):
-                    self._reads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
-            return SaveWeightsReply(nbytes)
-        except WeightsUnavailable as error:
-            return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
-        except (OSError, ValueError, RuntimeError, MemoryError) as error:
-            return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])
+        return save_values(request, self.values, self._reads, self._context.weights, self._delivered)
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:
@@ -915,12 +858,6 @@ class _Refused(Exception):  # noqa: N818 - a signal within this file
         super().__init__(str(error))
         self.error = error
         self.first = first
-
-
-def _stored(handle: int, value: torch.Tensor, origin: Origin) -> StoredValue:
-    key = origin.key
-    layout = dtype_name(value.dtype), tuple(value.shape), value.stride(), int(value.storage_offset())
-    return StoredValue(handle, origin.address, key.version, key.name, key.start, key.size, *layout)
 
 
 def _read(frame: Frame) -> AnyMessage | Unreadable:

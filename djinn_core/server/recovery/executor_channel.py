@@ -16,6 +16,9 @@ from djinn_core.wire.frames import Buffer
 StateParts = tuple[bytes, Sequence[Buffer], Sequence[Record]]
 
 
+YES, NO = b"\1", b"\0"  # decisions
+
+
 class ExecutorChannel(SessionChannel, Protocol):
     """The executor's end of a session's channel."""
 

@@ -1,14 +1,25 @@
-"""Answers to questions about addresses: what one has, what is published, and whether something was removed."""
+"""Answers to messages about addresses: what one has, what was saved there, what is published, and whether something was removed."""
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+
+import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.server.weights.published import PublishedWeights
+from djinn_core.hookspecs.weights import WeightSink
+from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel
+from djinn_core.server.running.cancellation import LOOK_SECONDS
+from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.weights.published import PublishedSink, PublishedWeights
+from djinn_core.server.weights.reads import WeightReads
+from djinn_core.server.weights.saving import save
 from djinn_core.server.weights.weight_reader import OpenedWeights, WeightReader
 from djinn_core.wire import limits
+from djinn_core.wire.binding_delta import unpack_handles
+from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import encode
 from djinn_core.wire.weight_messages import (
     OpenWeights,
@@ -17,6 +28,8 @@ from djinn_core.wire.weight_messages import (
     PublishedReply,
     RemoveWeights,
     RemoveWeightsReply,
+    SaveWeights,
+    SaveWeightsReply,
     StoredTensorEntry,
 )
 
@@ -62,3 +75,76 @@ def remove(reader: WeightReader, request: RemoveWeights) -> RemoveWeightsReply:
     except WeightsUnavailable as error:
         return RemoveWeightsReply(str(error)[: limits.FAILURE_TEXT])
     return RemoveWeightsReply()
+
+
+def answer_opening(
+    request: OpenWeights,
+    weights: WeightReader,
+    connection: ExecutorChannel,
+    read_ahead: Callable[[ExecutorChannel], None],
+) -> None:
+    """Answer what is at an address, or that it is still being opened. A session that is recovered answers likewise.
+
+    `read_ahead`: takes in what the client has sent meanwhile.
+    """
+    opening = weights.opening(request.address)
+    until = time.monotonic() + request.patience
+
+    def is_open(before: bytes | None) -> bytes:
+        while not opening.found.done() and before != NO:
+            left = until - time.monotonic() if request.patience and before is None else LOOK_SECONDS
+            if left <= 0:
+                return NO
+            if not wait((opening.found,), min(left, LOOK_SECONDS)).done:
+                opening.asked = time.monotonic()
+                read_ahead(connection)
+        return before or YES
+
+    if request.patience and connection.decide(is_open) == NO:
+        reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
+        connection.send_unchecked(Frame(encode(reply)))
+        return
+    is_open(YES)
+    weights.opened(request.address, opening)
+    connection.send(Frame(listed(request, opening.found, connection.limits.head)))
+
+
+def save_values(
+    request: SaveWeights,
+    values: ValueTable,
+    reads: WeightReads,
+    weights: WeightReader,
+    deliver: Callable[[torch.Tensor], torch.Tensor],
+) -> SaveWeightsReply:
+    """Write values of a session at an address; the answer says what was wrong, if anything was.
+
+    `deliver`: gives the host's copy of a value. What is published is lent to sessions that read it, by `reads`.
+    """
+    handles = unpack_handles(request.handles)
+    if len(handles) != len(request.names):
+        return SaveWeightsReply(0, f"{len(request.names)} names come with {len(handles)} values")
+    tensors: dict[str, torch.Tensor] = {}
+    for name, handle in zip(request.names, handles, strict=True):
+        value = values[handle] if handle in values else None  # noqa: SIM401 - it has no `get`
+        if isinstance(value, Poison):
+            return SaveWeightsReply(0, f"the tensor {name!r} could not be computed", name)
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return SaveWeightsReply(0, f"{name!r} is no dense tensor")
+        tensors[name] = value
+    made: list[WeightSink] = []
+
+    def create(size: int) -> WeightSink:
+        made.append(weights.create(request.address, size, request.seconds))
+        return made[-1]
+
+    try:
+        with torch.inference_mode():
+            nbytes = save(tensors, dict(request.metadata), create, deliver)
+        for sink in made:
+            if isinstance(sink, PublishedSink):
+                reads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
+        return SaveWeightsReply(nbytes)
+    except WeightsUnavailable as error:
+        return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        return SaveWeightsReply(0, f"{request.address!r} cannot be written: {error}"[: limits.FAILURE_TEXT])

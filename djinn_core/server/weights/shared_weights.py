@@ -12,8 +12,10 @@ import torch
 from djinn_core import torch_private
 from djinn_core.ir.values import meta_of, storage_of
 from djinn_core.server.memory.ledger import Ledger
+from djinn_core.server.recovery.snapshot_format import StoredValue
 from djinn_core.server.running.input_aliases import InputAliases
 from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.wire.tensors import dtype_name
 
 
 @attrs.frozen
@@ -154,3 +156,10 @@ def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
         for tensor in tensors:
             meta = meta_of(tensor)
             tensor.set_(copy, meta.offset, meta.shape, meta.stride)
+
+
+def stored_value(handle: int, value: torch.Tensor, origin: Origin) -> StoredValue:
+    """Where a value that was read and not written stands in its file, for snapshots."""
+    key = origin.key
+    layout = dtype_name(value.dtype), tuple(value.shape), value.stride(), int(value.storage_offset())
+    return StoredValue(handle, origin.address, key.version, key.name, key.start, key.size, *layout)
