@@ -14,12 +14,12 @@ import attrs
 import click
 
 from djinn_core.cli.model import BuiltModel, Step, built_model
-from djinn_core.cli.status import shown_size
 from djinn_core.config import resolve
 from djinn_core.errors import ConfigurationError, DjinnError, DoesNotFit
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.registry import Registry
+from djinn_core.printable import size_text
 from djinn_core.runtime.captured import Captured
 from djinn_core.runtime.connecting.status import ask_named
 from djinn_core.runtime.planning.constraints import preferred_policy, preferred_scheduler
@@ -278,14 +278,14 @@ class Fit:
         device, least = self._roomiest.device, with_allowance(fullest.peak.largest_step)
         if device.spill:
             room = free + device.spill
-            reason = f"the executor has a memory limit and can spill {shown_size(device.spill)}; steps take longer"
+            reason = f"the executor has a memory limit and can spill {size_text(device.spill)}; steps take longer"
             return Suggestion(
                 "nothing: it spills", fullest.needed, fullest.needed <= room and least <= BUDGET * free, reason
             )
         gib = math.floor(free / (1 << 30) * 100) / 100
         reason = (
-            f"values are spilled, at least {shown_size(fullest.needed - int(BUDGET * free))}, and steps take longer; the largest "
-            f"op needs {shown_size(least)} at once"
+            f"values are spilled, at least {size_text(fullest.needed - int(BUDGET * free))}, and steps take longer; the largest "
+            f"op needs {size_text(least)} at once"
         )
         return Suggestion(f"djinn serve --memory-gib {gib:g}", least, least <= BUDGET * free, reason)
 
@@ -298,7 +298,7 @@ class Fit:
             devices = [attrs.evolve(like, id=f"{number}/{like.kind}:0") for number in range(count)]
             held = self._divided(self.step, devices)
             if held:
-                reason = f"at most {shown_size(max(held.values()))} on each of {len(held)}"
+                reason = f"at most {size_text(max(held.values()))} on each of {len(held)}"
                 yield Suggestion(f"{count} executors with as much free memory", max(held.values()), True, reason)
                 return
         yield Suggestion(
@@ -319,27 +319,27 @@ class Fit:
         with_ = f" with {step.optimizer}" if step.kind == "train" else ""
         yield f"{step.kind}{with_} of {step.batch} input{'s' if step.batch > 1 else ''}{tokens}"
         yield ""
-        parts = ", ".join(f"{kind} {shown_size(size)}" for kind, size in found["memory"].items() if size)
-        yield f"memory     {shown_size(found['needed'])} at most: {parts}"
+        parts = ", ".join(f"{kind} {size_text(size)}" for kind, size in found["memory"].items() if size)
+        yield f"memory     {size_text(found['needed'])} at most: {parts}"
         if found["cache_bytes"]:
-            yield f"cache      {shown_size(found['cache_bytes'])} at the end, {found['cache_bytes_per_token']:,.0f} bytes a token"
+            yield f"cache      {size_text(found['cache_bytes'])} at the end, {found['cache_bytes_per_token']:,.0f} bytes a token"
         for one in found["executors"]:
             free = (
                 "free memory unknown"
                 if one["free"] is None
-                else f"{shown_size(one['free'])} of {shown_size(one['memory'])} free"
+                else f"{size_text(one['free'])} of {size_text(one['memory'])} free"
             )
-            verdict = "fits" if one["fits"] else f"{shown_size(found['needed'] - one['free'])} short"
+            verdict = "fits" if one["fits"] else f"{size_text(found['needed'] - one['free'])} short"
             yield f"executor   {one['server']} {one['device']} {one['name']}: {free}: {verdict}"
         for device, size in found["together"].items():
-            yield f"divided    {device}: {shown_size(size)}"
+            yield f"divided    {device}: {size_text(size)}"
         assumed = "" if found["measured_device"] else " (assumed speeds: `djinn calibrate` measures them)"
         if found["rate"]:
             yield f"speed      {found['rate']:,.3g} {found['rate_unit']}/s on the device{assumed}"
         yield ""
         yield "It fits." if found["fits"] else "It does not fit. Changes that were planned:"
         for one in found["suggestions"]:
-            yield f"  {'fits' if one['fits'] else '    '}  {one['change']:<42} {shown_size(one['needed'])}{'; ' if one['reason'] else ''}{one['reason']}"
+            yield f"  {'fits' if one['fits'] else '    '}  {one['change']:<42} {size_text(one['needed'])}{'; ' if one['reason'] else ''}{one['reason']}"
 
 
 def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, int]:
