@@ -141,9 +141,10 @@ def estimates(files: Iterable[FileResults]) -> str:
     """Shares of all tests, by the number of tests that files have, where only some were run."""
     files = list(files)
     strided = [file for file in files if file.name not in _OTHER_LAYOUTS]
+    with_them = f", and {_weighted(files):.2f}% with them" if len(strided) < len(files) else ""
     return (
         f"Weighted by the number of tests that each file has, this is an estimated {_weighted(strided):.2f}% without sparse and nested "
-        f"tensors, and {_weighted(files):.2f}% with them."
+        f"tensors{with_them}."
     )
 
 
