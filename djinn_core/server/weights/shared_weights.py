@@ -159,7 +159,7 @@ def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
 
 
 def stored_value(handle: int, value: torch.Tensor, origin: Origin) -> StoredValue:
-    """Where a value that was read and not written stands in its file, for snapshots."""
+    """The place in its file of a value that was read and not written, for snapshots."""
     key = origin.key
     layout = dtype_name(value.dtype), tuple(value.shape), value.stride(), int(value.storage_offset())
     return StoredValue(handle, origin.address, key.version, key.name, key.start, key.size, *layout)
