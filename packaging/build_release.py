@@ -74,7 +74,7 @@ def build(source: Path, to: Path, *options: str, umask: int = -1) -> None:
 
     def one(package: str) -> None:
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", to, *options, source / package]
-        run(*command, umask=umask, SOURCE_DATE_EPOCH=epoch(), PYTHONPATH="")
+        run(*command, umask=umask, PYTHONPATH="")
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(one, PACKAGES))
@@ -93,6 +93,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder, which is emptied first")
     to = parser.parse_args().to.resolve()
+    os.environ["SOURCE_DATE_EPOCH"] = epoch()  # once: a commit in the meantime changes nothing
     shutil.rmtree(to, ignore_errors=True)
     build(ROOT, to)
     with tempfile.TemporaryDirectory() as folder:

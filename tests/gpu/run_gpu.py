@@ -210,7 +210,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def ended(status: int | None, to: Path, said: str, part: Part) -> dict[str, object]:
-    """The end of a part, from its exit status, its file, or what it printed."""
+    """Result of a part, from its exit status, its file, or what it printed."""
     if status is None:
         return {"result": "TIMED OUT", "why": f"it took more than {part.seconds} s"}
     if status < 0:
