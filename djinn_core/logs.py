@@ -41,6 +41,7 @@ PARTS = (
     "pipeline",
     "plugins",
     "pool",
+    "profile",
     "runtime",
     "server",
     "session",

@@ -225,15 +225,14 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
                     f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones"
                 )
             output = model(*args, **kwargs, **options)
-        with api.capture():  # for its cache alone
+        with api.capture():  # for its cache and the next token alone
             args, kwargs = given()
             longer = kwargs["input_ids"][:, :1].repeat(1, tokens.shape[1] + step.new_tokens - 1)
             output = model(*args, **kwargs | {"input_ids": longer}, **options)
-            cache = output.past_key_values
+            cache, token = output.past_key_values, longer[:, :1].clone()
             del output
         with api.capture() as decode:
-            args, kwargs = given()
-            last = model(input_ids=kwargs["input_ids"][:, :1], past_key_values=cache, **options)
+            last = model(input_ids=token, past_key_values=cache, **options)
     del last  # whose memory is in the program
     return {"prompt": prompt, "decode": decode}
 

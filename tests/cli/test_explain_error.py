@@ -18,7 +18,7 @@ from djinn_core.errors import DjinnError, SessionLost
 
 def every_class():
     for module in pkgutil.walk_packages(djinn_core.__path__, "djinn_core."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(("__main__", "notebook.magics")):  # the latter needs IPython
             importlib.import_module(module.name)
     found, left = set(), [DjinnError]
     while left:

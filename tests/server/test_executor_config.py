@@ -78,7 +78,7 @@ def test_every_flag_sets_its_field(tmp_path):
         f"--most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --warm={tmp_path} --lease-seconds=0 "
         "--journal=/journals --journal-gib=0 --snapshot-seconds=0 --token-file=/token --authenticator=jwt --operations-port=0 "
         f"--models={tmp_path} --models=/ --allow-weights=hf://a/* --allow-weights=s3://b/* "
-        "--audit-log=/audit --insecure-plaintext-on-network --connection-file=/connection --drain-seconds=0"
+        "--open-probes --audit-log=/audit --insecure-plaintext-on-network --connection-file=/connection --drain-seconds=0"
     )
     assert read(GatewayConfig, *arguments.split()) == GatewayConfig(
         devices=("cpu", "cuda:0"),
@@ -91,7 +91,9 @@ def test_every_flag_sets_its_field(tmp_path):
             models=ModelConfig((tmp_path, Path("/")), ("hf://a/*", "s3://b/*")),
             recovery=RecoveryConfig(0.0, Path("/journals"), 0, 0.0),
         ),
-        access=AccessConfig(Path("/token"), ("jwt",), 0, Path("/audit"), plaintext_accepted=True),
+        access=AccessConfig(
+            Path("/token"), ("jwt",), 0, open_probes=True, audit_log=Path("/audit"), plaintext_accepted=True
+        ),
         connection_file=Path("/connection"),
         drain_seconds=0.0,
     )

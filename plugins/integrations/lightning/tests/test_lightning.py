@@ -15,6 +15,7 @@ LABELS = torch.randint(0, 4, (64,), generator=torch.Generator().manual_seed(1))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:The `srun` command is available"),  # on machines with Slurm
     pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists.*"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Metric .* will save all targets"),
