@@ -456,7 +456,10 @@ class ExecutorSession:
             if timings is not None and timings.ops and known is not None:
                 work.op_times = OpTimes(self.device.runtime.device)
             if work.free:  # what it does not use makes room for it
-                self.values.free(set(work.free).difference(work.inputs, work.outputs, work.fetch, work.describe))
+                unused = set(work.free).difference(work.inputs, work.outputs, work.fetch, work.describe)
+                self.values.free(unused)
+                if self._reads.shares.storages:  # counted as shared it would make room twice
+                    self._reads.shares.forget(unused)
             run = self._run_or_refuse(known, work)
             self._wanted.end(work, run)
             if work.synchronize:

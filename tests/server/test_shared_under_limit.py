@@ -122,6 +122,21 @@ def test_what_is_shared_is_counted_once_and_dropped_without_writing_it(limited, 
         assert executor_figures()["memory_shared"] == 0
 
 
+def test_what_a_program_frees_makes_room_once(limited, folder):
+    with configured(connection_file=limited.file):
+        djinn.init()
+        weights = djinn.open_weights(f"file:{folder}")
+        twice = [weights[name] for name in NAMES for _ in range(2)]
+        assert sum(one.sum() for one in twice).isfinite()
+        assert executor_figures()["evictions"] == 0
+        del twice[1::2]  # views of memory that the others have: nothing of it is free
+        large = torch.ones(
+            MIB * 9 // 2, device="remote_accelerator:0"
+        )  # 18 MiB beside 16: more than goes without a look
+        assert large[0].item() == 1
+        assert executor_figures()["evictions"] > 0
+
+
 def test_a_file_that_changes_is_spilled_before_it_is_not_there_any_more(limited, folder, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / folder.name / "changing.safetensors"
     save_file({name: torch.ones(512, 512) for name in NAMES}, path)
