@@ -455,11 +455,10 @@ class ExecutorSession:
             begun = time.perf_counter()
             if timings is not None and timings.ops and known is not None:
                 work.op_times = OpTimes(self.device.runtime.device)
-            if work.free:  # what it does not use makes room for it
-                unused = set(work.free).difference(work.inputs, work.outputs, work.fetch, work.describe)
-                self.values.free(unused)
-                if self._reads.shares.storages:  # counted as shared it would make room twice
-                    self._reads.shares.forget(unused)
+            if (
+                work.free and self._memory is None
+            ):  # what it does not use makes room for it; a limit is kept by other means
+                self.values.free(set(work.free).difference(work.inputs, work.outputs, work.fetch, work.describe))
             run = self._run_or_refuse(known, work)
             self._wanted.end(work, run)
             if work.synchronize:
