@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -116,6 +117,27 @@ class _DTensorKind(type):
         return getattr(sys.modules[_DTENSOR_MODULE].DTensor, name)
 
 
+class _StandInModule(ModuleType):
+    """Module with the stand-in for `DTensor`; other threads, which import it meanwhile, wait and find what the real one has.
+
+    Attributes:
+        over: set when it is no longer among the modules.
+    """
+
+    def __init__(self, stand_in: type) -> None:
+        super().__init__(_DTENSOR_MODULE)
+        self.over = threading.Event()
+        self._stand_in, self._thread = stand_in, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() != self._thread:
+            self.over.wait()
+            return getattr(importlib.import_module(_DTENSOR_MODULE), name)
+        if name == "DTensor":
+            return self._stand_in
+        raise AttributeError(name)
+
+
 def spare_dtensor(call_on_import: Callable[[str, Callable[[Any], None]], None]) -> None:
     """Keep PyTorch from importing `torch.distributed.tensor`, and sympy with it, only to ask at an op whether a tensor is a DTensor.
 
@@ -124,13 +146,18 @@ def spare_dtensor(call_on_import: Callable[[str, Callable[[Any], None]], None]) 
     """
     if not torch.distributed.is_available() or _DTENSOR_MODULE in sys.modules or _DTensorKind.spared is not None:
         return
-    module, stand_in = ModuleType(_DTENSOR_MODULE), _DTensorKind("DTensor", (), {})
-    module.DTensor = stand_in  # type: ignore[attr-defined]
+    stand_in = _DTensorKind("DTensor", (), {})
+    module = _StandInModule(stand_in)
     sys.modules[_DTENSOR_MODULE] = module
     try:
         torch.ops.aten._assert_async.default(_Asked._make_wrapper_subclass(_Asked, (1,)))
+    except AttributeError:  # of the real one, which another thread has half imported: PyTorch asks again at the next op
+        if sys.modules.get(_DTENSOR_MODULE) is module:
+            raise
     finally:
-        del sys.modules[_DTENSOR_MODULE]
+        if sys.modules.get(_DTENSOR_MODULE) is module:
+            del sys.modules[_DTENSOR_MODULE]
+        module.over.set()
 
     def come(real: Any) -> None:
         _DTensorKind.__instancecheck__ = type.__instancecheck__.__get__(real.DTensor)  # type: ignore[method-assign]

@@ -71,7 +71,9 @@ def _leave_out(error: BaseException, left_out: Callable[[FrameType], bool]) -> N
         entry = entry.tb_next
     head: TracebackType | None = None
     for one in reversed(kept):
-        head = TracebackType(head, one.tb_frame, one.tb_lasti, one.tb_lineno)
+        # An interrupt can come at an instruction that belongs to no line, which is -1 there.
+        line: int | None = one.tb_lineno
+        head = TracebackType(head, one.tb_frame, one.tb_lasti, -1 if line is None else line)
     error.__traceback__ = head
 
 

@@ -470,7 +470,7 @@ class ExecutorSession:
         if self._reads:
             self._reads.forget(work.free)
         if self._reads.shares.storages:
-            self._reads.shares.forget(work.free)
+            self._reads.shares.forget([*work.free, *(_consumed(known, work) if known is not None else ())])
         done = time.perf_counter()
         keeper = self.device.timekeeper
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
@@ -641,9 +641,7 @@ class ExecutorSession:
         if known is None or not any(work.halt):
             return
         failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
-        template = known.template
-        first = len(template.constants) + template.slots
-        consumed = {inputs[place - first] for place in template.consumed}
+        consumed = set(_consumed(known, work))
         written = {inputs[position] for position in known.input_aliases(self.device.own).written}
         for handle in (consumed | written) & self._uploads.reading:
             self._reads.forget([handle])
@@ -775,6 +773,7 @@ class ExecutorSession:
         for handle in work.outputs:
             self.values[handle] = Poison(failure)
         self.values.free(work.free)
+        self._reads.shares.forget(work.free)
         told = FailureTexts()
         results = tuple([told.fitting(failure) for _ in work.fetch])
         described = tuple([told.fitting(failure) for _ in work.describe])
@@ -860,6 +859,13 @@ class _Refused(Exception):  # noqa: N818 - a signal within this file
         super().__init__(str(error))
         self.error = error
         self.first = first
+
+
+def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
+    """Inputs that are gone once a submission has them."""
+    template = known.template
+    first = len(template.constants) + template.slots
+    return [work.inputs[place - first] for place in template.consumed]
 
 
 def _read(frame: Frame) -> AnyMessage | Unreadable:

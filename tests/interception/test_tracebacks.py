@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import logging
 import pickle
+import sys
 import threading
 import traceback
+from types import TracebackType
 
 import pytest
 import torch
 
 import djinn
+from djinn_core.tracebacks import shorten
 
 
 def _made(call):
@@ -184,3 +188,13 @@ def test_errors_survive_pickling(embedded):
     assert (str(again), again.op, again.site) == (str(error), error.op, error.site)
     assert traceback.format_exception_only(error)[0].startswith("djinn.RemoteIndexError: ")
     assert pickle.loads(pickle.dumps(djinn.ServerBusy("full", 2.5))).after == 2.5
+
+
+def test_an_interrupt_at_an_instruction_without_a_line_is_shortened_as_well():
+    frame = sys._getframe()
+    with contextlib.nullcontext():  # whose end has such instructions
+        at = next(start for start, _, line in frame.f_code.co_lines() if line is None)
+    error = KeyboardInterrupt().with_traceback(TracebackType(None, frame, at, -1))
+    shorten(error)
+    assert error.__traceback__.tb_frame is frame
+    assert error.__traceback__.tb_lineno is None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+import threading
+
+from djinn_core import torch_tracing
 
 FIRST = """
 import sys, torch, djinn
@@ -45,3 +49,21 @@ def test_the_first_op_imports_no_dynamo_and_both_work_afterwards(served_environm
     command = [sys.executable, "-W", "ignore", "-c", text]  # an interpreter of its own: forked ones have imported both
     ended = subprocess.run(command, env=served_environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_thread_that_imports_dtensors_while_they_are_spared_finds_the_real_ones(monkeypatch, tmp_path):
+    (tmp_path / "real_dtensors.py").write_text("class DTensor: ...")  # PyTorch's own cannot be imported twice
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch_tracing, "_DTENSOR_MODULE", "real_dtensors")
+    found: dict[str, object] = {}
+    other = threading.Thread(target=exec, args=("from real_dtensors import DTensor", found))
+
+    def import_meanwhile(*_: object) -> None:
+        other.start()
+        other.join(0.2)
+
+    monkeypatch.setattr(torch_tracing._Asked, "__torch_dispatch__", import_meanwhile)
+    monkeypatch.setattr(torch_tracing._DTensorKind, "spared", None)
+    torch_tracing.spare_dtensor(lambda *_: None)
+    other.join()
+    assert found["DTensor"] is importlib.import_module("real_dtensors").DTensor

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.runtime import client
 from djinn_core.runtime.planning import kept_plans
 
 DEVICE = "remote_accelerator:0"
@@ -144,6 +145,7 @@ def test_files_and_plans_are_bounded(folder, monkeypatch):
     run(6)
     torch.ones(5).to(DEVICE).cumsum(0).exp().cpu()
     torch.ones(5).to(DEVICE).cumsum(0).exp().cpu()
+    assert len(client.context.plans._kept._own) == 1
     djinn.configure(keep_plans=False)
     assert len(list(folder.glob("*.plans"))) == 2
     ((_, plans),) = kept_plans._read(max(folder.glob("*.plans"), key=lambda file: file.stat().st_size))

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 import djinn
-from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite, Substitution
+from djinn.hooks import Event, OptimizationContext, OptimizationResult, Rewrite, Substitution
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.program import Program
 from djinn_core.runtime import client
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
+from djinn_core.runtime.sending import submissions
+from djinn_core.runtime.sending.submissions import framed
+from djinn_core.wire.messages import Submit
 
 DEVICE = "remote_accelerator:0"
 WORK = [
@@ -80,6 +83,29 @@ def test_a_growing_loop_finds_nothing_out_anew(embedded, monkeypatch):
     assert not calls
     counts = djinn.stats()
     assert counts["plans_reused"] > 0.95 * (counts["plans_made"] + counts["plans_reused"])
+
+
+class Tracer:
+    """An observer with a trace context for each submission."""
+
+    name = "tracer"
+
+    def observe(self, event: Event) -> None: ...
+
+    def trace_context(self, kind: str, executor: int, number: int) -> str:
+        return f"00-{number:032x}-{number:016x}-01"
+
+
+def test_a_template_that_is_known_goes_with_the_trace_of_its_submission(embedded, monkeypatch):
+    sent: list[Submit] = []
+    monkeypatch.setattr(submissions, "framed", lambda message: sent.append(message) or framed(message))
+    x = torch.ones(3, device=DEVICE)
+    with client.observed_by(Tracer()):
+        for _ in range(4):
+            assert (x * 2 + 1).sum().item() == 9
+    assert sent[-1].digest
+    assert sent[-1].template is None
+    assert [one.trace for one in sent] == [Tracer().trace_context("submission", 0, one.sequence) for one in sent]
 
 
 def test_all_that_is_installed_tolerates_growth(embedded):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -11,6 +12,11 @@ from safetensors.torch import load_file, save_file
 
 import djinn
 from djinn.testing import executor_figures
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.runtime.sending import submissions
+from djinn_core.runtime.sending.submissions import framed
+from djinn_core.wire.frames import Frame
+from djinn_core.wire.messages import Submit
 
 MIB = 1 << 20
 LIMIT = 40 * MIB
@@ -119,6 +125,43 @@ def test_what_is_shared_is_counted_once_and_dropped_without_writing_it(limited, 
         assert torch.equal(written.cpu(), twice[1].cpu() + 1)
         del twice, written
         djinn.synchronize()
+        assert executor_figures()["memory_shared"] == 0
+
+
+def test_what_a_program_frees_makes_room_once(limited, folder):
+    with configured(connection_file=limited.file):
+        djinn.init()
+        weights = djinn.open_weights(f"file:{folder}")
+        twice = [weights[name] for name in NAMES for _ in range(2)]
+        assert sum(one.sum() for one in twice).isfinite()
+        assert executor_figures()["evictions"] == 0
+        del twice[1::2]  # views of memory that the others have: nothing of it is free
+        large = torch.ones(
+            MIB * 9 // 2, device="remote_accelerator:0"
+        )  # 18 MiB beside 16: more than goes without a look
+        assert large[0].item() == 1
+        assert executor_figures()["evictions"] > 0
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_a_program_uses_last_or_frees_in_vain_is_not_counted_as_shared(limited, folder, monkeypatch, refused):
+    left = [UnsupportedOperation("too large")] if refused else []
+
+    def sending(message: Submit) -> Frame:
+        if left:
+            raise left.pop()
+        return framed(message)
+
+    with configured(connection_file=limited.file):
+        djinn.init()
+        weights = djinn.open_weights(f"file:{folder}")
+        twice = [weights[name] for name in NAMES for _ in range(2)]
+        assert sum(one.sum() for one in twice).isfinite()
+        monkeypatch.setattr(submissions, "framed", sending)
+        made = torch.ones(3, device="remote_accelerator:0") if refused else sum(one.sum() for one in twice)
+        del twice
+        with pytest.raises(UnsupportedOperation) if refused else contextlib.nullcontext():
+            made.sum().item()
         assert executor_figures()["memory_shared"] == 0
 
 

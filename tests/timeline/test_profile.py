@@ -18,6 +18,8 @@ import djinn
 from djinn_core.interception.runtime_interface import port
 from djinn_core.runtime import client
 from djinn_core.runtime.timeline import events as kinds
+from djinn_core.runtime.timeline import profiling
+from djinn_core.wire.timing_messages import TimingsRequest
 
 DEVICE = "remote_accelerator:0"
 CLIENT_KINDS = (kinds.PYTHON, kinds.CAPTURE, kinds.PLAN, kinds.SEND, kinds.UPLOAD, kinds.CONNECT, kinds.WAIT)
@@ -188,6 +190,18 @@ def test_nothing_is_left_behind(embedded):
         torch.ones(2, device=DEVICE).sum().item()
     trained(1)
     assert later.totals.round_trips == 1
+
+
+def test_an_interrupt_at_the_end_of_the_block_ends_the_recording(embedded, monkeypatch):
+    def ask(_: object, request: TimingsRequest) -> None:
+        if not request.on:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(profiling, "_ask_executors", ask)
+    with pytest.raises(KeyboardInterrupt), djinn.profile() as prof:
+        trained(1)
+    assert client.context.observers.timeline is None
+    assert prof.totals.seconds > 0
 
 
 def test_perfetto_reads_it(embedded, tmp_path):

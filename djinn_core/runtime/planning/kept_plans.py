@@ -139,6 +139,8 @@ class KeptPlans:
     def _note(self, key: bytes, kept: KeptPlan) -> None:
         plans = self._own.pop(key, [])
         self._own[key] = [*[one for one in plans if one != kept], kept][-VARIANTS_LIMIT:]
+        if len(self._own) > PLANS_LIMIT:  # of a process that goes on and on
+            del self._own[next(iter(self._own))]
 
     def save(self) -> None:
         """Write what is new, with what other processes have written meanwhile. Where it cannot be written, it is not kept."""

@@ -62,6 +62,7 @@ class KnownTemplates:
                 describe=submit.describe,
                 claims=open_claims(prepared, program) if prepared.claims else (),
                 synchronize=submit.synchronize,
+                trace=submit.trace,
             )
         self._bound.put(prepared.digest, bound, len(prepared.template.code))
         self._stats.templates_sent += 1

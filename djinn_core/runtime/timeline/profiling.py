@@ -139,10 +139,12 @@ def profile(*, ops: bool = False) -> Iterator[Timeline]:
             yield timeline
         finally:
             ended = time.perf_counter()
-            if client.is_initialized():
-                _ask_executors(recording, TimingsRequest(on=False))
-            observers.timeline = None
-            recording.ended = ended
+            try:
+                if client.is_initialized():
+                    _ask_executors(recording, TimingsRequest(on=False))
+            finally:  # also where that is interrupted
+                observers.timeline = None
+                recording.ended = ended
 
 
 def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
