@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tarfile
 
 import pytest
 
@@ -13,6 +15,7 @@ from djinn_connect.project_files import find_files, is_secret, project_requireme
 from djinn_connect.project_files import objection as too_much
 from djinn_connect.ssh import Destination, Done, Script, open_command, run_command
 from djinn_connect.survey import GIB, Python, Survey, choose_python, needed_room, objection, read_survey
+from djinn_connect.wheels import archive
 
 FOUND = """os Linux
 machine x86_64
@@ -207,3 +210,14 @@ def test_requirements_of_a_project(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project\n")
     with pytest.raises(ValueError, match=r"pyproject\.toml"):
         project_requirements(tmp_path)
+
+
+def test_archives_say_nothing_of_the_user_and_end_with_a_mark(tmp_path):
+    make(tmp_path, "train.py")
+    packed = io.BytesIO()
+    archive({"files/train.py": tmp_path / "train.py"}, {"job.json": "{}"})(packed)
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as archived:
+        members = archived.getmembers()
+    assert [member.name for member in members] == ["job.json", "files/train.py", "whole"]
+    assert {(member.uid, member.gid, member.uname) for member in members} == {(0, 0, "")}

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,16 @@ def test_disconnecting_closes_the_tunnel_and_forgets(box, machine):
     assert not Path(control_path("box")).exists()
     assert "removed box" in run(disconnect, "box", "--forget").output
     assert find_record("box") is None
+
+
+def test_a_job_whose_files_broke_off_does_not_begin(box, machine, project):
+    def break_off(to):
+        with tarfile.open(fileobj=to, mode="w|") as archived:
+            archived.add("train.py", "files/train.py")
+
+    connection = SshConnection(box.destination, control_path("box"))
+    assert connection.open(asks=False) == ""
+    values = {**box.place, "job": "train-1"}
+    assert connection.run(Script(("submit",), values), break_off).code == 3
+    assert connection.run(Script(("receive",), box.place), break_off).code == 3
+    assert "no jobs" in run(jobs).output
