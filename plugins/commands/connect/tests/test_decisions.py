@@ -9,6 +9,7 @@ import tarfile
 import pytest
 
 from djinn_connect.connecting import failure, platform_options
+from djinn_connect.job_commands import _listed
 from djinn_connect.jobs import read_jobs
 from djinn_connect.keeper import is_final, next_pause
 from djinn_connect.project_files import find_files, is_secret, project_requirements
@@ -221,3 +222,7 @@ def test_archives_say_nothing_of_the_user_and_end_with_a_mark(tmp_path):
         members = archived.getmembers()
     assert [member.name for member in members] == ["job.json", "files/train.py", "whole"]
     assert {(member.uid, member.gid, member.uname) for member in members} == {(0, 0, "")}
+
+
+def test_names_of_files_are_shown_without_what_a_terminal_obeys():
+    assert _listed(["a\n\x1b[2J", "b\udcff"]) == "a\\n\\x1b[2J, b\\udcff"
