@@ -270,3 +270,11 @@ def test_a_job_whose_files_broke_off_does_not_begin(box, machine, project):
     assert connection.run(Script(("submit",), values), break_off).code == 3
     assert connection.run(Script(("receive",), box.place), break_off).code == 3
     assert "no jobs" in run(jobs).output
+
+
+def test_a_tunnel_is_started_without_what_an_earlier_one_said(box, machine):
+    other = Record("box.tunnel", "alice@other")
+    save_record(other)
+    start_keeper(box)
+    assert stop_keeper("box")
+    assert find_record("box.tunnel") == other
