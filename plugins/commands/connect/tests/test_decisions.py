@@ -10,6 +10,7 @@ import pytest
 
 from djinn_connect.connecting import failure, platform_options
 from djinn_connect.job_commands import _listed
+from djinn_connect.job_runner import named_files
 from djinn_connect.jobs import read_jobs
 from djinn_connect.keeper import is_final, next_pause
 from djinn_connect.project_files import find_files, is_secret, project_requirements
@@ -222,6 +223,15 @@ def test_archives_say_nothing_of_the_user_and_end_with_a_mark(tmp_path):
         members = archived.getmembers()
     assert [member.name for member in members] == ["job.json", "files/train.py", "whole"]
     assert {(member.uid, member.gid, member.uname) for member in members} == {(0, 0, "")}
+
+
+def test_files_that_requirements_name(tmp_path, monkeypatch):
+    make(tmp_path, "files/own.whl", "files/later/base.txt", "files/later/more.txt", "files/limits.txt")
+    (tmp_path / "files/later/base.txt").write_text("-r more.txt\nattrs\n")
+    (tmp_path / "files/later/more.txt").write_text("--requirement=base.txt\n-c ../limits.txt # versions\n")
+    monkeypatch.chdir(tmp_path)
+    found = named_files(["own.whl", "rich", "-r later/base.txt"])
+    assert [path.name for path in found] == ["own.whl", "base.txt", "more.txt", "limits.txt"]
 
 
 def test_names_of_files_are_shown_without_what_a_terminal_obeys():
