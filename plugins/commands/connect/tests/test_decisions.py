@@ -214,6 +214,12 @@ def test_requirements_of_a_project(tmp_path):
         project_requirements(tmp_path)
 
 
+def test_a_project_for_which_git_reads_no_rules_is_sent(tmp_path):
+    make(tmp_path, "train.py", ".git")  # a file in a work tree
+    (tmp_path / ".gitignore").symlink_to("nowhere")
+    assert list(find_files(tmp_path).files) == [".gitignore", "train.py"]
+
+
 def test_archives_say_nothing_of_the_user_and_end_with_a_mark(tmp_path):
     make(tmp_path, "train.py")
     packed = io.BytesIO()
