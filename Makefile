@@ -203,7 +203,7 @@ lock: ## write the newest versions that pip finds for development into requireme
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(INDEXED),'$(requirement)')
 	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5'
-	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release,libraries]' $(addprefix -e ./,$(PLUGINS))
+	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release,libraries,docs,notebooks]' $(addprefix -e ./,$(PLUGINS))
 	sed '/^[^#]/d' $(LOCK) > $(LOCK).new
 	$(VENV)-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip \
 		| grep -vE '^($(UNLOCKED))' >> $(LOCK).new
