@@ -210,8 +210,8 @@ lock: ## write the newest versions that pip finds for development into requireme
 	mv $(LOCK).new $(LOCK)
 	rm -rf $(VENV)-lock
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean: ## remove the virtual environments and caches
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-libraries $(VENV)-release $(VENV)-lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # --- the environment, step by step ----------------------------------------------------------------------------
 
