@@ -265,7 +265,9 @@ def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetche
         if not name.is_relative_to(wanted) or ".." in name.parts:
             from djinn.hooks import StartupError
 
-            raise StartupError(f"{wanted} was asked for, and the remote machine sent {member.name!r}, which is not copied")
+            raise StartupError(
+                f"{wanted} was asked for, and the remote machine sent {member.name!r}, which is not copied"
+            )
         alone = name == wanted and not member.isdir()
         folder = into / (wanted.parent if alone else wanted)
         found = None if alone and not member.isfile() else _safe(member, wanted.parent if alone else wanted, folder)
