@@ -203,15 +203,15 @@ lock: ## write the newest versions that pip finds for development into requireme
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(INDEXED),'$(requirement)')
 	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5'
-	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release,libraries]' $(addprefix -e ./,$(PLUGINS))
+	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev,release,libraries,docs,notebooks]' $(addprefix -e ./,$(PLUGINS))
 	sed '/^[^#]/d' $(LOCK) > $(LOCK).new
 	$(VENV)-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip \
 		| grep -vE '^($(UNLOCKED))' >> $(LOCK).new
 	mv $(LOCK).new $(LOCK)
 	rm -rf $(VENV)-lock
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean: ## remove the virtual environments and caches
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-libraries $(VENV)-release $(VENV)-lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # --- the environment, step by step ----------------------------------------------------------------------------
 

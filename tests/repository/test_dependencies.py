@@ -49,6 +49,10 @@ def test_the_lock_file_has_exact_versions_and_nothing_of_a_machine(root):
 def test_the_lock_file_has_what_development_installs(root):
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     installed = re.fullmatch(r"djinn\[([\w,]+)\]", extras["dev"][0])[1].split(",")
+    makefile = (root / "Makefile").read_text()
+    others = {*re.findall(r"\$\(PINS\) .*'\.\[(\w+)\]'", makefile), "release"} - {"dev"}
+    assert others >= {"server", "libraries", "docs", "notebooks"}
+    installed += others
     needed = {name_of(requirement) for extra in installed for requirement in extras[extra]}
     for path in (root / "pyproject.toml", *root.glob("plugins/*/*/pyproject.toml")):
         needed |= {name_of(requirement) for requirement in tomllib.loads(path.read_text())["project"]["dependencies"]}

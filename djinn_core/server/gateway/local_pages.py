@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hmac
+from http import HTTPStatus
 
 import attrs
 
 from djinn_core.hookspecs.authentication import OPERATOR, Credentials, Identity
 from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
-from djinn_core.server.gateway.operations import UNAUTHORIZED, split_path
+from djinn_core.server.gateway.operations import split_path
 from djinn_core.server.gateway.operations_listener import OperationsListener
 
 
@@ -34,7 +35,8 @@ class _LocalAnswers:
         if name == self.pages.name and rest in self.pages.open_paths:
             return self.pages.answer(PageRequest(rest))
         if not self.admits(shown):
-            return UNAUTHORIZED
+            said = f"the page is at /{self.pages.name}; this needs the code that the command printed\n"
+            return HttpResponse(HTTPStatus.UNAUTHORIZED, said.encode())
         return self.pages.answer(PageRequest(rest if name == self.pages.name else path, Identity(OPERATOR)))
 
 

@@ -113,7 +113,6 @@ def _ask(pages: OperationsPages, request: PageRequest) -> HttpResponse | EventFe
 
 
 PROBES: Final = ("/livez", "/readyz")
-UNAUTHORIZED: Final = HttpResponse(HTTPStatus.UNAUTHORIZED, b"this is not the code that the command printed\n")
 Route = Callable[[Operations, Identity, str], HttpResponse]
 ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
     {"/livez": Operations.livez, "/readyz": Operations.readyz, "/metrics": Operations.metrics}

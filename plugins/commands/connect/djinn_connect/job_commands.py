@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,7 @@ def submit(
         click.echo(f"installs for it, once: {', '.join(wanted)}", err=True)
     if dry_run:
         for path, size in found.files.items():
-            click.echo(f"{size:12,}  {path}")
+            click.echo(f"{size:12,}  {_listed([path])}")
         return
     job, served = known.submit(record, found, relative, arguments, wanted)
     if not served:
@@ -108,15 +109,15 @@ def _show(found: ProjectFiles) -> None:
     click.echo(f"sends {len(found.files):,} files of {found.root.resolve()}, {_size(found.size)}", err=True)
     for path, size in found.largest(3):
         if size >= 1 << 20:
-            click.echo(f"    {_size(size)}  {path}", err=True)
+            click.echo(f"    {_size(size)}  {_listed([path])}", err=True)
     if found.ignored:
         click.echo(f"not sent, as .gitignore says: {found.ignored:,} entries", err=True)
     if found.secrets:
         click.echo(
-            f"not sent, as they look like secrets (--include PATTERN sends them): {', '.join(found.secrets)}", err=True
+            f"not sent, as they look like secrets (--include PATTERN sends them): {_listed(found.secrets)}", err=True
         )
     if found.links:
-        click.echo(f"not sent, as they lead out of the folder: {', '.join(found.links)}", err=True)
+        click.echo(f"not sent, as they lead out of the folder: {_listed(found.links)}", err=True)
 
 
 @click.command(name="jobs")
@@ -200,8 +201,10 @@ def fetch(job: str, path: str, into: Path, server: str | None) -> None:
     """Copy PATH, a file or folder below JOB's working directory, into the folder INTO, by default the working directory."""
     from djinn_connect import jobs as known
 
-    count, size = known.fetch(_record(server), job, path, into)
-    click.echo(f"{into / path}: {count:,} files, {_size(size)}")
+    found = known.fetch(_record(server), job, path, into)
+    if found.left_out:
+        click.echo(f"not copied, as they lead elsewhere: {_listed(found.left_out)}", err=True)
+    click.echo(f"{into / path}: {found.count:,} files, {_size(found.size)}")
 
 
 def _record(server: str | None) -> Record:
@@ -228,6 +231,11 @@ def _follow(record: Record, job: str) -> None:
         raise SystemExit(130) from None
     click.echo(f"{ended.id}: {ended.state}", err=True)
     raise SystemExit(ended.exit_code)
+
+
+def _listed(paths: Iterable[str]) -> str:
+    """Names of files for a terminal, which would obey some of their characters, or have none for them."""
+    return ", ".join("".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in path) for path in paths)
 
 
 def _size(size: int) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,20 @@ def tell(text: str) -> None:
     sys.stdout.flush()
 
 
+def named_files(wanted: list[str]) -> list[Path]:
+    """Files of the project that requirements name: wheels, and further lists (`-r`, `-c`), with those that they name."""
+    found: list[Path] = []
+    lines = [(line, Path("files")) for line in wanted]
+    for line, beside in lines:
+        listed = re.match(r"(?:-[rc]|--requirement|--constraint)[ =]*(\S+)", line)
+        path = Path(os.path.normpath(beside / listed[1])) if listed else Path("files", line)
+        if path.is_file() and path not in found:
+            found.append(path)
+            if listed:
+                lines += [(further, path.parent) for further in path.read_text().splitlines()]
+    return found
+
+
 def environment(job: dict[str, Any], folder: Path) -> Path:
     """The Python of the job: that of the server, or of an environment on top of it with what the project requires, made once."""
     base = Path(sys.executable)
@@ -41,8 +56,7 @@ def environment(job: dict[str, Any], folder: Path) -> Path:
         return base
     from filelock import FileLock
 
-    named = [path for line in wanted if (path := Path("files", line)).is_file()]  # wheels of the project itself
-    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in named]
+    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in named_files(wanted)]
     name = hashlib.sha256(json.dumps([sys.version, str(base), wanted, contents]).encode()).hexdigest()[:16]
     place = folder / "environments" / name
     place.parent.mkdir(mode=0o700, exist_ok=True)
@@ -56,12 +70,15 @@ def environment(job: dict[str, Any], folder: Path) -> Path:
             below, own = (subprocess.check_output([one, "-c", ask], text=True).strip() for one in (base, python))
             # Behind the environment's own packages: PyTorch and Djinn stay those of the server.
             Path(own, "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
-            (place / "requirements.txt").write_text("\n".join(wanted) + "\n")
+            # Beside the project's own: paths in it are relative to it.
+            listed = Path("files", f".djinn-{name}.txt").absolute()
+            listed.write_text("\n".join(wanted) + "\n")
             torch = subprocess.check_output([python, "-c", "import torch; print(torch.__version__)"], text=True).strip()
             (place / "constraints.txt").write_text(f"torch=={torch}\n")
             options: list[str | Path] = ["--disable-pip-version-check", "--no-input", "--progress-bar=off"]
-            options += ["--constraint", place / "constraints.txt", "--requirement", place / "requirements.txt"]
+            options += ["--constraint", place / "constraints.txt", "--requirement", listed]
             subprocess.run([python, "-m", "pip", "install", *options], check=True, cwd="files")
+            listed.unlink()
             (place / "complete").touch()
     return python
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import os
 import secrets
 import shlex
 import tarfile
@@ -214,8 +216,17 @@ def remove_job(record: Record, job: str) -> None:
         _run(record, connection, "removing the job", Script(("remove",), {**record.place, "job": name}))
 
 
-def fetch(record: Record, job: str, path: str, into: Path) -> tuple[int, int]:
-    """Copy a file or folder of a job into a folder here; how many files, and their bytes.
+@attrs.define
+class Fetched:
+    """Files that were copied: how many, and their bytes. `left_out`: links that lead out of what was asked for, and special files."""
+
+    count: int = 0
+    size: int = 0
+    left_out: list[str] = attrs.field(factory=list)
+
+
+def fetch(record: Record, job: str, path: str, into: Path) -> Fetched:
+    """Copy a file or folder of a job into a folder here. Nothing else in that folder is written, whatever the remote machine sends.
 
     Args:
         record: the server.
@@ -225,28 +236,66 @@ def fetch(record: Record, job: str, path: str, into: Path) -> tuple[int, int]:
 
     Raises:
         ConfigurationError: there is no such job, or `path` leads elsewhere.
-        StartupError: there is no such file.
+        StartupError: there is no such file, or the remote machine sent another one.
         TransportError: there is no connection, or it broke.
     """
     wanted = PurePosixPath(path)
     if wanted.is_absolute() or ".." in wanted.parts or not wanted.parts:
         raise refused(f"{path!r} must be below the working directory of the job, such as out/model.pt")
     into.mkdir(parents=True, exist_ok=True)
-    count = size = 0
+    fetched = Fetched()
     with connected(record) as connection:
         name = _find(record, connection, job).id
         with connection.running(Script(("fetch",), {**record.place, "job": name, "path": str(wanted)})) as process:
             try:
                 with tarfile.open(fileobj=process.stdout, mode="r|") as archived:
-                    for member in archived:
-                        archived.extract(member, into, filter="data")
-                        count, size = count + member.isfile(), size + member.size
+                    _unpack(archived, wanted, into, fetched)
                 code = process.wait()
             except tarfile.ReadError:  # nothing came, or not all of it
                 code = process.wait() or BROKEN
     if code:
         raise failure(f"fetching {path} of {name}", record.host, Done(code, "", ""))
-    return count, size
+    return fetched
+
+
+def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetched: Fetched) -> None:
+    archived.extraction_filter = lambda member, _: member  # `_safe` has looked at it
+    for member in archived:
+        name = PurePosixPath(member.name)
+        if not name.is_relative_to(wanted) or ".." in name.parts:
+            from djinn.hooks import StartupError
+
+            raise StartupError(
+                f"{wanted} was asked for, and the remote machine sent {member.name!r}, which is not copied"
+            )
+        alone = name == wanted and not member.isdir()
+        folder = into / (wanted.parent if alone else wanted)
+        found = None if alone and not member.isfile() else _safe(member, wanted.parent if alone else wanted, folder)
+        if found is None:
+            fetched.left_out.append(member.name)
+            continue
+        archived.extract(found, folder)
+        if found.isfile():
+            fetched.count, fetched.size = fetched.count + 1, fetched.size + found.size
+
+
+def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfile.TarInfo | None:
+    """A member with its name below `above`, to be unpacked into `folder`; None for one that leads out of it."""
+    below = copy.copy(member)
+    below.name = PurePosixPath(member.name).relative_to(above).as_posix()
+    if member.islnk():
+        if not PurePosixPath(member.linkname).is_relative_to(above):
+            return None
+        below.linkname = PurePosixPath(member.linkname).relative_to(above).as_posix()
+    if hasattr(tarfile, "data_filter"):
+        try:
+            return tarfile.data_filter(below, str(folder))
+        except tarfile.FilterError:
+            return None
+    # Python 3.11.3 and earlier: no links at all.
+    below.mode &= 0o755
+    below.uid, below.gid, below.uname, below.gname = os.getuid(), os.getgid(), "", ""
+    return below if member.isfile() or member.isdir() else None
 
 
 def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:

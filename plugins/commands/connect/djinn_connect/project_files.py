@@ -90,7 +90,7 @@ def _walk(root: Path, chosen: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, str
     for folder, names, found in os.walk(root):
         here = Path(folder).relative_to(root).as_posix()
         prefix = "" if here == "." else f"{here}/"
-        if ".gitignore" in found:
+        if ".gitignore" in found and Path(folder, ".gitignore").is_file():
             text = Path(folder, ".gitignore").read_text(errors="replace")
             rules[prefix] = pathspec.GitIgnoreSpec.from_lines(text.splitlines())
         entered = []
@@ -107,7 +107,7 @@ def _walk(root: Path, chosen: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, str
         names[:] = entered
         for name in sorted(found):
             path = f"{prefix}{name}"
-            if not name.endswith((".pyc", ".pyo")):
+            if name not in _MADE and not name.endswith((".pyc", ".pyo")):
                 yield path, name, _ignored(path, rules)
 
 

@@ -180,11 +180,16 @@ class SshConnection:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = self._start(script, mark, output, errors)
             assert process.stdin is not None
-            # It may end before it has read everything; how it ended says more than that.
-            with contextlib.suppress(BrokenPipeError), process.stdin as to:
-                if data is not None:
-                    data(to)
-            code = process.wait()
+            try:
+                # It may end before it has read everything; how it ended says more than that.
+                with contextlib.suppress(BrokenPipeError), process.stdin as to:
+                    if data is not None:
+                        data(to)
+                code = process.wait()
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
             output.seek(0)
             errors.seek(0)
             printed = output.read().decode(errors="replace")

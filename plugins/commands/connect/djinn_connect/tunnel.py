@@ -41,7 +41,7 @@ def start_keeper(record: Record) -> TunnelState:
     """Start the process, in the place of one with other ports; what it says of its first attempt."""
     stop_keeper(record.name)
     with contextlib.suppress(FileNotFoundError):
-        record_path(record.name, ".tunnel.json").unlink()
+        record_path(record.name, ".tunnel").unlink()
     with record_path(record.name, ".keeper.log").open("wb") as log:
         command = [sys.executable, "-P", "-m", "djinn_connect.keeper", record.name]
         begun = subprocess.run(

@@ -137,7 +137,10 @@ def missing(wheels: Wheels, listing: str) -> tuple[Path, ...]:
 
 
 def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -> Source:
-    """A tar archive of files under their names, with files of these texts before them."""
+    """A tar archive of files under their names, with files of these texts before them.
+
+    The last member is an empty file `whole`: for tar, an archive that breaks off between two members is none that is broken.
+    """
 
     def write(to: IO[bytes]) -> None:
         with tarfile.open(fileobj=to, mode="w|") as archived:
@@ -147,9 +150,17 @@ def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -
                 member.size, member.mode = len(content), 0o600
                 archived.addfile(member, io.BytesIO(content))
             for name, file in files.items():
-                archived.add(file, name, recursive=False)
+                archived.add(file, name, recursive=False, filter=_without_owner)
+            archived.addfile(tarfile.TarInfo("whole"))
 
     return write
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Root's tar would set it, which fails in a container that has no such user."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
 
 
 def total(files: Iterable[Path]) -> int:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tarfile
 
 import pytest
 
 from djinn_connect.connecting import failure, platform_options
+from djinn_connect.job_commands import _listed
+from djinn_connect.job_runner import named_files
 from djinn_connect.jobs import read_jobs
 from djinn_connect.keeper import is_final, next_pause
 from djinn_connect.project_files import find_files, is_secret, project_requirements
 from djinn_connect.project_files import objection as too_much
 from djinn_connect.ssh import Destination, Done, Script, open_command, run_command
 from djinn_connect.survey import GIB, Python, Survey, choose_python, needed_room, objection, read_survey
+from djinn_connect.wheels import archive
 
 FOUND = """os Linux
 machine x86_64
@@ -207,3 +212,33 @@ def test_requirements_of_a_project(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project\n")
     with pytest.raises(ValueError, match=r"pyproject\.toml"):
         project_requirements(tmp_path)
+
+
+def test_a_project_for_which_git_reads_no_rules_is_sent(tmp_path):
+    make(tmp_path, "train.py", ".git")  # a file in a work tree
+    (tmp_path / ".gitignore").symlink_to("nowhere")
+    assert list(find_files(tmp_path).files) == [".gitignore", "train.py"]
+
+
+def test_archives_say_nothing_of_the_user_and_end_with_a_mark(tmp_path):
+    make(tmp_path, "train.py")
+    packed = io.BytesIO()
+    archive({"files/train.py": tmp_path / "train.py"}, {"job.json": "{}"})(packed)
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as archived:
+        members = archived.getmembers()
+    assert [member.name for member in members] == ["job.json", "files/train.py", "whole"]
+    assert {(member.uid, member.gid, member.uname) for member in members} == {(0, 0, "")}
+
+
+def test_files_that_requirements_name(tmp_path, monkeypatch):
+    make(tmp_path, "files/own.whl", "files/later/base.txt", "files/later/more.txt", "files/limits.txt")
+    (tmp_path / "files/later/base.txt").write_text("-r more.txt\nattrs\n")
+    (tmp_path / "files/later/more.txt").write_text("--requirement=base.txt\n-c ../limits.txt # versions\n")
+    monkeypatch.chdir(tmp_path)
+    found = named_files(["own.whl", "rich", "-r later/base.txt"])
+    assert [path.name for path in found] == ["own.whl", "base.txt", "more.txt", "limits.txt"]
+
+
+def test_names_of_files_are_shown_without_what_a_terminal_obeys():
+    assert _listed(["a\n\x1b[2J", "b\udcff"]) == "a\\n\\x1b[2J, b\\udcff"

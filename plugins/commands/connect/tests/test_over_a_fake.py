@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,80 @@ def test_disconnecting_closes_the_tunnel_and_forgets(box, machine):
     assert not Path(control_path("box")).exists()
     assert "removed box" in run(disconnect, "box", "--forget").output
     assert find_record("box") is None
+
+
+def made_job(machine, name="train-1"):
+    """The folder of a job's files, as it lies there when the job has ended."""
+    folder = machine.home / ".local/share/djinn/connect/jobs" / name
+    (folder / "files").mkdir(parents=True)
+    for file, text in (("begun", "10"), ("ended", "20 0"), ("state", "running"), ("shown", "train.py")):
+        (folder / file).write_text(f"{text}\n")
+    return folder / "files"
+
+
+def test_links_of_a_folder_are_fetched_unless_they_lead_out_of_it(box, machine, tmp_path):
+    out = made_job(machine) / "out"
+    (out / "step-1").mkdir(parents=True)
+    (out / "step-1" / "model").write_text("trained")
+    (out / "hard").hardlink_to(out / "step-1" / "model")
+    (out / "latest").symlink_to("step-1")
+    (out / "data").symlink_to("/scratch/data")
+    said = run(fetch, "train-1", "out", tmp_path / "got")
+    got = tmp_path / "got" / "out"
+    assert (got / "hard").read_text() == (got / "latest" / "model").read_text() == "trained"
+    assert not (got / "data").is_symlink()
+    assert "lead elsewhere: out/data" in said.stderr
+    run(fetch, "train-1", "out/step-1/model", tmp_path / "one")
+    assert (tmp_path / "one" / "out" / "step-1" / "model").read_text() == "trained"
+
+
+@pytest.mark.parametrize(
+    ("sent", "wanted"),
+    [
+        ([("train.py", "")], "out"),
+        ([("out/../train.py", "")], "out"),
+        ([("out/model/x", "")], "out/model/y"),
+        ([("out", ".hooks"), ("out/x", "")], "out"),
+        ([("out/a", "../.hooks"), ("out/a/x", "")], "out"),
+        ([("out/model", "../.hooks/x")], "out/model"),
+    ],
+)
+def test_a_remote_machine_writes_nothing_but_what_was_asked_for(box, machine, tmp_path, monkeypatch, sent, wanted):
+    made_job(machine)
+    with tarfile.open(tmp_path / "sent.tar", "w") as archived:
+        for name, target in sent:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
+            archived.addfile(member)
+    tar = tmp_path / "bin" / "tar"
+    tar.write_text(f"#!/bin/sh\ncat '{tmp_path / 'sent.tar'}'\n")
+    tar.chmod(0o755)
+    (machine.home / ".local/share/djinn/connect/jobs/train-1/files" / wanted).mkdir(parents=True)
+    here = tmp_path / "here"
+    (here / ".hooks").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    CliRunner().invoke(fetch, ["train-1", wanted])
+    assert not (here / "train.py").exists()
+    assert list((here / ".hooks").iterdir()) == []
+    assert not any(path.is_symlink() or path.is_file() for path in here.rglob("*") if path.name != "x")
+
+
+def test_a_job_whose_files_broke_off_does_not_begin(box, machine, project):
+    def break_off(to):
+        with tarfile.open(fileobj=to, mode="w|") as archived:
+            archived.add("train.py", "files/train.py")
+
+    connection = SshConnection(box.destination, control_path("box"))
+    assert connection.open(asks=False) == ""
+    values = {**box.place, "job": "train-1"}
+    assert connection.run(Script(("submit",), values), break_off).code == 3
+    assert connection.run(Script(("receive",), box.place), break_off).code == 3
+    assert "no jobs" in run(jobs).output
+
+
+def test_a_tunnel_is_started_without_what_an_earlier_one_said(box, machine):
+    other = Record("box.tunnel", "alice@other")
+    save_record(other)
+    start_keeper(box)
+    assert stop_keeper("box")
+    assert find_record("box.tunnel") == other

@@ -67,5 +67,6 @@ def test_the_page_is_open_and_its_data_is_for_the_code(served):
 def test_nothing_else_is_answered(served, path, code, headers, status):
     with pytest.raises(urllib.error.HTTPError) as caught:
         get(served.url + path, code, **headers)
-    caught.value.close()
-    assert caught.value.code == status
+    with caught.value as answer:
+        assert answer.code == status
+        assert status != 401 or b"the page is at /dashboard" in answer.read()

@@ -2,7 +2,7 @@
 mkdir -p "$folder/wheels" "$folder/incoming"
 rm -f "$folder"/incoming/*
 cd "$folder/incoming"
-tar -xf - || { say "the archive did not arrive whole, or the disk is full"; df -Pk . >&2; exit 3; }
+tar -xf - && [ -e whole ] || { say "the archive did not arrive whole, or the disk is full"; df -Pk . >&2; exit 3; }
 for file in *.whl; do
     [ ! -f "$file" ] || mv -f "$file" ../wheels/
 done

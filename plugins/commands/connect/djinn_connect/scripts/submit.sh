@@ -5,7 +5,7 @@ mkdir -p "$folder/jobs"
 cd "$folder/jobs"
 rm -rf "$job.new"
 mkdir "$job.new"
-(cd "$job.new" && tar -xf -) || { rm -rf "$job.new"; say "the files did not arrive whole, or the disk is full"; df -Pk . >&2; exit 3; }
+(cd "$job.new" && tar -xf - && [ -e whole ]) || { rm -rf "$job.new"; say "the files did not arrive whole, or the disk is full"; df -Pk . >&2; exit 3; }
 mkdir -p "$job.new/files"
 [ ! -e "$job" ] || exit 9
 mv "$job.new" "$job"
