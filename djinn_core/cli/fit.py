@@ -107,7 +107,7 @@ def tell_fit(
 
 
 def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[Executor, ...]:
-    """The devices of the servers, as they are now, each once.
+    """The devices of the servers, as they are now, each once. Servers that do not answer, where others do, are named on stderr.
 
     Raises:
         ConfigurationError: no server is named or configured.
@@ -123,8 +123,11 @@ def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[
                 known = found.get(key)
                 free = [d.memory_free for d in (device, known and known.device) if d and d.memory_free is not None]
                 found[key] = Executor(url, attrs.evolve(device, memory_free=min(free, default=None)))
+    silent = {url: answer for url, answer in answers.items() if isinstance(answer, DjinnError)}
     if not found:
-        raise next((error for error in answers.values() if isinstance(error, DjinnError)), _no_executor())
+        raise next(iter(silent.values()), _no_executor())
+    for url, error in silent.items():
+        click.echo(f"without {url}: {error}", err=True)
     return tuple(found.values())
 
 

@@ -150,6 +150,8 @@ def _optimizer(step: Step, model: torch.nn.Module) -> torch.optim.Optimizer:
     if found is None or not issubclass(found, torch.optim.Optimizer) or found is torch.optim.Optimizer:
         names = sorted(n for n, f in known.items() if issubclass(f, torch.optim.Optimizer) and n != "optimizer")
         raise ConfigurationError(f"torch.optim has no optimizer {step.optimizer!r}; it has {', '.join(names)}")
+    if inspect.signature(found.step).parameters["closure"].default is inspect.Parameter.empty:
+        raise ConfigurationError(f"{found.__name__} calls the model as often as it wants, which only a run tells: name another one")
     return found(model.parameters())  # type: ignore[call-arg]
 
 
@@ -275,6 +277,8 @@ def _as_inputs(given: Any) -> Inputs:
 
 def _function(target: str) -> Callable[[], Any]:
     name, _, function = target.partition(":")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise _no_model(target)
     if not sys.flags.safe_path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -282,6 +286,8 @@ def _function(target: str) -> Callable[[], Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
+        if not function:
+            raise _no_model(target) from None
         raise ConfigurationError(f"there is no module {name!r}, neither installed nor in {Path.cwd()}") from None
     found = getattr(module, function, None)
     if not callable(found):
@@ -290,6 +296,13 @@ def _function(target: str) -> Callable[[], Any]:
             f"{name} has no function {function!r}; it has {', '.join(sorted(names)) or 'none at all'}"
         )
     return cast("Callable[[], Any]", found)
+
+
+def _no_model(target: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"there is no model {target!r}: give the config.json of a Hugging Face model, the folder that it is in, or `module:function`. "
+        "Names of the Hub are not looked up: download the config.json of the model"
+    )
 
 
 def _called(function: Callable[[], Any], target: str) -> Any:

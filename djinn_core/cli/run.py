@@ -43,6 +43,8 @@ def command(
     """
     if not as_module and not Path(script).exists():
         raise click.UsageError(f"There is no file '{script}'.")
+    if trace is not None and not trace.parent.is_dir():
+        raise click.UsageError(f"There is no folder '{trace.parent}' for the trace.")
     end_by_interrupt()
     if server is not None:
         os.environ["DJINN_SERVERS"] = server  # for processes that the script starts, too
@@ -50,8 +52,6 @@ def command(
 
     under_run.begin()
     _connect(verbose)
-    if trace is not None and not trace.parent.is_dir():
-        raise click.UsageError(f"There is no folder '{trace.parent}' for the trace.")
     with _counting(stats), _traced(trace):
         try:
             Script(script, arguments, as_module).run()

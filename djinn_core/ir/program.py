@@ -174,12 +174,17 @@ class Instruction:
 Site = tuple[CodeType, int]
 
 
-def describe_site(site: Site) -> str:
-    """`file:line in function` for the place in a code object where an instruction was issued."""
+def line_of_site(site: Site) -> int:
+    """The line of the place in a code object where an instruction was issued."""
     code, offset = site
     positions = next(itertools.islice(code.co_positions(), offset // 2, None), None)
-    line = positions[0] if positions and positions[0] is not None else code.co_firstlineno
-    return f"{called(code.co_filename)}:{line} in {code.co_name}"
+    return positions[0] if positions and positions[0] is not None else code.co_firstlineno
+
+
+def describe_site(site: Site) -> str:
+    """`file:line in function` for the place in a code object where an instruction was issued."""
+    code, _ = site
+    return f"{called(code.co_filename)}:{line_of_site(site)} in {code.co_name}"
 
 
 @attrs.frozen(eq=False, repr=False)

@@ -52,15 +52,17 @@ class DjinnMagics(Magics):
         if profile is None:
             raise UsageError("this version of Djinn has no djinn.profile(); update it")
         wanted = parse_argstring(self.djinn_profile, line)
+        if wanted.save is not None and not wanted.save.parent.is_dir():
+            raise UsageError(f"there is no folder '{wanted.save.parent}' for the trace")
         shell: Any = self.shell
         with profile(ops=wanted.ops) as timeline:
             shell.run_cell(cell)  # shows the results, and errors: what came before these is worth a look, too
         display(timeline)
+        if wanted.output:
+            shell.push({wanted.output: timeline})
         if wanted.save is not None:
             timeline.save(wanted.save)
             print(f"written to {wanted.save}")  # noqa: T201
-        if wanted.output:
-            shell.push({wanted.output: timeline})
 
 
 def _of_servers(names: tuple[str, ...]) -> str:

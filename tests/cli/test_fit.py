@@ -61,11 +61,13 @@ def ask(folder, monkeypatch):
     return ask
 
 
-def test_a_live_server_says_what_is_free(folder, serving, monkeypatch):
+def test_a_live_server_says_what_is_free_and_one_that_is_down_is_named(folder, serving, monkeypatch):
     monkeypatch.setenv("DJINN_TOKEN", serving.token)
     url = next(url for url in serving.urls if url.startswith("tcp://"))
-    answer = CliRunner().invoke(command, [folder, "--server", url, "--step", "decode", "--batch", "2"])
+    servers = ["--server", url, "--server", "tcp://127.0.0.1:9"]
+    answer = CliRunner().invoke(command, [folder, *servers, "--step", "decode", "--batch", "2"])
     assert answer.exit_code == 0, answer.output
+    assert "without tcp://127.0.0.1:9: no server answers" in answer.stderr
     assert f"executor   {url}" in answer.stdout
     assert "It fits." in answer.stdout
 
@@ -133,11 +135,18 @@ def test_what_can_be_spilled_is_said(ask):
     [
         (["--step", "train", "--optimizer", "none"], "torch.optim has no optimizer 'none'; it has .*adamw"),
         (["--dtype", "int8"], "no floating-point dtype 'int8'"),
+        (["--step", "train", "--optimizer", "LBFGS"], "LBFGS calls the model as often as it wants"),
     ],
 )
 def test_unknown_names_are_refused(ask, options, message):
     with pytest.raises(ConfigurationError, match=message):
         ask(MIB, *options)
+
+
+@pytest.mark.parametrize("target", ["./nowhere", "/nowhere/model", "meta-llama/Llama-3-8B", "gpt2_nowhere"])
+def test_a_model_that_is_not_there_is_said_with_what_is_taken(target):
+    with pytest.raises(ConfigurationError, match=f"there is no model '{target}': give the config.json"):
+        built_model(target, Step())
 
 
 # --- against what an executor holds (`make fit` has more models, on a server) ------------------------------------

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import djinn
-
 CELLS = {
     "load": "%load_ext djinn\nimport torch, djinn",
     "none yet": "%djinn_status",
@@ -20,6 +18,8 @@ CELLS = {
     "wrong index": "lost = x[torch.tensor([9]).to(x.device)]\nlost",
     "status": "%djinn_status",
     "profile": "%%djinn_profile -o found\n(x @ x.T).sum().item()",
+    "profile nowhere": "%%djinn_profile --save none/trace.json\nprint('it ran')",
+    "profile an error": "%%djinn_profile\nx.sum().item()\nraise KeyError('mine')",
     "progress": """
 from djinn_core.runtime import client
 from djinn_core.runtime.sending import progress
@@ -82,11 +82,20 @@ def test_status_shows_the_executor_of_the_program(outputs):
 
 def test_a_cell_is_profiled(outputs):
     shown = text_of(outputs["profile"])
-    if hasattr(djinn, "profile"):
-        assert "4900" in shown
-        assert any("round trip" in o.data.get("text/html", "") for o in outputs["profile"] if "data" in o)
-    else:
-        assert "this version of Djinn has no djinn.profile()" in shown
+    assert "1134.0" in shown
+    (table,) = [o.data["text/html"] for o in outputs["profile"] if "text/html" in o.get("data", ())]
+    assert "round trip" in table
+    assert re.search(r"Cell In\[\d+\]:1 in", table)
+    assert "ipykernel_" not in table
+
+
+def test_a_cell_that_fails_is_profiled_and_one_whose_trace_has_no_folder_is_not_run(outputs):
+    refused = text_of(outputs["profile nowhere"])
+    assert "there is no folder 'none' for the trace" in refused
+    assert "it ran" not in refused
+    failed = outputs["profile an error"]
+    assert "KeyError: 'mine'" in text_of(failed)
+    assert any("1 round trips" in o.data.get("text/html", "") for o in failed if "data" in o)
 
 
 def test_an_upload_shows_its_progress_and_takes_it_away(outputs):

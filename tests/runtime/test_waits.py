@@ -1,4 +1,4 @@
-"""`djinn.explain_waits()` finds a needless wait that was planted in each of ten programs, and what was waited for."""
+"""`djinn.explain_waits()` finds a needless wait that was planted in each of its programs, and what was waited for."""
 
 from __future__ import annotations
 
@@ -96,6 +96,29 @@ def inverse_that_is_checked():
         x = torch.linalg.inv(x + torch.eye(4, device=DEVICE))  # planted
 
 
+def memory_each_step():
+    net = model()
+    for x in batches():
+        net(x)
+        torch.remote_accelerator.memory_allocated()  # planted
+
+
+def published_weights_each_step():
+    net = model()
+    for x in batches():
+        net(x)
+        djinn.published()  # planted
+
+
+def more_than_has_room():
+    x = torch.ones(1 << 20, device=DEVICE)
+    copies = []
+    for number in range(4):
+        copies.append((x + number).to("cpu", non_blocking=True))
+        torch.full((1 << 20,), float(number)).to(DEVICE)  # planted
+    return [copy.sum() for copy in copies]
+
+
 PROGRAMS = {
     loss_each_step: "a number",
     branch_on_a_value: "a condition",
@@ -108,6 +131,9 @@ PROGRAMS = {
     numpy_for_a_metric: "a copy to the CPU",
     tolist_of_tokens: "a copy to the CPU",
     inverse_that_is_checked: "a check of the result",
+    memory_each_step: "memory figures",
+    published_weights_each_step: "weights at an address",
+    more_than_has_room: "too much under way",
 }
 
 

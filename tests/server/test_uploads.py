@@ -45,6 +45,15 @@ class Interrupted:
         return self._connection.receive(timeout)
 
 
+def test_a_wait_for_an_upload_is_one_of_its_line(keeping, monkeypatch):
+    monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 20)
+    model = torch.nn.Sequential(*[torch.nn.Linear(600, 600) for _ in range(2)])
+    with djinn.explain_waits() as report:
+        model.to("remote_accelerator:0")
+    assert {wait.cause for wait in report.waits} == {"an upload"}
+    assert all("model.to(" in wait.text for wait in report.waits)
+
+
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 20)

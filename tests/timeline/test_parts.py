@@ -7,9 +7,21 @@ from types import SimpleNamespace
 import pytest
 
 from djinn_core.runtime.timeline.clocks import ClientClock
-from djinn_core.runtime.timeline.events import CAPTURE, CLIENT_BOUND, DEVICE_BOUND, EXECUTE, PYTHON, REQUEST, SEND, WAIT
+from djinn_core.runtime.timeline.events import (
+    CAPTURE,
+    CLIENT_BOUND,
+    DEVICE_BOUND,
+    EARLIER,
+    EXECUTE,
+    PYTHON,
+    REQUEST,
+    SEND,
+    TRANSFER,
+    WAIT,
+)
 from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
 from djinn_core.runtime.timeline.report import LineTime, TimeTotals, advice, label
+from djinn_core.runtime.timeline.submissions import Phases, parts_of_wait
 from djinn_core.runtime.timeline.threads import divided, module_spans
 
 
@@ -91,7 +103,20 @@ def test_advice_follows_what_takes_longest(kinds, expected):
     line = LineTime("train.py:3 in step", "loss.item()", "a number", 9, 0.8, {})
     found = TimeTotals(1.0, kinds, causes, (), (line,), (), 9, 100, 9, {}, 100)
     assert advice(found)[0].startswith(expected)
-    assert advice(TimeTotals(1.0, {}, {}, (), (), (), 0, 0, 0, {}, 0)) == []
+    (nothing,) = advice(TimeTotals(1.0, {PYTHON: 1.0}, {CLIENT_BOUND: 1.0}, (), (), (), 0, 0, 0, {}, 0))
+    assert nothing.startswith("nothing was done on the device")
+    waits = TimeTotals(1.0, {PYTHON: 1.0}, {CLIENT_BOUND: 1.0}, (), (), (), 0, 100, 9, {"trainer": 1.0}, 0)
+    assert advice(waits) == []  # the block's thread waits for others
+
+
+def test_a_wait_is_divided_by_the_transfers_in_it():
+    record = SimpleNamespace()
+    phases = Phases(record, False, True, 0.0, 1.0, 9.0, 9.0, 9.0, 9.5, 9.5, 10.0, 10.0)
+    incoming = [(0.1, 0.5), (0.8, 2.0), (3.0, 4.0), (8.0, 9.5), (11.0, 12.0)]
+    found = parts_of_wait(Span(WAIT, "a number", 0.5, 10.0), phases, incoming)
+    assert [(begun, ended) for kind, begun, ended in found if kind == TRANSFER] == [(1.0, 2.0), (3.0, 4.0), (8.0, 9.0)]
+    assert [(begun, ended) for kind, begun, ended in found if kind == EARLIER] == [(2.0, 3.0), (4.0, 8.0)]
+    assert sum(ended - begun for _, begun, ended in found) == pytest.approx(9.5)
 
 
 def test_names_in_tables():

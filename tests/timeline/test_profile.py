@@ -123,6 +123,19 @@ def test_ops_and_ranges_reach_the_executor(embedded, plan_first_runs):
     assert prof.totals.executors[0].planned
 
 
+def test_pieces_that_nothing_waits_for_have_the_line_of_their_last_op(embedded):
+    def program():
+        x = torch.ones(4, device=DEVICE)
+        for _ in range(5000):
+            x = x + 1
+        x.sum().item()
+
+    prof, _ = profiled(program)
+    sends = of_kind(prof, kinds.SEND)
+    assert len(sends) > 1
+    assert all("test_profile.py" in event.line and "in program" in event.line for event in sends)
+
+
 def test_every_way_to_a_server(over):
     trained()
     check(*profiled(trained))

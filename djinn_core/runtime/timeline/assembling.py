@@ -104,7 +104,14 @@ def assemble(recording: Recording) -> Assembled:
 
 
 def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[float, float]]:
-    return [(begun, ended) for begun, ended, told in _transfers(phases, recording) if told.incoming]
+    """When an executor waited for values of others: apart from each other, in their order."""
+    found: list[tuple[float, float]] = []
+    for begun, ended in sorted((begun, ended) for begun, ended, told in _transfers(phases, recording) if told.incoming):
+        if found and begun <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], ended)
+        else:
+            found.append((begun, ended))
+    return found
 
 
 def _transfers(phases: Sequence[Phases], recording: Recording) -> Iterator[tuple[float, float, Any]]:

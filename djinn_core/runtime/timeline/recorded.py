@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from djinn_core.front_end import called
 from djinn_core.interception.recording.recorder import Recorder
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.ir.program import Program
@@ -23,7 +24,7 @@ class UserLine:
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}" if self.file else ""
+        return f"{called(self.file)}:{self.line} in {self.function}" if self.file else ""
 
 
 @attrs.frozen
@@ -102,7 +103,7 @@ class SubmissionRecord:
     Attributes:
         begun: its template was being bound; sending: its frame was being sent, until `sent`. nbytes: of the frame.
         received: its answer was read, with `fetched` bytes of tensors; 0: it was not yet.
-        line: of the user's at which it was sent. instructions: of the template.
+        line: at which it was sent; where nothing waits for it, that of its last instruction. instructions: of the template.
         prepared: its plan, where it runs anything. program: whose instructions are those of `thread` from `first` on; None where times of
             instructions were not asked for.
         failures: instructions that failed.

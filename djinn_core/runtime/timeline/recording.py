@@ -25,6 +25,7 @@ from djinn_core.interception.recording.module_calls import module_now
 from djinn_core.interception.recording.recorder import Recorder, current
 from djinn_core.interception.runtime_interface import Dispatch, port
 from djinn_core.ir.module_path import ModuleCall, module_chain, outermost_call
+from djinn_core.ir.program import Site, line_of_site
 from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.runtime.timeline.clocks import ClientClock
 from djinn_core.runtime.timeline.events import BACKWARD
@@ -76,6 +77,9 @@ class Recording:
         self._pending: dict[tuple[int, int], SubmissionRecord] = {}
         self._stop_ops: Callable[[], None] = _nothing
         self._paths = _ModulePaths()
+        self._lines: dict[
+            int, tuple[Site, UserLine]
+        ] = {}  # by identity of a site, which is kept so that it stays its own
         self.thread = self._mine()
 
     # --- hooks ---------------------------------------------------------------------------------------------------
@@ -231,7 +235,10 @@ class Recording:
         now, mine = time.perf_counter(), self._mine()
         number += self._earlier
         self._last = max(self._last, number)
-        line = UserLine(*user_line(sys._getframe(1))[:3])  # noqa: SLF001 - the public ways build a list of all frames
+        if pending.answered or not pending.program.sites:
+            line = UserLine(*user_line(sys._getframe(1))[:3])  # noqa: SLF001 - the public ways build a list of all frames
+        else:  # pieces that nothing waits for are many, and the walk up the stack is most of what their record costs
+            line = self._line_of(pending.program.sites[-1])
         self._add(mine, Span("send", "send", begun, now, line, executor=executor, number=number))
         if len(self.submissions) >= SUBMISSIONS_LIMIT:
             self.lost += 1
@@ -247,6 +254,13 @@ class Recording:
         record = SubmissionRecord(*where, prepared, program)
         self.submissions.append(record)
         self._pending[executor, number] = record
+
+    def _line_of(self, site: Site) -> UserLine:
+        known = self._lines.get(id(site))
+        if known is None:
+            code, _ = site
+            known = self._lines[id(site)] = site, UserLine(code.co_filename, line_of_site(site), code.co_name)
+        return known[1]
 
     def completed(
         self, executor: int, number: int, pending: PendingSubmission, completed: Completed, nbytes: int

@@ -249,7 +249,9 @@ def advice(found: TimeTotals) -> list[str]:
                 "plans are made: let a few steps pass before the block, or keep sizes the same from step to step",
             )
         )
-    if kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0) > 0.4:
+    if not found.calls and not found.instructions and not found.lines:
+        return ["nothing was done on the device in this block: are the model and its inputs on `remote_accelerator`?"]
+    if found.calls and kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0) > 0.4:
         calls = f"{found.calls:,} calls on the device were made"
         said.append(
             (
@@ -296,7 +298,8 @@ def table(found: TimeTotals, *, complete: bool) -> str:
             lines.append(f"{line.seconds:10.3f} {line.times:6}  {line.cause}: {line.line or 'outside of Python code'}")
             lines += [f"{'':19}{line.text}"] if line.text else []
         lines += _more(len(found.lines) - ROWS, "lines")
-    lines += ["", f"{'seconds':>10} {'count':>7}  submissions by executor: running their ops"]
+    if found.executors:
+        lines += ["", f"{'seconds':>10} {'count':>7}  submissions by executor: running their ops"]
     for one in found.executors:
         lines.append(f"{one.seconds:10.3f} {one.submissions:7}  {one.name}")
         if one.planned:

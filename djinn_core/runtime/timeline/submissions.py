@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -131,7 +132,10 @@ def _assumed(record: SubmissionRecord) -> Phases:
 def parts_of_wait(
     wait: Span, phases: Phases | None, incoming: Sequence[tuple[float, float]]
 ) -> list[tuple[str, float, float]]:
-    """Parts of a wait by what it was for, one after the other without gaps. `incoming`: when its executor waited for values of another one."""
+    """Parts of a wait by what it was for, one after the other without gaps.
+
+    `incoming`: when its executor waited for values of others: apart from each other, in their order.
+    """
     if phases is None:  # a question, which the executor answers when it has done what came before
         return [(REQUEST, wait.begun, wait.ended)]
     found: list[tuple[str, float, float]] = []
@@ -145,7 +149,8 @@ def parts_of_wait(
 def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
     """Earlier work, and the transfers from other executors in it."""
     found: list[tuple[str, float, float]] = []
-    for first, last in incoming:
+    at = bisect_right(incoming, begun, key=lambda one: one[1])  # a pool may have as many as it has ops
+    for first, last in incoming[at : bisect_left(incoming, ended, at, key=lambda one: one[0])]:
         start, stop = max(first, begun), min(last, ended)
         if stop > start:
             found += [(EARLIER, begun, start)] if start > begun else []

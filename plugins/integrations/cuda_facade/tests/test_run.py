@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
@@ -135,13 +137,31 @@ def test_a_wrong_token_is_an_error_before_the_script_runs(python, served_environ
     assert "Traceback" not in told
 
 
-def test_a_benchmark_with_events_and_streams(start):
-    remote = start("remote", "--stats", "--verbose", SCRIPTS / "benchmark_matmul.py", served=False)
+def test_a_benchmark_with_events_and_streams(start, tmp_path):
+    options = ("--stats", "--verbose", "--trace", "trace.json.gz")
+    remote = start("remote", *options, SCRIPTS / "benchmark_matmul.py", served=False)
     local = start("local", SCRIPTS / "benchmark_matmul.py")
     said, told = end(remote)
     assert_alike(results(said), results(end(local)[0]), 1e-5)
-    assert re.match(r"djinn: cuda:0 is cpu:0 of the executor \(.*\)\ndjinn: ", told)
+    assert re.match(r"djinn: cuda:0 is cpu:0 of the executor \(.*\)\n", told)
     assert re.search(r"^djinn: round_trips [1-9]", told, re.MULTILINE)
+    assert "where the time went, by cause" in told
+    assert "djinn: the trace is in trace.json.gz" in told
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    (nvtx,) = [event for event in events if event.get("cat") == "range" and event["name"] == "benchmark"]
+    assert nvtx["args"]["instructions"] > 0
+    assert any("benchmark" in event["args"].get("ranges", "") for event in events if event.get("cat") == "execute")
+
+
+def test_a_trace_without_its_folder_is_refused_before_the_script_runs(tmp_path):
+    from djinn_core.cli.run import command
+
+    (tmp_path / "script.py").write_text("raise AssertionError('it ran')")
+    answer = CliRunner().invoke(
+        command, ["--trace", str(tmp_path / "none" / "trace.json"), str(tmp_path / "script.py")]
+    )
+    assert answer.exit_code == 2
+    assert "There is no folder" in answer.output
 
 
 def test_what_programs_ask_of_cuda(start):
