@@ -151,7 +151,9 @@ def _optimizer(step: Step, model: torch.nn.Module) -> torch.optim.Optimizer:
         names = sorted(n for n, f in known.items() if issubclass(f, torch.optim.Optimizer) and n != "optimizer")
         raise ConfigurationError(f"torch.optim has no optimizer {step.optimizer!r}; it has {', '.join(names)}")
     if inspect.signature(found.step).parameters["closure"].default is inspect.Parameter.empty:
-        raise ConfigurationError(f"{found.__name__} calls the model as often as it wants, which only a run tells: name another one")
+        raise ConfigurationError(
+            f"{found.__name__} calls the model as often as it wants, which only a run tells: name another one"
+        )
     return found(model.parameters())  # type: ignore[call-arg]
 
 
