@@ -189,6 +189,7 @@ def _installed():
     return sorted({point.name for point in entry_points(group="djinn")})
 
 
+@pytest.mark.usefixtures("plan_first_runs")  # on a busy machine, more runs go by before their plans are there
 @pytest.mark.parametrize("name", ["gpt2", "resnet, SGD"])
 def test_predictions_are_within_a_tenth_of_what_is_held_and_never_below(measured, tmp_path, name):
     benchmark, measure = measured
