@@ -104,7 +104,7 @@ def assemble(recording: Recording) -> Assembled:
 
 
 def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[float, float]]:
-    """When an executor waited for values of others: apart from each other, in their order."""
+    """Times in which an executor waited for values of others: apart from each other, in their order."""
     found: list[tuple[float, float]] = []
     for begun, ended in sorted((begun, ended) for begun, ended, told in _transfers(phases, recording) if told.incoming):
         if found and begun <= found[-1][1]:
