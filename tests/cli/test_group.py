@@ -96,3 +96,12 @@ def test_a_plugin_in_the_working_directory_is_found(tmp_path, plain_environment)
     )
     row = next(row for row in json.loads(done.stdout) if row["name"] == "here_only")
     assert "it implements no hook of Djinn" in row["error"]  # so it was imported
+
+
+def test_a_trace_without_its_folder_is_refused_before_the_script_runs(tmp_path):
+    (tmp_path / "script.py").write_text("raise AssertionError('it ran')")
+    answer = CliRunner().invoke(
+        main, ["run", "--trace", str(tmp_path / "none" / "t.json"), str(tmp_path / "script.py")]
+    )
+    assert answer.exit_code == 2
+    assert "There is no folder" in answer.output

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
@@ -151,17 +150,6 @@ def test_a_benchmark_with_events_and_streams(start, tmp_path):
     (nvtx,) = [event for event in events if event.get("cat") == "range" and event["name"] == "benchmark"]
     assert nvtx["args"]["instructions"] > 0
     assert any("benchmark" in event["args"].get("ranges", "") for event in events if event.get("cat") == "execute")
-
-
-def test_a_trace_without_its_folder_is_refused_before_the_script_runs(tmp_path):
-    from djinn_core.cli.run import command
-
-    (tmp_path / "script.py").write_text("raise AssertionError('it ran')")
-    answer = CliRunner().invoke(
-        command, ["--trace", str(tmp_path / "none" / "trace.json"), str(tmp_path / "script.py")]
-    )
-    assert answer.exit_code == 2
-    assert "There is no folder" in answer.output
 
 
 def test_what_programs_ask_of_cuda(start):
