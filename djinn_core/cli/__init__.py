@@ -27,7 +27,7 @@ COMMANDS = {
     "kill": "End a session on a server.",
     "login": "Keep a server's address, token and certificate under a name.",
     "logout": "Remove a log-in from this machine.",
-    "plan": "Plan a model for a cluster that is only described.",
+    "plan": "Tell if a model fits, on servers or a described cluster.",
     "plugins": "List the plugins, built-in, installed and broken ones.",
     "published": "List published weights, and remove some.",
     "run": "Run a script written for CUDA on the remote device.",
