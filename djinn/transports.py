@@ -1,15 +1,5 @@
 """For authors of transports: the contract, frames, and connections over sockets."""
 
-from djinn_core.builtins.sockets import (
-    SocketConnection,
-    SocketListener,
-    send_buffers,
-    serve_connection,
-    wait_readable,
-)
-from djinn_core.builtins.streams import StreamConnection
-from djinn_core.builtins.tls_contexts import check_fingerprint, client_context, server_context
-from djinn_core.builtins.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import (
     Buffer,
@@ -27,6 +17,16 @@ from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.launch.http_hosts import VARIABLE as HOSTS_VARIABLE
 from djinn_core.launch.http_hosts import is_called, is_well_formed, own_names
 from djinn_core.logs import get_logger
+from djinn_core.net.sockets import (
+    SocketConnection,
+    SocketListener,
+    send_buffers,
+    serve_connection,
+    wait_readable,
+)
+from djinn_core.net.streams import StreamConnection
+from djinn_core.net.tls_contexts import check_fingerprint, client_context, server_context
+from djinn_core.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
 from djinn_core.printable import printable
 from djinn_core.system.tcp import keep_alive
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame

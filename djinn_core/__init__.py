@@ -12,6 +12,7 @@ The layers, lowest first; each may import only from those before it (docs/archit
 - `wire`: bytes to messages and back, without I/O.
 - `matching`: the language that matchers are written in.
 - `hookspecs`: the contract for plugins, one module per stage.
+- `net`: connections over sockets, with and without TLS, for the transports.
 - `plugins`: discovery, the registry and its report.
 - `stages`: annotate, estimate, optimize, place, schedule. `showing`: what they decided, for people. `interception`: the
   device that PyTorch sees, and what records.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from djinn_core.builtins.tls_contexts import fingerprint_of_file
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.self_signed import self_signed
+from djinn_core.net.tls_contexts import fingerprint_of_file
 
 
 def self_signed_tls(directory: Path) -> TlsOptions:

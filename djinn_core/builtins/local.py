@@ -13,10 +13,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 
-from djinn_core.builtins.sockets import SocketConnection, SocketListener
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, Transport, TransportCapabilities
+from djinn_core.net.sockets import SocketConnection, SocketListener
 from djinn_core.system.tcp import LONGEST_PATH, widen
 
 djinn_api_version = 1

@@ -20,7 +20,6 @@ from typing import Final
 import attrs
 import msgspec
 
-from djinn_core.builtins.tls_contexts import fingerprint_of_file
 from djinn_core.errors import DjinnError, StartupError
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import TlsOptions
@@ -32,6 +31,7 @@ from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.self_signed import self_signed
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
+from djinn_core.net.tls_contexts import fingerprint_of_file
 from djinn_core.system.processes import lock_file
 
 _ABANDONED_SECONDS: Final = 86_400.0  # after which a folder that no process has is removed

@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 
-from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.hookspecs.admission import AdmissionRequest
 from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.server.admission_policies import AdmissionPolicies
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.malloc_trim import MemoryTrimmer

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.builtins.sockets import AcceptedConnection
-from djinn_core.builtins.tls_contexts import server_context
-from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.tls_transports import under_tls
+from djinn_core.net.sockets import AcceptedConnection
+from djinn_core.net.tls_contexts import server_context
+from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.server import attach
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.events import ServerEvents

@@ -12,13 +12,13 @@ import attrs
 import msgspec
 import pytest
 
-from djinn_core.builtins.tls_contexts import client_context, server_context
 from djinn_core.config import Settings
 from djinn_core.errors import ConfigurationError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
 from djinn_core.launch.self_signed import self_signed
 from djinn_core.launch.tls_transports import trusting, under_tls, with_tls
+from djinn_core.net.tls_contexts import client_context, server_context
 from djinn_core.runtime.connecting.dialling import GatewayConnection, direct_ways, reach_gateway
 from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.runtime.receiving.answers import AnswerReader

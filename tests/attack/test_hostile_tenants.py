@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.builtins.sockets import AcceptedConnection
 from djinn_core.errors import QuotaExceeded, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.compilers import CompilerContext
 from djinn_core.hookspecs.launchers import Badge
@@ -28,6 +27,7 @@ from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, RecoveryConfig
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.tickets import TicketChecker, issue, new_key
+from djinn_core.net.sockets import AcceptedConnection
 from djinn_core.server.compiling.packing import pack
 from djinn_core.server.compiling.region import find_region
 from djinn_core.server.context import ExecutorContext

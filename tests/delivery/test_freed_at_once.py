@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from djinn_core.builtins.sockets import SocketConnection
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
+from djinn_core.net.sockets import SocketConnection
 from djinn_core.server.malloc_trim import MemoryTrimmer
 from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.usage_metrics import UsageMetrics

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from djinn.testing import self_signed_tls
-from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.cli.token import command as token_command
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
@@ -22,6 +21,7 @@ from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.tls_transports import under_tls
 from djinn_core.launch.token_table import change_table, create, read_table
+from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.server import usage_metrics
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.authentication import Authentication

@@ -75,7 +75,7 @@ def send_until_it_fails(connection, nbytes=100_000):
 
 def test_the_executors_reason_reaches_a_client_that_goes_on_sending(relayed, url, monkeypatch):
     # No lingering: what the client sends finds no receiver while the reason is still on its way.
-    monkeypatch.setattr("djinn_core.builtins.sockets._LINGER_SECONDS", 0.0)
+    monkeypatch.setattr("djinn_core.net.sockets._LINGER_SECONDS", 0.0)
 
     def executor(connection):
         connection.receive(SECONDS)

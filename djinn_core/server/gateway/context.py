@@ -9,10 +9,10 @@ from typing import Final
 
 import attrs
 
-from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.hookspecs.operations import OperationsPages
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Listener
+from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.printable import one_line
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.assignment import AssignmentCounters

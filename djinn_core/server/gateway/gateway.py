@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.directories import runtime_directory
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
 from djinn_core.hookspecs.launchers import Launched
@@ -26,6 +25,7 @@ from djinn_core.launch.launchers import LOCAL, launcher_named
 from djinn_core.launch.listen_addresses import Listening, advertised, chosen_by
 from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.logs import get_logger
+from djinn_core.net.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.plugins.kinds import GATEWAY_KINDS
 from djinn_core.plugins.registry import Registry, load_registry
 from djinn_core.role import become_server

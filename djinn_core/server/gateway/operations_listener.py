@@ -16,13 +16,13 @@ import attrs
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.authentication import Credentials
 from djinn_core.hookspecs.operations import EventFeed, HttpResponse
 from djinn_core.launch.addresses import network_location
 from djinn_core.launch.http_hosts import is_called, own_names
 from djinn_core.logs import get_logger
+from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.server.gateway.admission import REFUSAL_SECONDS
 
 REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included

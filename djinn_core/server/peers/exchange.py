@@ -18,12 +18,12 @@ from functools import partial
 
 import attrs
 
-from djinn_core.builtins.tls_contexts import fingerprint_of_file
 from djinn_core.errors import ConfigurationError, DjinnError, ProtocolError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, is_own_socket, transport_for
 from djinn_core.launch.tls_transports import with_tls
 from djinn_core.logs import get_logger
+from djinn_core.net.tls_contexts import fingerprint_of_file
 from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
 from djinn_core.server.peers.link_probe import Sightings, measure
 from djinn_core.server.peers.packed_values import Packed

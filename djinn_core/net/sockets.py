@@ -14,13 +14,13 @@ from typing import Final
 
 import attrs
 
-from djinn_core.builtins.streams import StreamConnection
-from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, peer_monitor
-from djinn_core.builtins.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
+from djinn_core.net.streams import StreamConnection
+from djinn_core.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
+from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.system.tcp import PARTS, PeerSilence, link_figures, unacknowledged
 from djinn_core.wire.frames import Buffer, Limits
 

@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from typing import Final, cast
 
-from djinn_core.builtins.sockets import AcceptedConnection, SocketConnection, wait_readable
-from djinn_core.builtins.tls_contexts import check_fingerprint, client_context
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.interrupts import held
+from djinn_core.net.sockets import AcceptedConnection, SocketConnection, wait_readable
+from djinn_core.net.tls_contexts import check_fingerprint, client_context
 from djinn_core.wire.frames import Buffer, Limits
 
 _READ_BYTES: Final = 64 << 10

@@ -10,9 +10,9 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from djinn_core.builtins.cert_reload import CertificateRenewal
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.net.cert_reload import CertificateRenewal
 
 FINGERPRINT: Final = "sha256:"
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; those of 1.3 are all like that
