@@ -81,6 +81,7 @@ from djinn_core.runtime.kv_session import KvSession, kv_session
 from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
 from djinn_core.runtime.published import attach, publish, published, unpublish
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
+from djinn_core.runtime.scaling import scale
 from djinn_core.runtime.server_files import save_at_addresses as _save_at_addresses
 from djinn_core.runtime.timeline.events import TimelineEvent
 from djinn_core.runtime.timeline.profiling import Timeline, profile
@@ -175,6 +176,7 @@ __all__ = [
     "remove_weights",
     "reset_stats",
     "save_weights",
+    "scale",
     "set_debug_level",
     "shut_down",
     "stats",

@@ -30,6 +30,7 @@ from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
+from djinn_core.server.peers.packed_values import can_move
 from djinn_core.server.peers.session_values import PeerValues, Waits
 from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel
 from djinn_core.server.recovery.executor_channel import StateParts as Found
@@ -39,16 +40,14 @@ from djinn_core.server.recovery.snapshot_format import (
     StoredValue,
     decode_snapshot,
     encode_snapshot,
-    octets_of,
     put_values,
     take_values,
-    tensor_of,
 )
 from djinn_core.server.recovery.state_migration import hand_out, restored, take_in
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState
-from djinn_core.server.running.random_state import SessionRandomness
+from djinn_core.server.running.random_state import SessionRandomness, octets_of, tensor_of
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
 from djinn_core.server.running.template_compiler import CompiledTemplate, compile_template
@@ -730,6 +729,7 @@ class ExecutorSession:
             device
             | {
                 "values": len(self.values),
+                "bound_values": sum(not can_move(value) for _, value in self.values.items()),
                 "memory": memory,
                 "memory_peak": max(self.values.peak(), device.get("device_peak", 0)),
                 "reserved": max(memory, device.get("device_reserved", 0)),

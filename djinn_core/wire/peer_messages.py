@@ -147,12 +147,14 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     """Memory of `size` bytes and the values that look into it; or why there is none.
 
     `dense`: the bytes are the elements of its only view in row-major order, and memory is to be laid out for its strides.
+    `generator`: the state of the random generator that its only view is, which has no memory.
     """
 
     size: Count
     views: tuple[View, ...]
     dense: bool = False
     failure: Failure | None = None
+    generator: bytes = b""
 
 
 class TransferHeader(Message, frozen=True):

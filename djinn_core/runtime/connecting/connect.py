@@ -87,13 +87,38 @@ def open_connections(
         opened = (open_inline(settings),)
     else:
         opened = open_embedded(settings, registry, executors or start_executors(settings, registry))
+    _tell_of(opened, registry)
+    return opened
+
+
+def open_more(
+    settings: Settings, registry: Registry, joining: Sequence[OwnExecutor] | Servers, known: Sequence[Opened]
+) -> tuple[Opened, ...]:
+    """Begin sessions with executors that were started, or with the devices of servers, to join those that are `known`.
+
+    A server that is known by another address is left out. Raises what `open_connections` does.
+    """
+    if isinstance(joining, Servers):
+        found = _open_servers(settings, _reachable(registry, joining), joining)
+        instances = {one.attached.instance for one in known}
+        opened = tuple([one for one in found if one.attached.instance not in instances])
+        for one in found:
+            if one not in opened:
+                one.close()
+    else:
+        opened = open_embedded(settings, registry, joining)
+    _tell_of(opened, registry)
+    return opened
+
+
+def _tell_of(opened: Sequence[Opened], registry: Registry) -> None:
+    """Log what a user should know of the sessions that have begun."""
     for member in opened:
         for fallback in member.fallbacks:
             _log.warning(f"fell back from {fallback}", to=member.url)
         _compare_torch(member)
         if travels_bare(member.url, registry.transports):
             _log.warning("everything travels unencrypted, the token included", server=member.url)
-    return opened
 
 
 def _warn_of_misspelt(environ: Mapping[str, str]) -> None:

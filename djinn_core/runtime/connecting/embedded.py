@@ -33,12 +33,17 @@ from djinn_core.runtime.connecting.restarting import outliving
 _log = get_logger("djinn.launch")
 
 
-def start_executors(settings: Settings, registry: Registry | None = None) -> tuple[OwnExecutor, ...]:
+def start_executors(
+    settings: Settings, registry: Registry | None = None, joining: tuple[int, int] | None = None
+) -> tuple[OwnExecutor, ...]:
     """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
 
     Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
 
-    `registry`: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
+    Args:
+        settings: say what and how many.
+        registry: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
+        joining: number of the first and how many, of those that join a session.
 
     Raises:
         PluginError: a plugin has hooks for executors, and these cannot import it.
@@ -48,10 +53,10 @@ def start_executors(settings: Settings, registry: Registry | None = None) -> tup
         return ()
     launcher = launcher_named(settings.engine, registry.launchers if registry is not None else ())
     started: list[OwnExecutor] = []
+    first, count = joining or (0, settings.executors)
+    wishes = EngineConfig().with_settings(settings).wishes(count, partial(_tell, settings.progress), first)
     try:
-        for wish in (
-            EngineConfig().with_settings(settings).wishes(settings.executors, partial(_tell, settings.progress))
-        ):
+        for wish in wishes:
             started.append(_start_executor(settings, launcher, wish, registry))  # noqa: PERF401 - those that have started are closed
     except BaseException:
         for executor in started:
