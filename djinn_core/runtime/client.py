@@ -325,7 +325,7 @@ def new_pool(opened: tuple[Opened, ...], only: Session | None = None) -> PoolSes
 
 def calibrate(pool: PoolSession, opened: tuple[Opened, ...]) -> None:
     """Measure devices of a pool that were never measured, in the background."""
-    calibrate_in_background(opened, settings(), registry().cost_models, partial(_measured, pool, opened))
+    calibrate_in_background(opened, settings(), registry().cost_models, partial(_measured, pool))
 
 
 def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
@@ -346,7 +346,7 @@ def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
     )
 
 
-def _measured(pool: PoolSession, opened: tuple[Opened, ...]) -> None:
+def _measured(pool: PoolSession) -> None:
     """Plan with what was measured of the devices of a session, if it is still open."""
     with recorders.sending:
         if context.session is pool and not context.forked:

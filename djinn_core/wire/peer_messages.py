@@ -65,6 +65,12 @@ class ConnectPeerReply(PrintableFields, Message, frozen=True):
     error: str = ""
 
 
+class DropPeer(Message, frozen=True):
+    """Executor `peer` has left the pool: it is sent nothing more, sends nothing more and does not come back."""
+
+    peer: Count
+
+
 class PeerAttach(Message, frozen=True):
     """First message of an executor to another one: the ticket of `PeerTicket`, or, where it came before, the secret of `PeerAttached`."""
 

@@ -33,6 +33,7 @@ from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
+from djinn_core.wire.peer_messages import DropPeer
 
 UNREAD: Final = 1  # answers that may wait to be read: what an executor says of its links counts for the next plan
 _BATCH_BYTES: Final = 64 << 20  # that leave an executor at a time: they are copied there before they are sent
@@ -56,6 +57,7 @@ class PoolExecutors:
     links: PresentLinks
     uploads: HeldUploads
     introductions: Introductions
+    elastic: set[int] = attrs.field(factory=set)  # numbers of those that take `DropPeer`
 
     def join(self, opened: Sequence[Opened]) -> None:
         """Executors are there with which sessions have begun; links from and to them are measured.
@@ -103,6 +105,8 @@ class PoolExecutors:
             number = membership.enter(session)
             self.failures.read_by(number + 1, session.replies.receive_until)
             self.relays.append(Relay(session))
+            if one.attached.elastic:
+                self.elastic.add(number)
             self.introductions.join(number, one.connection, one.url, one.attached.instance)
             self.planner.join(device.id)
             self.links.know(device)
@@ -157,6 +161,9 @@ class PoolExecutors:
                 self._move(source, target, storages)
             for member in membership.here:
                 member.figures()  # when it answers, what was on its way has come
+            for one, other in itertools.product(numbers, rest):
+                self._drop(other, one)
+                self._drop(one, other)
             for number in numbers:
                 heirs = {target: len(s) for (source, target), s in targets.items() if source == number}
                 membership.leave(number, max(heirs, key=heirs.__getitem__, default=rest[0]))
@@ -169,6 +176,10 @@ class PoolExecutors:
                 current().flush()
         for member in members.values():
             member.close()
+
+    def _drop(self, executor: int, peer: int) -> None:
+        if executor in self.elastic:
+            self.relays[executor].tell(DropPeer(peer + 1))
 
     def _targets(self, leaving: Container[int], rest: Sequence[int]) -> dict[tuple[int, int], list[int]]:
         """By executor that leaves and executor that stays the storages that go from one to the other.

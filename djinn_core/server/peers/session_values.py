@@ -28,6 +28,7 @@ from djinn_core.wire.peer_messages import (
     AwaitTransfer,
     ConnectPeer,
     ConnectPeerReply,
+    DropPeer,
     MeasureLink,
     PeerTicketRequest,
     SendValues,
@@ -78,6 +79,8 @@ class PeerValues:
             self.exchange.inbox.unload(message, lambda: self.waits.next_frame(connection))
         elif isinstance(message, MeasureLink):
             self.exchange.gauge(message.peer)
+        elif isinstance(message, DropPeer):
+            self.exchange.drop(message.peer)
         elif isinstance(message, PeerTicketRequest):
             connection.send(Frame(encode(self.exchange.invite(message.source))))
         elif isinstance(message, ConnectPeer):
