@@ -43,7 +43,7 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
         servers: URLs or log-ins of all servers that are to work for the session, as in `configure`.
 
     Raises:
-        ConfigurationError: neither or both are given, or the session has executors of the other kind, or standby servers.
+        ConfigurationError: neither or both are given, or the session has executors of the other kind.
         StartupError, TransportError, AccessRefused: those that are to join cannot be had.
         DoesNotFit: those that would stay have no memory for what the others hold.
         UnsupportedOperation: an executor that is to leave holds what cannot go elsewhere.
@@ -84,10 +84,6 @@ def _check(executors: int | None) -> None:
     if executors is None and own:
         raise ConfigurationError(
             "this session has executors of its own, which values do not leave for servers: djinn.scale(executors=...) says how many"
-        )
-    if settings.standby and not isinstance(context.session, PoolSession):
-        raise ConfigurationError(
-            "a session that has standby servers keeps its only executor: what they repeat was sent to one. Configure standby=[] before it begins"
         )
 
 

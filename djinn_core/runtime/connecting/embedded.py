@@ -29,6 +29,7 @@ from djinn_core.runtime.connecting.dialling import attach, client_name
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import names_for_executors
 from djinn_core.runtime.connecting.restarting import outliving
+from djinn_core.wire.messages import Attached
 
 _log = get_logger("djinn.launch")
 
@@ -115,6 +116,17 @@ def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> 
         seconds = settings.connect_timeout, settings.start_timeout
         channel = outliving(connection, attached, executor, registry.transports, seconds)
     return Opened(channel, attached, url, executor=executor)
+
+
+def open_again(settings: Settings, registry: Registry, executor: OwnExecutor) -> tuple[ClientChannel, Attached]:
+    """A new session with an executor in the place of one that has died, or with that one where it lives.
+
+    Raises:
+        DjinnError: there is none.
+    """
+    executor.start_again()
+    opened = _open_own(settings, registry, executor)
+    return opened.connection, opened.attached
 
 
 def open_inline(settings: Settings) -> Opened:

@@ -47,6 +47,10 @@ class Routes:
     def meet(self, source: int, target: int) -> ConnectPeerReply:
         """Have one executor connect to another; what it found. Once for each pair."""
         met = self._met.get((source, target))
+        if met is None and any(self._members[one].link.channel.logged for one in (source, target)):
+            met = self._met[source, target] = ConnectPeerReply(
+                target + 1, error="what it takes is logged, for a standby"
+            )
         if met is None:
             there = self._members[target]
             invited = there.replies.ask(PeerTicketRequest(source + 1), PeerTicket)
