@@ -160,6 +160,14 @@ class Launched(Protocol):
 
 
 @runtime_checkable
+class NoticedLaunched(Protocol):
+    """A `Launched` whose engine says beforehand that it takes a place away, as where it drains a node."""
+
+    def notice(self) -> str:
+        """Reason why the executor's place is going to be taken away; empty: it stays. Asked every few seconds."""
+
+
+@runtime_checkable
 class Launcher(Protocol):
     """Starts executors. `name` is what the setting `engine` names it by; `local` is taken."""
 

@@ -121,7 +121,12 @@ def join(joining: Any) -> None:
     Raises:
         DjinnError: they cannot; the session goes on as it was, and they are closed.
     """
-    more = open_more(client.settings(), client.registry(), joining, context.opened)
+    settings = client.settings()
+    join_opened(open_more(settings, client.registry(), joining, context.opened))
+
+
+def join_opened(more: tuple[Opened, ...]) -> None:
+    """As `join`, of sessions that have begun."""
     try:
         current().asked(lambda session: _join(session, more))
     except BaseException:

@@ -169,7 +169,7 @@ class PoolExecutors:
                 membership.leave(number, max(heirs, key=heirs.__getitem__, default=rest[0]))
                 self.residency.leave(number)
                 self.introductions.leave(number)
-            self._plan_anew(self.links.among(rest))
+            self._plan_anew(self.links.among(frozenset(rest)))
             if state is not None:
                 self.planner.random = membership.number_at(numbers[0] + 1)
                 set_state(state)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -117,7 +117,8 @@ class PresentLinks:
         """Keep what is known of links that were there; drop those that are there no more."""
         now, before = self._clock(), self._links
         numbers = {self._devices[number].id: number for number in self._present}
-        pairs = {(numbers[link.source], numbers[link.target]): link for link in measured}
+        self._assumed = [link for link in measured if link.source not in numbers]
+        pairs = {(numbers[link.source], numbers[link.target]): link for link in measured if link.source in numbers}
         self._links = {pair: before.get(pair) or SeenLink(link, now) for pair, link in pairs.items()}
 
     def know(self, device: DeviceCapabilities) -> None:
@@ -125,11 +126,10 @@ class PresentLinks:
         self._devices.append(device)
         self._planned_room.append(device.memory_free)
 
-    def among(self, executors: Container[int]) -> list[Link]:
-        """The links between some executors."""
-        return [
-            link.link for (source, target), link in self._links.items() if source in executors and target in executors
-        ]
+    def among(self, executors: frozenset[int]) -> list[Link]:
+        """The links between some executors, and what others count as."""
+        known = [link.link for pair, link in self._links.items() if executors.issuperset(pair)]
+        return [*known, *self._assumed]
 
     def change_executors(self, present: Sequence[int], measured: Sequence[Link], indexes: Sequence[int]) -> None:
         """Executors have joined or left.
@@ -146,7 +146,7 @@ class PresentLinks:
 
     def _count_on_these(self) -> None:
         devices = tuple([self._devices[number] for number in self._present])
-        links = tuple([link.link for link in self._links.values()])
+        links = (*[link.link for link in self._links.values()], *self._assumed)
         self.topology = attrs.evolve(self.topology, devices=devices, links=links)
         self.changes += 1
 
@@ -165,13 +165,17 @@ class PresentLinks:
 
     def listen(self) -> int:
         """Take in the executors' measurements, and request missing ones; return the number of changes of links so far."""
-        now = self._clock()
+        now, told = self._clock(), False
         for number in self._present:
             relay = self._relays[number]
             if seen := relay.take_seen():
                 self._hear(number, seen, now)
             if (room := relay.take_room()) is not None:
                 self._note_room(number, room)
+                told = True
+        if told:  # once for all of them: it looks at all devices
+            self.topology = attrs.evolve(self.topology, devices=tuple([self._devices[n] for n in self._present]))
+            self.when_room_changed(self._devices)
         if now > self._next:
             self._next = now + DOUBTED
             self._gauge(now)
@@ -191,14 +195,12 @@ class PresentLinks:
     def _note_room(self, number: int, room: Room) -> None:
         """Plan for the memory that an executor has now; make the plans there are again if it is another."""
         device = self._devices[number] = attrs.evolve(self._devices[number], memory_free=room.nbytes)
-        self.topology = attrs.evolve(self.topology, devices=tuple([self._devices[n] for n in self._present]))
         planned = self._planned_room[number]
         if planned is None or _differs(room.nbytes, planned) or (room.short and room.nbytes < LESS * planned):
             known = {"device": device.id, "before": planned, "now": room.nbytes}
             _log.info("the memory of an executor has changed", **known)
             self._planned_room[number] = room.nbytes
             self.changes += 1
-        self.when_room_changed(self._devices)
 
     def _gauge(self, now: float) -> None:
         for (source, target), link in self._links.items():

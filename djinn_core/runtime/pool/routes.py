@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
-from djinn_core.ir.costs import Link
+from djinn_core.ir.costs import EVERYWHERE, Link
 from djinn_core.logs import get_logger
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.pool.introductions import invitation
@@ -24,6 +26,7 @@ from djinn_core.wire.peer_messages import (
     SendValues,
 )
 
+EVERY_LINK: Final = 16  # executors of a pool of which all links are measured: their number grows with the square
 ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess: through the client and with a wait
 # Seconds that a value's way takes beside the wire, measured on processors with Python at both ends: part of the program ends
 # for it, the client says that it goes, it is packed, handed to a thread and to another, and the next part begins.
@@ -73,8 +76,20 @@ class Routes:
         return [pair for pair, met in list(self._met.items()) if executor in pair and here >= {*pair} and not met.error]
 
     def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
-        """The measured links between all that are there; `devices`: their devices, by number."""
-        pairs = itertools.permutations(self._membership.present, 2)
+        """The measured links between all that are there; `devices`: their devices, by number.
+
+        Of more than `EVERY_LINK` executors, those of each one to the next and back are measured, and all others count as the middle
+        one of these.
+        """
+        here = self._membership.present
+        if len(here) <= EVERY_LINK:
+            return self._measured(devices, itertools.permutations(here, 2))
+        ring = [(a, b) for one, other in itertools.pairwise(here) for a, b in ((one, other), (other, one))]
+        found = self._measured(devices, ring)
+        middle = (statistics.median([link.bandwidth for link in found]), statistics.median([x.latency for x in found]))
+        return (*found, Link(EVERYWHERE, EVERYWHERE, *middle))
+
+    def _measured(self, devices: Sequence[str], pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
         found = [(a, b, self.meet(a, b)) for a, b in pairs]
         return tuple(
             Link(devices[a], devices[b], *(ROUNDABOUT if met.error else (met.bandwidth, met.latency + HANDLING)))
