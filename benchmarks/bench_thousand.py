@@ -127,7 +127,7 @@ def _of_a_pool(count: int, launcher: Launcher) -> dict[str, float]:
     steps = statistics.median(spent(step) for _ in range(9))
     asking = statistics.median(spent(torch.remote_accelerator.memory_allocated) for _ in range(5))
     launched = [one.executor for one in open_connections()]
-    beats = [one._process for one in launched[1:]]
+    beats = [one._process for one in launched[1:]]  # noqa: SLF001 - as a gateway has them
     heartbeats = spent(lambda: [one.status() for one in beats])
     join = spent(lambda: djinn.scale(executors=count + 1))
     leave = spent(lambda: djinn.scale(executors=count))

@@ -26,8 +26,18 @@ from djinn_core.errors import DjinnError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.held import HeldExecutor
 from djinn_core.wire.executor_reports import Ready, Sessions
-from djinn_core.wire.messages import Attach, Attached, Completed, DeviceInfo, Goodbye, StatsReply, decode, encode
-from djinn_core.wire.messages import StatsRequest, Submit
+from djinn_core.wire.messages import (
+    Attach,
+    Attached,
+    Completed,
+    DeviceInfo,
+    Goodbye,
+    StatsReply,
+    StatsRequest,
+    Submit,
+    decode,
+    encode,
+)
 from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerTicket, PeerTicketRequest
 
 GIB = 1 << 30

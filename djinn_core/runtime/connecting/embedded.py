@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import attrs
 
+from djinn_core.backoff import Backoff
 from djinn_core.config import Settings
 from djinn_core.directories import cache_directory
-from djinn_core.errors import ConfigurationError
+from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.launchers import Launcher, LaunchWish
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.launch.addresses import transport_for
@@ -31,6 +34,8 @@ from djinn_core.runtime.connecting.plugin_reach import names_for_executors
 from djinn_core.runtime.connecting.restarting import outliving
 from djinn_core.wire.messages import Attached
 
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.launch")
 
 
@@ -124,9 +129,20 @@ def open_again(settings: Settings, registry: Registry, executor: OwnExecutor) ->
     Raises:
         DjinnError: there is none.
     """
-    executor.start_again()
-    opened = _open_own(settings, registry, executor)
-    return opened.connection, opened.attached
+    deadline, backoff = (
+        time.monotonic() + settings.connect_timeout,
+        Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS),
+    )
+    while True:
+        executor.start_again()
+        try:
+            opened = _open_own(settings, registry, executor)
+        except TransportError:  # one that is just dying refuses connections, and is asked again
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(backoff.pause())
+        else:
+            return opened.connection, opened.attached
 
 
 def open_inline(settings: Settings) -> Opened:
