@@ -78,9 +78,11 @@ from djinn_core.runtime.coordinator import Coordinator, coordinator
 from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
 from djinn_core.runtime.kv_session import KvSession, kv_session
+from djinn_core.runtime.leaving_places import watch_places as _watch_places
 from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
 from djinn_core.runtime.published import attach, publish, published, unpublish
 from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
+from djinn_core.runtime.scaling import scale
 from djinn_core.runtime.server_files import save_at_addresses as _save_at_addresses
 from djinn_core.runtime.timeline.events import TimelineEvent
 from djinn_core.runtime.timeline.profiling import Timeline, profile
@@ -175,6 +177,7 @@ __all__ = [
     "remove_weights",
     "reset_stats",
     "save_weights",
+    "scale",
     "set_debug_level",
     "shut_down",
     "stats",
@@ -187,4 +190,5 @@ __all__ = [
 if is_client():
     _attach_device()
     _save_at_addresses()
-del _attach_device, _save_at_addresses, is_client
+    _watch_places()
+del _attach_device, _save_at_addresses, _watch_places, is_client

@@ -8,6 +8,7 @@ from djinn_core.hookspecs.launchers import (
     Launched,
     Launcher,
     LaunchWish,
+    NoticedLaunched,
 )
 from djinn_core.launch.held import HeldExecutor, HolderCalls
 from djinn_core.launch.holder import ExecutorHolder
@@ -24,6 +25,7 @@ __all__ = [
     "Launched",
     "Launcher",
     "LocalLauncher",
+    "NoticedLaunched",
     "StartupError",
     "djinn_version",
     "get_logger",

@@ -50,7 +50,8 @@ class LaunchWish:
     """Wish of a client or a gateway for one of the executors that it starts together.
 
     Attributes:
-        number: number of the executor among these, from 0. count: how many they are.
+        number: number of the executor among those of its client or gateway, from 0; numbers of those that join a running session
+            go on. count: how many are started together.
         group: name of these executors, unique among all that are started anywhere.
         address: address of the engine that starts them (setting `engine_address`); empty: the launcher finds it.
         resources: resources of each executor by name, as the engine counts them, such as `{"GPU": 1.0}`.
@@ -156,6 +157,14 @@ class Launched(Protocol):
         Raises:
             StartupError: it cannot be started.
         """
+
+
+@runtime_checkable
+class NoticedLaunched(Protocol):
+    """A `Launched` whose engine says beforehand that it takes a place away, as where it drains a node."""
+
+    def notice(self) -> str:
+        """Reason why the executor's place is going to be taken away; empty: it stays. Asked every few seconds."""
 
 
 @runtime_checkable

@@ -101,6 +101,10 @@ class Publication:
 class Runtime(Protocol):
     """Runs programs on remote devices."""
 
+    @property
+    def successor(self) -> Runtime | None:
+        """The runtime that goes on with its values, and takes what is submitted now; None mostly. It changes under the recorders' lock."""
+
     def submit(self, submission: Submission) -> int:
         """Send a submission without waiting for it; returns its number.
 

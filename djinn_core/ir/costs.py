@@ -113,10 +113,19 @@ class NetworkTopology(ShortRepr):
     A link may name groups instead of devices: one from `rack0` to `rack0` is between any two devices in that group, one from
     `client` to `*` between the client and any device. Links of devices go before those of groups, inner groups before
     outer ones.
+
+    `indexes`: ids of the devices that the indexes of `remote_accelerator` from 1 on stand for, where those are not the devices in
+    their order, because executors have joined or left.
     """
 
     devices: tuple[DeviceCapabilities, ...]
     links: tuple[Link, ...] = ()
+    indexes: tuple[str, ...] = ()
+
+    @property
+    def by_index(self) -> tuple[str, ...]:
+        """Ids of the devices of the indexes 1, 2 and so on."""
+        return self.indexes or tuple([device.id for device in self.devices])
 
     def link(self, source: str, target: str) -> Link:
         """The link between two devices; free within one device, unknown links cost nothing."""

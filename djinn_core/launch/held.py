@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -56,6 +56,14 @@ class HolderCalls(Protocol):
         Raises:
             StartupError: the engine cannot be asked.
         """
+
+
+@runtime_checkable
+class NoticedCalls(Protocol):
+    """`HolderCalls` of an engine that says beforehand that it takes a place away."""
+
+    def notice(self) -> str:
+        """As `NoticedLaunched.notice`."""
 
 
 class HeldExecutor:
@@ -149,6 +157,10 @@ class HeldExecutor:
             self._full = str(self._calls.call("full", timeout=_ANSWER_SECONDS))
         except StartupError as error:
             _log.debug("an executor cannot be heard", reason=str(error))
+
+    def notice(self) -> str:
+        """As `NoticedLaunched.notice`; empty where the engine does not say."""
+        return self._calls.notice() if isinstance(self._calls, NoticedCalls) and self.alive else ""
 
     def evict(self, tokens: tuple[str, ...]) -> None:
         """As `Launched.evict`."""

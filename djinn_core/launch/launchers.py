@@ -84,8 +84,10 @@ class EngineConfig:
             settings.placement_group,
         )
 
-    def wishes(self, count: int, notify: Callable[[str], None] = lambda _: None) -> tuple[LaunchWish, ...]:
-        """A wish for each of `count` executors that are started together. `notify`: as in `LaunchWish`."""
+    def wishes(
+        self, count: int, notify: Callable[[str], None] = lambda _: None, first: int = 0
+    ) -> tuple[LaunchWish, ...]:
+        """A wish for each of `count` executors that are started together. `notify`: as in `LaunchWish`. `first`: number of the first."""
         group = secrets.token_hex(4)
         where = (self.address, dict(self.resources), self.runtime_env, self.placement_group)
-        return tuple(LaunchWish(number, count, group, *where, notify) for number in range(count))
+        return tuple(LaunchWish(number, count, group, *where, notify) for number in range(first, first + count))

@@ -7,7 +7,7 @@ import threading
 import attrs
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.launchers import Launcher, LaunchWish
+from djinn_core.hookspecs.launchers import Launcher, LaunchWish, NoticedLaunched
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.own_journals import LIMIT, OwnJournals
@@ -72,6 +72,15 @@ class OwnExecutor:
     def ending(self) -> str:
         """Description of how the present process has ended."""
         return self._process.ending()
+
+    @property
+    def notices(self) -> bool:
+        """True if its engine says beforehand that it takes its place away."""
+        return isinstance(self._process, NoticedLaunched)
+
+    def notice(self) -> str:
+        """As `NoticedLaunched.notice`; empty where its engine does not say."""
+        return self._process.notice() if isinstance(self._process, NoticedLaunched) else ""
 
     def wait_ready(self, timeout: float) -> Ready:
         """As `Launched.wait_ready`."""

@@ -50,7 +50,8 @@ from djinn_core.runtime.planning import session_plans
 from djinn_core.runtime.planning.ab_tests import Without
 from djinn_core.runtime.planning.first_calibration import calibrate_in_background
 from djinn_core.runtime.planning.planning import load_plugins
-from djinn_core.runtime.pool.opening import capabilities_named, open_pool
+from djinn_core.runtime.pool.executors import capabilities_named
+from djinn_core.runtime.pool.opening import open_pool
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.reconfiguring import (
     PLANNING,
@@ -310,13 +311,26 @@ def _warn_of_missing(missing: Mapping[str, str]) -> None:
         log.warning("a recorded program needs an op that a server lacks", op=name, server=missing[name])
 
 
+def new_pool(opened: tuple[Opened, ...], only: Session | None = None) -> PoolSession:
+    """A session over several executors. `only`: the session with the first of them, which was the only one so far.
+
+    Raises: as `open_pool`.
+    """
+    plan = partial(session_plans.plan_whole, context)
+    planner = session_plans.new_planner(context, len(opened))
+    pool = open_pool(opened, settings(), planner, plan, context.stats, context.observers, only)
+    calibrate(pool, opened)
+    return pool
+
+
+def calibrate(pool: PoolSession, opened: tuple[Opened, ...]) -> None:
+    """Measure devices of a pool that were never measured, in the background."""
+    calibrate_in_background(opened, settings(), registry().cost_models, partial(_measured, pool))
+
+
 def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
     if len(opened) > 1:
-        plan = partial(session_plans.plan_whole, context)
-        planner = session_plans.new_planner(context, len(opened))
-        pool = open_pool(opened, settings(), planner, plan, context.stats, context.observers)
-        calibrate_in_background(opened, settings(), registry().cost_models, partial(_measured, pool, opened))
-        return pool
+        return new_pool(opened)
     (only,) = opened
     attached = only.attached
     return Session(
@@ -332,11 +346,11 @@ def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
     )
 
 
-def _measured(pool: PoolSession, opened: tuple[Opened, ...]) -> None:
+def _measured(pool: PoolSession) -> None:
     """Plan with what was measured of the devices of a session, if it is still open."""
     with recorders.sending:
         if context.session is pool and not context.forked:
-            pool.know_devices(capabilities_named(opened))
+            pool.know_devices(capabilities_named(context.opened, pool.membership.present))
 
 
 def start_early() -> None:
@@ -561,7 +575,11 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 def _device_count() -> int:
     """Number of logical devices: all executors as one, and each of several by itself."""
-    several = len(context.opened) or (1 if _named_servers() else _resolved().executors)
+    session = context.session
+    if isinstance(session, PoolSession):
+        several = session.membership.present[-1] + 1
+    else:
+        several = len(context.opened) or (1 if _named_servers() else _resolved().executors)
     return 1 + several if several > 1 else 1
 
 
@@ -613,9 +631,17 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
     assert context.opened
     infos = [one.attached.device for one in context.opened]
     if index:
-        return session_name(), infos[index - 1]
+        return session_name(), _opened_at(index).attached.device
     memory, free = sum(i.memory for i in infos), sum(i.memory_free or 0 for i in infos)
     return session_name(), msgspec.structs.replace(infos[0], memory=memory, memory_free=free)
+
+
+def _opened_at(index: int) -> Opened:
+    """The connection to the executor that an index of the device stands for, from 1."""
+    session = context.session
+    if not isinstance(session, PoolSession):
+        return context.opened[index - 1]
+    return context.opened[session.membership.present.index(session.membership.number_at(index))]
 
 
 def _residence(storage: int, index: int) -> str:
@@ -623,12 +649,13 @@ def _residence(storage: int, index: int) -> str:
     opened, session = context.opened, context.session
     if session is None or not opened:
         return "no session"
-    number = index - 1 if index and len(opened) > 1 else session.home(storage)
+    pool = session.membership if isinstance(session, PoolSession) else None
+    number = pool.number_at(index) if index and pool is not None else session.home(storage)
     if number is None:
         return "on no executor yet"
-    one = opened[number]
+    one = _opened_at(number + 1)
     place = f"{one.attached.device.id} of {one.server}"
-    return place if len(opened) == 1 else f"executor {number} ({place})"
+    return place if pool is None else f"executor {number} ({place})"
 
 
 def _after_fork() -> None:

@@ -22,6 +22,10 @@ class ClientSession(Runtime, Protocol):
         """Reason why the session is lost, or that it was closed; empty while it is open."""
 
     @property
+    def successor(self) -> ClientSession | None:
+        """As `Runtime.successor`."""
+
+    @property
     def needs_whole_programs(self) -> bool:
         """True if programs must not come in pieces, because where one runs is decided over all of it."""
 

@@ -55,9 +55,6 @@ _SERVERS = frozenset(
         "assignment_hint",
         "server_devices",
         "spread",
-        "standby",
-        "standby_gib",
-        "standby_seconds",
         "tls_authority",
         "tls_certificate",
         "tls_fingerprints",
@@ -113,9 +110,10 @@ def live_tensors(since: int) -> int:
     """
     gc.collect()
     gone = frozenset(still_to_free())
-    found = [value for value in _values(gc.get_objects()) if value.handle not in gone]
+    found = [value for value in values_among(gc.get_objects()) if value.handle not in gone]
     return sum(1 for value in found if storage_of(value.handle) >= since and not recorders.absent.has(value.handle, ()))
 
 
-def _values(objects: Iterable[object]) -> Iterable[Value]:
+def values_among(objects: Iterable[object]) -> Iterable[Value]:
+    """The values among objects of the process."""
     return (item for item in objects if type(item) is Value)

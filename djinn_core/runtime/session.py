@@ -20,6 +20,7 @@ from djinn_core.interrupts import held
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.printable import is_text
+from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.deadlines import due
 from djinn_core.runtime.executor_link import ExecutorLink
@@ -63,6 +64,7 @@ class Session:
 
     needs_whole_programs = False
     topology = None
+    successor: ClientSession | None = None  # the pool of which its executor is now one
 
     def __init__(
         self,

@@ -94,4 +94,5 @@ def attached(
         instance=instance(),
         weight_sources=weight_sources,
         timings=True,
+        elastic=True,
     )

@@ -30,8 +30,8 @@ from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
-from djinn_core.server.peers.packed_values import Packed, pack_copies, pack_storages, unpack_item
-from djinn_core.server.peers.route import frames_of
+from djinn_core.server.peers.packed_values import can_move
+from djinn_core.server.peers.session_values import PeerValues, Waits
 from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel
 from djinn_core.server.recovery.executor_channel import StateParts as Found
 from djinn_core.server.recovery.snapshot_format import (
@@ -40,16 +40,14 @@ from djinn_core.server.recovery.snapshot_format import (
     StoredValue,
     decode_snapshot,
     encode_snapshot,
-    octets_of,
     put_values,
     take_values,
-    tensor_of,
 )
 from djinn_core.server.recovery.state_migration import hand_out, restored, take_in
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState
-from djinn_core.server.running.random_state import SessionRandomness
+from djinn_core.server.running.random_state import SessionRandomness, octets_of, tensor_of
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
 from djinn_core.server.running.template_compiler import CompiledTemplate, compile_template
@@ -90,19 +88,8 @@ from djinn_core.wire.messages import (
     ValueHints,
     decode,
     encode,
-    expect,
 )
 from djinn_core.wire.numeric_messages import NumericSettings
-from djinn_core.wire.peer_messages import (
-    CLIENT,
-    AwaitTransfer,
-    ConnectPeer,
-    ConnectPeerReply,
-    MeasureLink,
-    PeerTicketRequest,
-    SendValues,
-    TransferHeader,
-)
 from djinn_core.wire.state_messages import StateHeader, StateRequest
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 from djinn_core.wire.timing_messages import ExecutionTimes, TimingsReply, TimingsRequest
@@ -153,6 +140,8 @@ class ExecutorSession:
         self._uploads = UploadAssembly(device.runtime, self.values, store)
         self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
         self.exchange = PeerExchange(peer_listener or PeerListener())
+        waits = Waits(self._await_uploads, self._read_ahead, self._next_frame)
+        self._peer_values = PeerValues(context, self.values, self.exchange, self._reads.shares, self._turn, waits)
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, self._memory)
@@ -255,7 +244,7 @@ class ExecutorSession:
         elif isinstance(message, Goodbye):
             return False
         else:
-            self._exchange_values(message, connection)
+            self._peer_values.answer(message, connection, self._timings, self.submissions)
         return True
 
     def _tell_times(self, request: TimingsRequest) -> None:
@@ -345,81 +334,6 @@ class ExecutorSession:
             self._reads.read_again(snapshot.stored)
             self.device.randomness.hand_to(self._randomness)
             self.device.randomness.set_state(tensor_of(snapshot.random))
-
-    def _exchange_values(self, message: AnyMessage, connection: ExecutorChannel) -> None:
-        """Handle a message about values that go to or come from other executors."""
-        if isinstance(message, SendValues):
-            self._await_uploads(connection)
-            self._ship(message, connection)
-        elif isinstance(message, AwaitTransfer):
-            self._expect(message, connection)
-        elif isinstance(message, TransferHeader):
-            self.exchange.inbox.unload(message, lambda: self._next_frame(connection))
-        elif isinstance(message, MeasureLink):
-            self.exchange.gauge(message.peer)
-        elif isinstance(message, PeerTicketRequest):
-            connection.send(Frame(encode(self.exchange.invite(message.source))))
-        elif isinstance(message, ConnectPeer):
-            connection.send(Frame(connection.decide(lambda before: self._meet(message, before))))
-        else:
-            raise ProtocolError(f"an executor does not expect {type(message).__name__}")
-
-    def _meet(self, meet: ConnectPeer, before: bytes | None) -> bytes:
-        """Connect to another executor; where another process has, the client tells this one again where that is."""
-        if before is None:
-            return encode(self.exchange.meet(meet))
-        self.exchange.met(meet, expect(before, ConnectPeerReply))
-        return before
-
-    def _ship(self, ship: SendValues, connection: ExecutorChannel) -> None:
-        handles, begun = unpack_handles(ship.handles), time.perf_counter()
-        if ship.peer == CLIENT:
-            packed = self._pack(ship, handles)
-            for frame in frames_of(TransferHeader(ship.transfer, tuple(item for item, _ in packed)), packed):
-                connection.send(frame)
-        else:
-            pack, wait = partial(self._pack, ship, handles), partial(self._read_ahead, connection)
-            self.exchange.send(ship.transfer, ship.peer, pack, wait)
-        if self._timings is not None:
-            sizes = [self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles}]
-            self._timings.transferred(ship.transfer, ship.peer, begun, sizes, incoming=False)
-        if ship.move:
-            self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
-            self._reads.shares.forget(handles)
-
-    def _pack(self, ship: SendValues, handles: Sequence[int]) -> list[Packed]:
-        pack = pack_storages if ship.move else pack_copies
-        with self._turn:
-            return pack(handles, self.values, self.device.runtime, self.exchange.number)
-
-    def _expect(self, expected: AwaitTransfer, connection: ExecutorChannel) -> None:
-        begun = time.perf_counter()
-        arrived = self.exchange.expect(expected.transfer, expected.source, partial(self._read_ahead, connection))
-        if self._observed:
-            self._context.events.note(
-                "transferred",
-                transfer=expected.transfer,
-                source=expected.source,
-                bytes=sum(len(data) for _, data in arrived) if not isinstance(arrived, str) else 0,
-                duration=time.perf_counter() - begun,
-                error=arrived if isinstance(arrived, str) else "",
-                trace=expected.trace,
-            )
-        handles = unpack_handles(expected.handles)
-        if isinstance(arrived, str):
-            reason = f"a value did not come from executor {expected.source}: {arrived}"
-            lost = Poison(Failure(self.submissions, -1, "transfer", "SessionLost", reason))
-            for handle in handles:
-                self.values[handle] = lost
-            return
-        with self._turn:
-            for item, data in arrived:
-                for handle, value in unpack_item(item, data, self.device.runtime):
-                    self.values[handle] = value
-        if self._timings is not None:
-            sizes = [len(data) for _, data in arrived]
-            self._timings.transferred(expected.transfer, expected.source, begun, sizes, incoming=True)
-        self._usage.check_values()
 
     def _read_ahead(self, connection: ExecutorChannel) -> None:
         """Take in what the client says while something else is waited for: it can go on sending, and is seen to be gone."""
@@ -815,6 +729,7 @@ class ExecutorSession:
             device
             | {
                 "values": len(self.values),
+                "bound_values": sum(not can_move(value) for _, value in self.values.items()),
                 "memory": memory,
                 "memory_peak": max(self.values.peak(), device.get("device_peak", 0)),
                 "reserved": max(memory, device.get("device_reserved", 0)),

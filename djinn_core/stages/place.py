@@ -9,7 +9,7 @@ import attrs
 
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
-from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.indexes import bind, bound_nodes, only_bound
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.replicas import with_replicas
@@ -187,7 +187,7 @@ def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> P
     ids = {d.id for d in devices}
     return attrs.evolve(
         context,
-        topology=NetworkTopology(devices, context.topology.links),
+        topology=attrs.evolve(context.topology, devices=devices),
         resident={v: home for v, home in context.resident.items() if home in ids},
         copies={v: kept for v, holders in context.copies.items() if (kept := tuple(d for d in holders if d in ids))},
     )
@@ -195,7 +195,7 @@ def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> P
 
 def _decided(context: PlacementContext, whole: PlacementContext, policy: PlacementPolicy) -> Placement:
     """Placement by the policy for tensors of index 0; tensors of another index are placed on that index's device."""
-    graph, nodes, devices = context.graph, context.plan.nodes, [d.id for d in whole.topology.devices]
+    graph, nodes, devices = context.graph, context.plan.nodes, whole.topology.by_index
     bound = bound_nodes(graph, nodes)
     if not bound:
         return policy.place(context)

@@ -36,6 +36,7 @@ from djinn_core.wire.peer_messages import (
     AwaitTransfer,
     ConnectPeer,
     ConnectPeerReply,
+    DropPeer,
     LinkMeasurement,
     LinkProbe,
     MeasureLink,
@@ -174,6 +175,7 @@ class Attached(Message, frozen=True):
     reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
     and a client that shows `secret` may reconnect within `lease` seconds; if it is `recoverable`, also after the executor has died, to
     its replacement. `weight_sources`: schemes of the addresses that it reads weights from. `timings`: it answers `TimingsRequest`.
+    `elastic`: it takes `DropPeer`.
     """
 
     session: Name
@@ -189,6 +191,7 @@ class Attached(Message, frozen=True):
     recoverable: bool = False
     weight_sources: tuple[Name, ...] = ()
     timings: bool = False
+    elastic: bool = False
 
 
 # --- work -----------------------------------------------------------------------------------------------------
@@ -552,6 +555,7 @@ AnyMessage = (
     | PeerTicket
     | ConnectPeer
     | ConnectPeerReply
+    | DropPeer
     | PeerAttach
     | PeerAttached
     | LinkProbe

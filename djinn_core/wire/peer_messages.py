@@ -65,6 +65,12 @@ class ConnectPeerReply(PrintableFields, Message, frozen=True):
     error: str = ""
 
 
+class DropPeer(Message, frozen=True):
+    """Executor `peer` has left the pool: it is sent nothing more, sends nothing more and does not come back."""
+
+    peer: Count
+
+
 class PeerAttach(Message, frozen=True):
     """First message of an executor to another one: the ticket of `PeerTicket`, or, where it came before, the secret of `PeerAttached`."""
 
@@ -147,12 +153,14 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     """Memory of `size` bytes and the values that look into it; or why there is none.
 
     `dense`: the bytes are the elements of its only view in row-major order, and memory is to be laid out for its strides.
+    `generator`: the state of the random generator that its only view is, which has no memory.
     """
 
     size: Count
     views: tuple[View, ...]
     dense: bool = False
     failure: Failure | None = None
+    generator: bytes = b""
 
 
 class TransferHeader(Message, frozen=True):

@@ -17,6 +17,7 @@ from djinn_core.wire import messages
 from djinn_core.wire.messages import Submit, Template, UploadPart, decode, encode
 from djinn_core.wire.peer_messages import (
     AwaitTransfer,
+    DropPeer,
     MeasureLink,
     PeerTicketRequest,
     SendValues,
@@ -34,6 +35,7 @@ OTHERS = (
     TransferChunk,
     PeerTicketRequest,
     MeasureLink,
+    DropPeer,
     messages.StatsRequest,
     messages.TimingsRequest,
     messages.CacheRequest,

@@ -17,7 +17,7 @@ def pooled():
 
     @contextlib.contextmanager
     def configure(policy, **settings):
-        with configured(executors=2, threads=1, placement_policy=policy, **settings):
+        with configured(**{"executors": 2, "threads": 1, "placement_policy": policy, **settings}):
             djinn.init()
             yield open_session()
 

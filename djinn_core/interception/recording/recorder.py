@@ -270,7 +270,7 @@ class Recorder:
         with held:
             try:
                 with collect_later:
-                    number = self._send_held(runtime, ask)
+                    runtime, number = self._send_held(runtime, ask)
                 return runtime.wait(number)
             except KeyboardInterrupt:
                 runtime.interrupted()
@@ -285,7 +285,7 @@ class Recorder:
         runtime, number = _runtime(), None
         try:
             with held, self._shared.sending:
-                number = self._send(runtime, SyncRequest(fetch=fetch))
+                runtime, number = self._send(runtime, SyncRequest(fetch=fetch))
                 runtime.defer(number, nbytes)
         except KeyboardInterrupt:
             if number is not None:
@@ -340,14 +340,18 @@ class Recorder:
             self._shared.send_held_back(runtime)
             runtime.read_weights(handle, stored, device)
 
-    def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
+    def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> tuple[Runtime, int]:
         require_stack_room()
         with held, suppress_at_shutdown, collect_later:
             return self._send_held(runtime, ask, cut)
 
-    def _send_held(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
+    def _send_held(
+        self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len
+    ) -> tuple[Runtime, int]:
+        """The runtime that the submission went to, which is the successor of `runtime` where there is one by now; its number there."""
         shared = self._shared
         with shared.sending:
+            runtime = runtime.successor or runtime
             if shared.held_back:
                 shared.send_held_back(runtime)
             while shared.unsent:
@@ -356,7 +360,7 @@ class Recorder:
                 for other in shared.all():
                     if other is not self and other.entries:
                         shared.submit(runtime, other.take(SyncRequest()))
-            return shared.submit(runtime, self.take(ask, cut))
+            return runtime, shared.submit(runtime, self.take(ask, cut))
 
     def take(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""

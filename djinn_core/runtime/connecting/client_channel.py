@@ -41,6 +41,10 @@ class ClientChannel(SessionChannel, Protocol):
         """True if the session itself kills its executors: any other one would come to the same end."""
 
     @property
+    def logged(self) -> bool:
+        """True if what is sent and answered is logged, to be done again elsewhere: values to and from other executors go this way, too."""
+
+    @property
     def successor(self) -> Attached | None:
         """Reply of the executor that took the session over from the first one; None if that one has it."""
 
@@ -59,6 +63,7 @@ class PlainClientChannel(PlainChannel):
     """Implements `ClientChannel` over a single connection: the session is lost with it."""
 
     crashes_executors = False
+    logged = False
     successor: Attached | None = None
     reconnection: Reconnection | None = None
 

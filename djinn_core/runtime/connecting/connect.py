@@ -32,11 +32,11 @@ from djinn_core.runtime.connecting.dialling import (
     slowness,
     unreachable,
 )
-from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, start_executors
+from djinn_core.runtime.connecting.embedded import open_again, open_embedded, open_inline, start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import check_for_servers
 from djinn_core.runtime.connecting.redialling import lasting
-from djinn_core.runtime.connecting.servers import Servers, find_servers, standby_servers
+from djinn_core.runtime.connecting.servers import ENGINE, Servers, find_servers, server_tls, standby_servers
 from djinn_core.runtime.standby.servers import StandbyServer, with_standby
 from djinn_core.wire.messages import Attached, Welcome
 
@@ -78,22 +78,48 @@ def open_connections(
     """
     _warn_of_misspelt(os.environ)
     servers = find_servers(settings, registry.transports)
-    if settings.standby and servers is None:
-        _log.warning("standby servers take over sessions with servers only, and none is configured")
     if servers is not None:
         check_for_servers(settings.plugins)
         opened = _open_first(settings, registry, servers)
     elif settings.executor == "inline":
         opened = (open_inline(settings),)
     else:
-        opened = open_embedded(settings, registry, executors or start_executors(settings, registry))
+        own = open_embedded(settings, registry, executors or start_executors(settings, registry))
+        opened = _stood_by_engine(settings, registry, own)
+    _tell_of(opened, registry)
+    return opened
+
+
+def open_more(
+    settings: Settings, registry: Registry, joining: Sequence[OwnExecutor] | Servers, known: Sequence[Opened]
+) -> tuple[Opened, ...]:
+    """Begin sessions with executors that were started, or with the devices of servers, to join those that are `known`.
+
+    A server that is known by another address is left out. Raises what `open_connections` does.
+    """
+    if isinstance(joining, Servers):
+        found = _open_servers(settings, _reachable(registry, joining), joining)
+        instances = {one.attached.instance for one in known}
+        new = tuple([one for one in found if one.attached.instance not in instances])
+        for one in found:
+            if one not in new:
+                one.close()
+        others = standby_servers(settings, joining.tls)
+        opened = _stood_by_others(settings, registry, joining, others, new)
+    else:
+        opened = _stood_by_engine(settings, registry, open_embedded(settings, registry, joining))
+    _tell_of(opened, registry)
+    return opened
+
+
+def _tell_of(opened: Sequence[Opened], registry: Registry) -> None:
+    """Log what a user should know of the sessions that have begun."""
     for member in opened:
         for fallback in member.fallbacks:
             _log.warning(f"fell back from {fallback}", to=member.url)
         _compare_torch(member)
         if travels_bare(member.url, registry.transports):
             _log.warning("everything travels unencrypted, the token included", server=member.url)
-    return opened
 
 
 def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
@@ -118,7 +144,7 @@ def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tup
         others = [*every[position + 1 :], *every[:position]]
         fallbacks = tuple(given_up(", ".join(other.urls), error) for other, error in zip(every, failed, strict=False))
         first = attrs.evolve(opened[0], fallbacks=(*fallbacks, *opened[0].fallbacks))
-        return _stood_by(settings, registry, one, others, (first, *opened[1:]))
+        return _stood_by_others(settings, registry, one, others, (first, *opened[1:]))
     raise unreachable(failed)
 
 
@@ -126,31 +152,57 @@ def _reachable(registry: Registry, servers: Servers) -> Registry:
     return attrs.evolve(registry, transports=servers.transports(registry.transports))
 
 
-def _stood_by(
+def _stood_by_others(
     settings: Settings, registry: Registry, servers: Servers, others: Sequence[Servers], opened: tuple[Opened, ...]
 ) -> tuple[Opened, ...]:
     """The sessions, which other servers may take over where there are some."""
-    if not others:
-        return opened
-    if len(opened) > 1:
-        _log.warning("standby servers take over sessions with one executor only", executors=len(opened))
-        return opened
-    (only,) = opened
-    known = {only.url, *only.addresses}
-    mine = attrs.evolve(servers, members=tuple(urls for urls in servers.members if known & {*urls}) or servers.members)
+
+    def candidates(one: Opened) -> tuple[str, list[StandbyServer]]:
+        known = {one.url, *one.addresses}
+        mine = attrs.evolve(
+            servers, members=tuple(urls for urls in servers.members if known & {*urls}) or servers.members
+        )
+        return mine.urls[0], [_candidate(settings, registry, other, one.attached) for other in (*others, mine)]
+
+    return _stood_by(settings, opened, candidates) if others else opened
+
+
+def _stood_by_engine(settings: Settings, registry: Registry, opened: tuple[Opened, ...]) -> tuple[Opened, ...]:
+    """The sessions with executors of this program's own, which others of their launcher or servers may take over."""
+    servers = {one.urls: one for one in standby_servers(settings, server_tls(settings))}
+    in_order = [*servers.values()]
+
+    def candidates(one: Opened) -> tuple[str, list[StandbyServer]]:
+        found = [_candidate(settings, registry, other, one.attached) for other in in_order]
+        if ENGINE in settings.standby and one.executor is not None:
+            dial = partial(open_again, settings, registry, one.executor)
+            found.insert(settings.standby.index(ENGINE), StandbyServer("its engine", one.attached, dial))
+        return one.server, found
+
+    return _stood_by(settings, opened, candidates) if settings.standby else opened
+
+
+def _stood_by(
+    settings: Settings,
+    opened: tuple[Opened, ...],
+    candidates: Callable[[Opened], tuple[str, list[StandbyServer]]],
+) -> tuple[Opened, ...]:
+    """The sessions, whose frames are logged; `candidates`: by session what its server is called, and what may take it over."""
     try:
-        candidates = [_candidate(settings, registry, one, only.attached) for one in (*others, mine)]
+        found = [candidates(one) for one in opened]
     except BaseException:
-        only.connection.close()
+        for one in opened:
+            one.close()
         raise
-    only.connection.hasten(settings.standby_seconds)
-    connection = with_standby(only.connection, mine.urls[0], candidates, settings)
-    # Another server does not have what this one caches: everything is sent, and logged.
-    return (
-        attrs.evolve(
-            only, connection=connection, attached=msgspec.structs.replace(only.attached, caches_weights=False)
-        ),
-    )
+    taken: list[Opened] = []
+    for one, (name, others) in zip(opened, found, strict=True):
+        if ENGINE not in settings.standby:  # which takes as long as it takes
+            one.connection.hasten(settings.standby_seconds)
+        connection = with_standby(one.connection, name, others, settings, len(opened))
+        # Another server does not have what this one caches: everything is sent, and logged.
+        attached = msgspec.structs.replace(one.attached, caches_weights=False)
+        taken.append(attrs.evolve(one, connection=connection, attached=attached))
+    return tuple(taken)
 
 
 def _candidate(settings: Settings, registry: Registry, servers: Servers, first: Attached) -> StandbyServer:

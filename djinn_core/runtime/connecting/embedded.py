@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import attrs
 
+from djinn_core.backoff import Backoff
 from djinn_core.config import Settings
 from djinn_core.directories import cache_directory
-from djinn_core.errors import ConfigurationError
+from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.launchers import Launcher, LaunchWish
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.launch.addresses import transport_for
@@ -29,16 +32,24 @@ from djinn_core.runtime.connecting.dialling import attach, client_name
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import names_for_executors
 from djinn_core.runtime.connecting.restarting import outliving
+from djinn_core.wire.messages import Attached
 
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.launch")
 
 
-def start_executors(settings: Settings, registry: Registry | None = None) -> tuple[OwnExecutor, ...]:
+def start_executors(
+    settings: Settings, registry: Registry | None = None, joining: tuple[int, int] | None = None
+) -> tuple[OwnExecutor, ...]:
     """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
 
     Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
 
-    `registry`: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
+    Args:
+        settings: say what and how many.
+        registry: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
+        joining: number of the first and how many, of those that join a session.
 
     Raises:
         PluginError: a plugin has hooks for executors, and these cannot import it.
@@ -48,10 +59,10 @@ def start_executors(settings: Settings, registry: Registry | None = None) -> tup
         return ()
     launcher = launcher_named(settings.engine, registry.launchers if registry is not None else ())
     started: list[OwnExecutor] = []
+    first, count = joining or (0, settings.executors)
+    wishes = EngineConfig().with_settings(settings).wishes(count, partial(_tell, settings.progress), first)
     try:
-        for wish in (
-            EngineConfig().with_settings(settings).wishes(settings.executors, partial(_tell, settings.progress))
-        ):
+        for wish in wishes:
             started.append(_start_executor(settings, launcher, wish, registry))  # noqa: PERF401 - those that have started are closed
     except BaseException:
         for executor in started:
@@ -110,6 +121,28 @@ def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> 
         seconds = settings.connect_timeout, settings.start_timeout
         channel = outliving(connection, attached, executor, registry.transports, seconds)
     return Opened(channel, attached, url, executor=executor)
+
+
+def open_again(settings: Settings, registry: Registry, executor: OwnExecutor) -> tuple[ClientChannel, Attached]:
+    """A new session with an executor in the place of one that has died, or with that one where it lives.
+
+    Raises:
+        DjinnError: there is none.
+    """
+    deadline, backoff = (
+        time.monotonic() + settings.connect_timeout,
+        Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS),
+    )
+    while True:
+        executor.start_again()
+        try:
+            opened = _open_own(settings, registry, executor)
+        except TransportError:  # one that is just dying refuses connections, and is asked again
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(backoff.pause())
+        else:
+            return opened.connection, opened.attached
 
 
 def open_inline(settings: Settings) -> Opened:

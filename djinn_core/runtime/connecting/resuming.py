@@ -38,6 +38,7 @@ class ResumingConnection(ReliableConnection):
         self._reconnects = ReconnectLimit((0, 0))  # frames received at both ends
         self.resumed = 0
         self.crashes_executors = False  # whether it is what the session does that kills executors
+        self.logged = False
         self.successor: Attached | None = None
         self._when_resumed: list[Callable[[float], None]] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import attrs
 
@@ -14,6 +15,8 @@ from djinn_core.launch.addresses import has_transport, transport_for
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 from djinn_core.launch.logins import find_login, is_login_name
 from djinn_core.launch.tls_transports import travels_bare, with_tls
+
+ENGINE: Final = "engine"  # among `standby`: what has started an executor starts another one, wherever it has a place
 
 
 @attrs.frozen
@@ -83,6 +86,11 @@ def _logged_in(settings: Settings, names: list[str]) -> Servers:
     return Servers(tuple(one.urls for one in contents), contents[0].token, tls)
 
 
+def server_tls(settings: Settings) -> TlsOptions:
+    """TLS options of the settings alone."""
+    return _tls(settings, None)
+
+
 def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
     """TLS options from the settings, or the connection file's fingerprint where the settings name no certificate."""
     fingerprints = settings.tls_fingerprints
@@ -112,6 +120,8 @@ def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
     """
     found: list[Servers] = []
     for one in settings.standby:
+        if one == ENGINE:
+            continue
         if "://" in one:
             if not settings.token:
                 raise ConfigurationError(

@@ -71,6 +71,14 @@ class DerivedValues:
         stale, self._stale = tuple(self._stale), []
         return stale
 
+    def take_all(self) -> tuple[int, ...]:
+        """All derived values, to be freed; nothing uses them any more."""
+        for keys in list(self._users.values()):
+            for key in keys:
+                self._forget(key)
+        self._users.clear()
+        return self.take_stale()
+
     def _forget(self, key: Key) -> None:
         self._stale += self._made.pop(key, ())
 

@@ -34,6 +34,10 @@ class PooledDerivedValues:
         self._run = run
         self.values = DerivedValues(lambda _: 0)
 
+    def join(self, device: str) -> None:
+        """There is one more executor, with this device."""
+        self._devices = (*self._devices, device)
+
     def places(self, recipe: Recipe) -> RecipeLocations | None:
         """Locations of a recipe's values; None if they were not made."""
         made = self.values.made((recipe.identity, recipe.sources))

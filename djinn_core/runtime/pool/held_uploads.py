@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from djinn_core.ir.stored_tensor import StoredTensor
+from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.residency import Residency
-from djinn_core.runtime.session import Session
 
 HELD_LIMIT = 2 << 30  # bytes that may wait; beyond them, the oldest go to where there is room
 _FILL = 0.8  # of an executor's free memory, after which the next one is filled
@@ -17,9 +17,9 @@ _FILL = 0.8  # of an executor's free memory, after which the next one is filled
 class HeldUploads:
     """Copies of tensors that programs have not used yet, by handle. Not thread-safe."""
 
-    def __init__(self, members: Sequence[Session], memory_free: Sequence[int | None], residency: Residency) -> None:
+    def __init__(self, membership: Membership, memory_free: Sequence[int | None], residency: Residency) -> None:
         """`memory_free`: as `fill` takes it."""
-        self._members = members
+        self._membership = membership
         self.fill(memory_free)
         self._residency = residency
         self._held: dict[int, torch.Tensor | StoredTensor] = {}
@@ -54,9 +54,9 @@ class HeldUploads:
         tensor = self._held.pop(handle)
         self._bytes -= _bytes_here(tensor)
         if isinstance(tensor, StoredTensor):
-            self._members[executor].read_weights(handle, tensor)
+            self._membership.members[executor].read_weights(handle, tensor)
         else:
-            self._members[executor].upload(handle, tensor)
+            self._membership.members[executor].upload(handle, tensor)
         return tensor.nbytes
 
     def drop(self, handle: int) -> None:
@@ -66,10 +66,13 @@ class HeldUploads:
 
     def roomy(self, handle: int) -> int:
         """The first executor that has room for what waits, so that what is loaded in order stays together."""
-        needed = self._held[handle].nbytes
-        rooms = [int(free * _FILL) - self._residency.held[executor] for executor, free in enumerate(self._free)]
-        fitting = (executor for executor, room in enumerate(rooms) if room >= needed)
-        return next(fitting, max(range(len(rooms)), key=rooms.__getitem__))
+        return self.roomy_for(self._held[handle].nbytes, self._membership.present)
+
+    def roomy_for(self, needed: int, executors: Sequence[int]) -> int:
+        """The first of some executors that has room for so many bytes; the one that has most, where none has."""
+        rooms = {e: int(self._free[e] * _FILL) - self._residency.held[e] for e in executors}
+        fitting = (executor for executor, room in rooms.items() if room >= needed)
+        return next(fitting, max(rooms, key=rooms.__getitem__))
 
 
 def _bytes_here(waiting: torch.Tensor | StoredTensor) -> int:

@@ -55,32 +55,42 @@ class Introductions:
 
     def __init__(
         self,
-        connections: Sequence[ClientChannel],
-        servers: Sequence[str],
-        instances: Sequence[str],
         pairs: Callable[[int], Sequence[tuple[int, int]]],
     ) -> None:
-        """`instances`: of the processes at the beginning. `pairs`: who sends to whom, of those that an executor is part of."""
+        """`pairs`: who sends to whom, of those that are there and that an executor is part of."""
         self._pairs = pairs
-        self._instances = list(instances)
+        self._instances: dict[int, str] = {}
         self._known: dict[int, _Acquaintance] = {}
         self._closed = threading.Event()
-        for number, (connection, server) in enumerate(zip(connections, servers, strict=True)):
-            if connection.reconnection is not None:
-                self._known[number] = _Acquaintance(connection.reconnection, server)
-                connection.call_when_resumed(partial(self._look, number))
+
+    def join(self, number: int, connection: ClientChannel, server: str, instance: str) -> None:
+        """Watch one more executor. `instance`: of its process now."""
+        self._instances[number] = instance
+        if connection.reconnection is not None:
+            self._known[number] = _Acquaintance(connection.reconnection, server)
+            connection.call_when_resumed(partial(self._look, number))
+
+    def leave(self, number: int) -> None:
+        """Watch an executor no more."""
+        self._known.pop(number, None)
+        self._instances[number] = ""
 
     def _look(self, number: int, _seconds: float) -> None:
         """A member's connection is there again, maybe to another process."""
-        found = self._known[number].reach.instance
+        known = self._known.get(number)
+        found = known.reach.instance if known is not None else ""
         if found != self._instances[number]:
             self._instances[number] = found
             threading.Thread(target=self._introduce, args=(number, found), name="djinn-introduce", daemon=True).start()
 
     def _introduce(self, number: int, instance: str) -> None:
         deadline, backoff = time.monotonic() + _PATIENCE_SECONDS, Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        waiting = list(self._pairs(number))
+        # An executor whose connection does not outlive a break is not replaced, and meets no one again.
+        waiting = [pair for pair in self._pairs(number) if self._known.keys() >= {*pair}]
         while waiting and not self._closed.is_set() and self._instances[number] == instance:
+            if waiting[0] not in self._pairs(number):
+                waiting.pop(0)  # one of them has left
+                continue
             try:
                 self._bring_together(*waiting[0])
             except DjinnError as error:

@@ -77,7 +77,7 @@ class SeenLink:
         return True
 
 
-def _ignored(_: tuple[DeviceCapabilities, ...]) -> None:
+def _ignored(_: Sequence[DeviceCapabilities]) -> None:
     """Ignore rooms: nothing else depends on them."""
 
 
@@ -90,7 +90,7 @@ class PresentLinks:
 
     Attributes:
         topology: for which plans are made now.
-        when_room_changed: told of the devices as they are now, if the memory of one of them is another.
+        when_room_changed: told of `devices` as they are now, if the memory of one of them is another.
     """
 
     def __init__(
@@ -101,33 +101,81 @@ class PresentLinks:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`measured`: the links between the devices, which are in the order of their executors."""
-        self._relays = tuple(relays)
-        self._devices = tuple(devices)
+        self._relays = relays
+        self._devices = list(devices)
+        self._present = list(range(len(devices)))
         self._clock = clock
-        now = clock()
-        numbers = {device.id: number for number, device in enumerate(devices)}
-        self._links = {(numbers[link.source], numbers[link.target]): SeenLink(link, now) for link in measured}
-        self._next = now + DOUBTED
+        self._links: dict[tuple[int, int], SeenLink] = {}
+        self._next = clock() + DOUBTED
         self._planned_room = [device.memory_free for device in devices]  # that the plans there are were made for
-        self.when_room_changed: Callable[[tuple[DeviceCapabilities, ...]], None] = _ignored
-        self.topology = NetworkTopology(self._devices, tuple(measured))
+        self.when_room_changed: Callable[[Sequence[DeviceCapabilities]], None] = _ignored
         self.changes = 0
+        self._adopt(measured)
+        self.topology = NetworkTopology(tuple(devices), tuple(measured))
+
+    def _adopt(self, measured: Sequence[Link]) -> None:
+        """Keep what is known of links that were there; drop those that are there no more."""
+        now, before = self._clock(), self._links
+        numbers = {self._devices[number].id: number for number in self._present}
+        self._assumed = [link for link in measured if link.source not in numbers]
+        pairs = {(numbers[link.source], numbers[link.target]): link for link in measured if link.source in numbers}
+        self._links = {pair: before.get(pair) or SeenLink(link, now) for pair, link in pairs.items()}
+
+    def know(self, device: DeviceCapabilities) -> None:
+        """The executor with the next number has this device."""
+        self._devices.append(device)
+        self._planned_room.append(device.memory_free)
+
+    def among(self, executors: frozenset[int]) -> list[Link]:
+        """The links between some executors, and what others count as."""
+        known = [link.link for pair, link in self._links.items() if executors.issuperset(pair)]
+        return [*known, *self._assumed]
+
+    def change_executors(self, present: Sequence[int], measured: Sequence[Link], indexes: Sequence[int]) -> None:
+        """Executors have joined or left.
+
+        Args:
+            present: numbers of those that are there.
+            measured: the links between these, as they were when they were measured first.
+            indexes: numbers of the executors that the indexes from 1 on stand for.
+        """
+        self._present = list(present)
+        self._adopt(measured)
+        self.topology = attrs.evolve(self.topology, indexes=tuple([self._devices[number].id for number in indexes]))
+        self._count_on_these()
+
+    def _count_on_these(self) -> None:
+        devices = tuple([self._devices[number] for number in self._present])
+        links = (*[link.link for link in self._links.values()], *self._assumed)
+        self.topology = attrs.evolve(self.topology, devices=devices, links=links)
+        self.changes += 1
+
+    @property
+    def devices(self) -> Sequence[DeviceCapabilities]:
+        """The devices of all executors that there ever were, by number, as they are known now."""
+        return self._devices
 
     def replace_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """Other facts are known of the devices: plans are made anew."""
-        known = {device.id: device.memory_free for device in self._devices}  # as executors said since the session began
-        self._devices = tuple(attrs.evolve(d, memory_free=known.get(d.id, d.memory_free)) for d in devices)
-        self.topology = NetworkTopology(self._devices, self.topology.links)
-        self.changes += 1
+        """Other facts are known of some devices: plans are made anew."""
+        known = {device.id: device for device in devices}
+        self._devices = [  # with the memory that executors told since the session began
+            attrs.evolve(known.get(d.id, d), memory_free=d.memory_free) for d in self._devices
+        ]
+        self._count_on_these()
 
     def listen(self) -> int:
         """Take in the executors' measurements, and request missing ones; return the number of changes of links so far."""
-        now = self._clock()
-        for number, relay in enumerate(self._relays):
+        now, told = self._clock(), False
+        for number in self._present:
+            relay = self._relays[number]
             if seen := relay.take_seen():
                 self._hear(number, seen, now)
             if (room := relay.take_room()) is not None:
                 self._note_room(number, room)
+                told = True
+        if told:  # once for all of them: it looks at all devices
+            self.topology = attrs.evolve(self.topology, devices=tuple([self._devices[n] for n in self._present]))
+            self.when_room_changed(self._devices)
         if now > self._next:
             self._next = now + DOUBTED
             self._gauge(now)
@@ -142,21 +190,17 @@ class PresentLinks:
                 link.see(one, now)
                 touched.append(link)
         if sum(link.settle(now) for link in touched):  # each of them settles
-            self.changes += 1
-            self.topology = NetworkTopology(self._devices, tuple(link.link for link in self._links.values()))
+            self._count_on_these()
 
     def _note_room(self, number: int, room: Room) -> None:
         """Plan for the memory that an executor has now; make the plans there are again if it is another."""
-        device = attrs.evolve(self._devices[number], memory_free=room.nbytes)
-        self._devices = (*self._devices[:number], device, *self._devices[number + 1 :])
-        self.topology = attrs.evolve(self.topology, devices=self._devices)
+        device = self._devices[number] = attrs.evolve(self._devices[number], memory_free=room.nbytes)
         planned = self._planned_room[number]
         if planned is None or _differs(room.nbytes, planned) or (room.short and room.nbytes < LESS * planned):
             known = {"device": device.id, "before": planned, "now": room.nbytes}
             _log.info("the memory of an executor has changed", **known)
             self._planned_room[number] = room.nbytes
             self.changes += 1
-        self.when_room_changed(self._devices)
 
     def _gauge(self, now: float) -> None:
         for (source, target), link in self._links.items():

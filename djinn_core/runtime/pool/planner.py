@@ -66,15 +66,14 @@ class PoolPlanner:
     def __init__(
         self,
         plan: PlanForPool,
-        devices: tuple[str, ...],
         stats: Stats,
         residency: Residency,
         rules: Planner,
     ) -> None:
-        """`devices`: ids of the executors' devices, in the order of their numbers. `rules`: as the session's planner has them."""
+        """`rules`: as the session's planner has them. Executors `join`."""
         self._rules = rules
         self._plan = plan
-        self._devices = devices
+        self.devices: tuple[str, ...] = ()  # ids, by number of the executor
         self._stats = stats
         self._residency = residency
         self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(rules.factor)
@@ -89,6 +88,15 @@ class PoolPlanner:
         """Make all plans again, since what they depend on has changed."""
         self._rules = rules
         self._plans = PlansByStructure(rules.factor)
+
+    def join(self, device: str) -> None:
+        """There is one more executor, with this device."""
+        self.devices = (*self.devices, device)
+        self.derived.join(device)
+
+    def make_anew(self) -> None:
+        """Make all plans again: other executors are there."""
+        self.forget_plans(self._rules)
 
     def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
         """The devices were measured: what was predicted before says nothing of predictions from now on."""
@@ -105,7 +113,7 @@ class PoolPlanner:
     def act_by(self, run: RunPlan, free: FreeCopies) -> None:
         """Set `run` as the function that computes values derived from weights, and `free` as the one that frees copies."""
         self._free = free
-        self.derived = PooledDerivedValues(self._devices, self._residency, run)
+        self.derived = PooledDerivedValues(self.devices, self._residency, run)
 
     def prepare(
         self, program: Program, alike: ProgramFamily, values: Sequence[int], turn: int | None
@@ -154,7 +162,7 @@ class PoolPlanner:
 
     def _make(self, program: Program, alike: ProgramFamily, turn: int | None, alone: bool) -> PooledPlan:
         graph = ProgramGraph(program)
-        names, residency = self._devices, self._residency
+        names, residency = self.devices, self._residency
         homes = resident(program, graph, residency, self.random)
         held = {v: residency.copies(v) for v in graph.inputs}
         copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in held.items() if holders}
@@ -239,13 +247,13 @@ class PoolPlanner:
     def _occupied(self, graph: ProgramGraph) -> dict[str, MemoryInUse]:
         """By device what is there, and what of it the program does not use."""
         held, used = self._residency.held, self._residency.held_of({storage_of(v) for v in graph.inputs})
-        return {name: MemoryInUse(held[e], held[e] - used[e]) for e, name in enumerate(self._devices)}
+        return {name: MemoryInUse(held[e], held[e] - used[e]) for e, name in enumerate(self.devices)}
 
     def _stream(self, graph: ProgramGraph, alike: ProgramFamily, turn: int | None) -> Stream:
         if turn is None:
             return ALONE
         carried = alike.carried(graph.inputs, self._residency)
-        return Stream(len(alike.under_way), self._devices[turn], carried)
+        return Stream(len(alike.under_way), self.devices[turn], carried)
 
     @property
     def last_profile(self) -> WorkloadProfile | None:

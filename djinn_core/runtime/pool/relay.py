@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.runtime.receiving.replies import Replies
@@ -74,11 +75,12 @@ def look_after_each_other(sessions: Sequence[Session]) -> None:
     An executor that waits for a value of another one says nothing, and if that other one has died, no thread reads the
     connection that says so.
     """
-    for session in sessions:
-        others = [other.replies for other in sessions if other is not session]
+    every = [session.replies for session in sessions]
 
-        def look(others: list[Replies] = others) -> None:
-            for other in others:
+    def look(replies: Replies) -> None:
+        for other in every:
+            if other is not replies:
                 other.look()
 
-        session.replies.while_waiting = look
+    for replies in every:
+        replies.while_waiting = partial(look, replies)

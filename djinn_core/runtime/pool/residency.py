@@ -100,6 +100,17 @@ class Residency:
             self.given.discard(storage)
         return sorted(holders | {home}) if home is not None else sorted(holders)
 
+    def values_in(self, storage: int) -> list[int]:
+        """The values that look into a storage."""
+        return sorted(self._values[storage])
+
+    def leave(self, executor: int) -> None:
+        """An executor is there no more, which is no value's home; its copies are gone."""
+        for alike in list(self._copies.values()):
+            for value, holders in list(alike.items()):
+                self._keep(value, holders - {executor})
+        del self.held[executor]
+
     def held_of(self, storages: Iterable[int]) -> Counter[int]:
         """By executor the bytes of these storages there, copies included."""
         found: Counter[int] = Counter()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
-from djinn_core.ir.costs import Link
+from djinn_core.ir.costs import EVERYWHERE, Link
 from djinn_core.logs import get_logger
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.pool.introductions import invitation
+from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.parts import TransferStep
 from djinn_core.runtime.pool.relay import Relay
-from djinn_core.runtime.session import Session
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.peer_messages import (
     CLIENT,
@@ -24,6 +26,7 @@ from djinn_core.wire.peer_messages import (
     SendValues,
 )
 
+EVERY_LINK: Final = 16  # executors of a pool of which all links are measured: their number grows with the square
 ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess: through the client and with a wait
 # Seconds that a value's way takes beside the wire, measured on processors with Python at both ends: part of the program ends
 # for it, the client says that it goes, it is packed, handed to a thread and to another, and the next part begins.
@@ -34,8 +37,10 @@ log = get_logger("djinn.pool")
 class Routes:
     """Open routes between executors, and the transfers under way."""
 
-    def __init__(self, members: Sequence[Session], relays: Sequence[Relay], observers: Observers) -> None:
-        self._members = members
+    def __init__(self, membership: Membership, relays: Sequence[Relay], observers: Observers) -> None:
+        """`relays`: by number of the executor; those that join are added by the caller."""
+        self._membership = membership
+        self._members = membership.members
         self._observers = observers
         self._relays = relays
         self._met: dict[tuple[int, int], ConnectPeerReply] = {}
@@ -45,6 +50,10 @@ class Routes:
     def meet(self, source: int, target: int) -> ConnectPeerReply:
         """Have one executor connect to another; what it found. Once for each pair."""
         met = self._met.get((source, target))
+        if met is None and any(self._members[one].link.channel.logged for one in (source, target)):
+            met = self._met[source, target] = ConnectPeerReply(
+                target + 1, error="what it takes is logged, for a standby"
+            )
         if met is None:
             there = self._members[target]
             invited = there.replies.ask(PeerTicketRequest(source + 1), PeerTicket)
@@ -63,11 +72,24 @@ class Routes:
 
     def pairs_of(self, executor: int) -> list[tuple[int, int]]:
         """Pairs of sender and receiver with a direct route, of those that an executor is part of."""
-        return [pair for pair, met in list(self._met.items()) if executor in pair and not met.error]
+        here = set(self._membership.present)
+        return [pair for pair, met in list(self._met.items()) if executor in pair and here >= {*pair} and not met.error]
 
     def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
-        """The measured links between all of them."""
-        pairs = itertools.permutations(range(len(self._members)), 2)
+        """The measured links between all that are there; `devices`: their devices, by number.
+
+        Of more than `EVERY_LINK` executors, those of each one to the next and back are measured, and all others count as the middle
+        one of these.
+        """
+        here = self._membership.present
+        if len(here) <= EVERY_LINK:
+            return self._measured(devices, itertools.permutations(here, 2))
+        ring = [(a, b) for one, other in itertools.pairwise(here) for a, b in ((one, other), (other, one))]
+        found = self._measured(devices, ring)
+        middle = (statistics.median([link.bandwidth for link in found]), statistics.median([x.latency for x in found]))
+        return (*found, Link(EVERYWHERE, EVERYWHERE, *middle))
+
+    def _measured(self, devices: Sequence[str], pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
         found = [(a, b, self.meet(a, b)) for a, b in pairs]
         return tuple(
             Link(devices[a], devices[b], *(ROUNDABOUT if met.error else (met.bandwidth, met.latency + HANDLING)))
@@ -76,15 +98,8 @@ class Routes:
 
     def ship(self, carry: TransferStep, value: int) -> None:
         """Have a value sent."""
-        transfer = next(self._transfers)
+        transfer = self._send(carry.source, carry.target, [value], move=carry.move)
         self._under_way.setdefault(carry, []).append(transfer)
-        ship = SendValues(transfer, carry.target + 1, pack_handles([value]), carry.move)
-        source = self._relays[carry.source]
-        if not self.meet(carry.source, carry.target).error:
-            source.tell(ship)
-            return
-        for frame in source.take_over(msgspec.structs.replace(ship, peer=CLIENT)):
-            self._members[carry.target].link.send(frame)
 
     def expect(self, carry: TransferStep, value: int) -> None:
         """Have the receiver wait for what `ship` sent."""
@@ -92,5 +107,23 @@ class Routes:
         transfer = waiting.pop(0)
         if not waiting:
             del self._under_way[carry]
-        trace = self._observers.trace_context("transfer", carry.target + 1, transfer)
-        self._relays[carry.target].tell(AwaitTransfer(transfer, carry.source + 1, pack_handles([value]), trace))
+        self._await(transfer, carry.source, carry.target, [value])
+
+    def move(self, source: int, target: int, values: Sequence[int]) -> None:
+        """Have the memory of values, with all that looks into it, brought from one executor to another."""
+        transfer = self._send(source, target, values, move=True)
+        self._await(transfer, source, target, values)
+
+    def _send(self, source: int, target: int, values: Sequence[int], *, move: bool) -> int:
+        transfer = next(self._transfers)
+        ship = SendValues(transfer, target + 1, pack_handles(values), move)
+        if not self.meet(source, target).error:
+            self._relays[source].tell(ship)
+            return transfer
+        for frame in self._relays[source].take_over(msgspec.structs.replace(ship, peer=CLIENT)):
+            self._members[target].link.send(frame)
+        return transfer
+
+    def _await(self, transfer: int, source: int, target: int, values: Sequence[int]) -> None:
+        trace = self._observers.trace_context("transfer", target + 1, transfer)
+        self._relays[target].tell(AwaitTransfer(transfer, source + 1, pack_handles(values), trace))

@@ -25,13 +25,8 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.planner import Planner
-from djinn_core.runtime.pool.held_uploads import HeldUploads
-from djinn_core.runtime.pool.introductions import Introductions
-from djinn_core.runtime.pool.links import PresentLinks
+from djinn_core.runtime.pool.executors import PoolExecutors
 from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, PooledPlan, RunPart, TransferStep, UploadStep
-from djinn_core.runtime.pool.planner import PoolPlanner
-from djinn_core.runtime.pool.residency import Residency
-from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.streams import LoadBalancer, ProgramFamily
 from djinn_core.runtime.session import Session
 from djinn_core.wire.cache_messages import CacheAction
@@ -119,30 +114,23 @@ class PoolSession:
     """Implements `ClientSession` over several executors."""
 
     needs_whole_programs = True
+    successor = None
 
-    def __init__(
-        self,
-        members: Sequence[Session],
-        planner: PoolPlanner,
-        residency: Residency,
-        routes: Routes,
-        uploads: HeldUploads,
-        links: PresentLinks,
-        introductions: Introductions,
-    ) -> None:
-        self.members = tuple(members)
-        self.server = ", ".join(member.server for member in members)
-        self._planner = planner
-        self._residency = residency
-        self._routes = routes
-        self._uploads = uploads
-        self._links = links
-        self._introductions = introductions
+    def __init__(self, executors: PoolExecutors) -> None:
+        self.executors = executors
+        self.membership = membership = executors.membership
+        self.members = membership.members
+        self._planner = planner = executors.planner
+        self._residency = executors.residency
+        self._routes = executors.routes
+        self._uploads = executors.uploads
+        self._links = executors.links
+        self._introductions = executors.introductions
         self._numbers = itertools.count(1)
         self._tables = InterruptibleLock()  # uploads come from any thread, while another one submits
         self._asked: dict[int, _Asked] = {}
-        self._synchronized: tuple[int, ...] = (-1,) * len(self.members)
-        self._turns = LoadBalancer(self.members)
+        self._synchronized: tuple[int, ...] = ()
+        self._turns = LoadBalancer(membership)
         planner.act_by(self._carry_out, self._free_copies)
 
     def plan_by(self, planner: Planner) -> None:
@@ -152,6 +140,11 @@ class PoolSession:
     def home(self, storage: int) -> int | None:
         """As `ClientSession.home`."""
         return self._residency.homes.get(storage)
+
+    @property
+    def server(self) -> str:
+        """As `ClientSession.server`."""
+        return ", ".join(member.server for member in self.membership.here)
 
     @property
     def topology(self) -> NetworkTopology:
@@ -171,7 +164,7 @@ class PoolSession:
     @property
     def lost(self) -> str:
         """As `ClientSession.lost`: it is lost with the first executor."""
-        return next((member.lost for member in self.members if member.lost), "")
+        return next((member.lost for member in self.membership.here if member.lost), "")
 
     # --- out ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +177,7 @@ class PoolSession:
         if self.lost:
             raise SessionLost(self.lost)
         with held:
-            for member in self.members:
+            for member in self.membership.here:
                 member.submissions.make_ready()
             with self._tables:
                 prepared = self._prepare(submission.program) if submission.program.calls else None
@@ -197,7 +190,7 @@ class PoolSession:
         alike: ProgramFamily | None = None
         if prepared is not None:
             alike, plan, values = prepared
-            if (took := alike.clock()) is not None and any(member.replies.pending for member in self.members):
+            if (took := alike.clock()) is not None and any(member.replies.pending for member in self.membership.here):
                 took = None  # it would wait for what was before
             began = time.perf_counter()
             wishes = self._wishes(submission, self._account(plan, values))
@@ -211,7 +204,7 @@ class PoolSession:
             wishes = self._wishes(submission, [])
             self._forget_derived(wishes, submission.free)
         for executor, wish in enumerate(wishes):
-            if wish.synchronize and self.members[executor].link.sent == self._synchronized[executor]:
+            if wish.synchronize and self.members[executor].link.sent in self._synchronized[executor : executor + 1]:
                 wish.synchronize = False  # it has heard nothing since it was asked the last time
             if wish:
                 questions += self._questions(executor, wish, self._tell(executor, wish))
@@ -239,6 +232,11 @@ class PoolSession:
         with held.whole:
             self._account(plan, values)
             self._do(plan, values, program, [_Wish() for _ in self.members])
+
+    def free_on(self, executor: int, values: Sequence[int]) -> None:
+        """Free values of one executor that the pool does not know. The caller holds the recorders' lock."""
+        with held.whole:
+            self._tell(executor, _Wish(free=list(values)))
 
     def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
         """Free copies, as value and executor, that nothing is planned to use any more."""
@@ -282,7 +280,9 @@ class PoolSession:
         return stale
 
     def _wishes(self, submission: Submission, stale: Sequence[tuple[int, int]]) -> list[_Wish]:
-        wishes = [_Wish(synchronize=submission.synchronize) for _ in self.members]
+        wishes = [_Wish() for _ in self.members]
+        for executor in self.membership.present:
+            wishes[executor].synchronize = submission.synchronize
         for position, value in enumerate(submission.fetch):
             wishes[self._home(value)].fetch[position] = value
         for position, value in enumerate(submission.describe):
@@ -300,7 +300,7 @@ class PoolSession:
         if self._planner.home(value) is None and value in self._uploads:
             self._place(value)
         home = self._planner.home(value)
-        return home if home is not None else 0  # which says that it has no such value
+        return home if home is not None else self.membership.present[0]  # which says that it has no such value
 
     def _place(self, value: int) -> None:
         executor = self._uploads.roomy(value)
@@ -349,12 +349,14 @@ class PoolSession:
             raise SessionLost(self.lost)
         if device:
             with held.whole, self._tables:
-                self.members[device - 1].upload(handle, source)
-                self._residency.add(handle, device - 1, source.nbytes)
+                executor = self.membership.number_at(device)
+                self.members[executor].upload(handle, source)
+                self._residency.add(handle, executor, source.nbytes)
                 self._residency.given.add(storage_of(handle))
             return
         copy = source.detach().clone()
         with held.whole, self._tables:
+            self._residency.forget(handle)  # where it counted as there already, because the pool has just become one
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
 
@@ -364,7 +366,7 @@ class PoolSession:
         Raises:
             WeightsUnavailable: one of them does not.
         """
-        members = self.members[device - 1 : device] if device else self.members
+        members = self.membership.at(device)
         found: list[tuple[Session, WeightListing]] = []
         for member in members:
             opened = member.open_weights(address)
@@ -393,7 +395,7 @@ class PoolSession:
         Raises:
             UnsupportedOperation: none has all of them.
         """
-        holders = set(range(len(self.members)))
+        holders = set(self.membership.present)
         for handle in handles:
             home = self._residency.homes.get(storage_of(handle))
             holders &= (self._residency.copies(handle) or frozenset()) | (frozenset() if home is None else {home})
@@ -406,7 +408,7 @@ class PoolSession:
 
     def remove_weights(self, address: str, device: int = 0) -> None:
         """As `Runtime.remove_weights`, at the first executor's server, or that of the one with the index."""
-        self.members[max(0, device - 1)].remove_weights(address)
+        self.membership.at(device)[0].remove_weights(address)
 
     def published(self, device: int = 0) -> tuple[Publication, ...]:
         """As `Runtime.published`: the names of the first executor's server, or of the one with the index.
@@ -414,7 +416,7 @@ class PoolSession:
         Raises:
             WeightsUnavailable: it publishes nothing.
         """
-        return self.members[max(0, device - 1)].published()
+        return self.membership.at(device)[0].published()
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
         """As `Runtime.read_weights`, on the executor that uses it first."""
@@ -422,8 +424,9 @@ class PoolSession:
             raise SessionLost(self.lost)
         with held.whole, self._tables:
             if device:
-                self.members[device - 1].read_weights(handle, stored)
-                self._residency.add(handle, device - 1, stored.nbytes)
+                executor = self.membership.number_at(device)
+                self.members[executor].read_weights(handle, stored)
+                self._residency.add(handle, executor, stored.nbytes)
                 self._residency.given.add(storage_of(handle))
             else:
                 self._uploads.hold(handle, stored)
@@ -467,18 +470,18 @@ class PoolSession:
             return self.members[question.executor].wait(question.number)
         except DjinnError as error:
             if isinstance(error, DeadlineExceeded):
-                for member in self.members:
+                for member in self.membership.here:
                     member.replies.cancellation.stop_waiting()
             return error
 
     def interrupted(self) -> None:
         """As `Runtime.interrupted`."""
-        for member in self.members:
+        for member in self.membership.here:
             member.interrupted()
 
     def cancel(self, thread: int | None = None) -> None:
         """As `ClientSession.cancel`, on all executors."""
-        for member in self.members:
+        for member in self.membership.here:
             member.cancel(thread)
 
     def defer(self, number: int, nbytes: int) -> None:
@@ -506,7 +509,7 @@ class PoolSession:
     @property
     def round_trip_seconds(self) -> float | None:
         """As `Runtime.round_trip_seconds`: that of the farthest executor."""
-        known = [s for member in self.members if (s := member.round_trip_seconds) is not None]
+        known = [s for member in self.membership.here if (s := member.round_trip_seconds) is not None]
         return max(known, default=None)
 
     # --- life --------------------------------------------------------------------------------------------------
@@ -514,14 +517,14 @@ class PoolSession:
     def figures(self, *, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
         """The counts and bytes of an index: of one executor, or the sums of all."""
         total: dict[str, int] = {}
-        for member in self.members[device - 1 : device] if device else self.members:
+        for member in self.membership.at(device):
             for name, value in member.figures(reset_peak=reset_peak).items():
                 total[name] = total.get(name, 0) + value
         return total
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:
         """As `Runtime.caches`, each executor with the values that it holds."""
-        held: dict[int, list[int]] = {} if handles else {number: [] for number in range(len(self.members))}
+        held: dict[int, list[int]] = {} if handles else {number: [] for number in self.membership.present}
         for handle in handles:
             home = self._residency.homes.get(storage_of(handle))
             for number in (self._residency.copies(handle) or frozenset()) | (frozenset() if home is None else {home}):
@@ -538,7 +541,7 @@ class PoolSession:
     def close(self) -> None:
         """End all sessions."""
         self._introductions.close()
-        for member in self.members:
+        for member in self.membership.here:
             member.close()
 
 

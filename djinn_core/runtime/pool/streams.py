@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -10,9 +10,9 @@ import attrs
 
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
+from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
-from djinn_core.runtime.session import Session
 
 
 @attrs.define(eq=False)
@@ -73,9 +73,9 @@ class ProgramFamily:
 class LoadBalancer:
     """Load of each executor, as far as the client knows."""
 
-    def __init__(self, members: Sequence[Session]) -> None:
-        self._members = members
-        self._unanswered: list[deque[int]] = [deque() for _ in members]
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._unanswered: defaultdict[int, deque[int]] = defaultdict(deque)
 
     def asked(self, executor: int, number: int) -> None:
         """An executor was asked something, by a submission of that number."""
@@ -89,14 +89,14 @@ class LoadBalancer:
         alike.under_way &= unseen
         if not alike.under_way or not alike.takes_turns:
             return None
-        count = len(self._members)
-        offered = [e for e in range(count) if e not in alike.passed_over]
+        count = len(self._membership.members)
+        offered = [e for e in self._membership.present if e not in alike.passed_over]
         if len(offered) < 2:
             return None
         return min(offered, key=lambda e: (self._load(e), (e - alike.last - 1) % count))
 
     def _load(self, executor: int) -> int:
-        unanswered, member = self._unanswered[executor], self._members[executor]
+        unanswered, member = self._unanswered[executor], self._membership.members[executor]
         while unanswered and member.has_come(unanswered[0]):
             unanswered.popleft()
         return len(unanswered)

@@ -140,7 +140,7 @@ class Submissions:
         self._replies = replies
         self._stats = stats
         self._observers = observers
-        self._unread = unread
+        self.unread = unread
         self._numeric_settings = NumericSettings()  # what the executor was told last
         self._derived = DerivedValues(self.submit)
         self._known = KnownTemplates(stats)
@@ -183,6 +183,10 @@ class Submissions:
             self._replies.tell(settings)
         self._numeric_settings = settings
 
+    def take_derived(self) -> tuple[int, ...]:
+        """All values that were derived from weights, which nothing will use any more, to be freed."""
+        return self._derived.take_all()
+
     def make_ready(self) -> None:
         """Wait until a submission can be sent at once.
 
@@ -202,7 +206,7 @@ class Submissions:
 
     def _await_room(self) -> None:
         replies = self._replies
-        if len(replies.pending) >= self._unread or replies.overdue:
+        if len(replies.pending) >= self.unread or replies.overdue:
             replies.make_room(0)
             replies.take_what_came()
             while len(replies.pending) >= WINDOW:

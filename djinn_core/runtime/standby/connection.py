@@ -22,6 +22,7 @@ from djinn_core.runtime.standby.failover_log import FailoverLog
 from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import Attached, ProtocolClose, Submit, decode, encode, is_of_kind
+from djinn_core.wire.peer_messages import AwaitTransfer, TransferHeader
 from djinn_core.wire.state_messages import StateRequest
 
 _TURN_SECONDS: Final = 0.05
@@ -59,6 +60,7 @@ class StandbyConnection(ReconnectingConnection):
             OSError: nothing can be logged.
         """
         self.server = server
+        self.logged = True
         self.successor: Attached | None = None
         self.crashes_executors = False
         self.reconnection: Reconnection | None = None  # of each server of its own
@@ -67,6 +69,7 @@ class StandbyConnection(ReconnectingConnection):
         self._others = list(others)
         self._kept = FailoverLog(limit)
         self._early: deque[Frame] = deque()
+        self._on_the_way = 0  # values of other executors that the executor was sent and not told to take
         # In this order.
         self._sending = threading.RLock()  # around what is logged and sent, and around a change of servers
         self._reading = threading.RLock()  # around what is taken
@@ -84,7 +87,9 @@ class StandbyConnection(ReconnectingConnection):
         with self._sending:
             if self._closed:
                 raise TransportError(self._closed)
-            if is_of_kind(frame.head, Submit) and self._kept.is_due() and not self._expired:
+            self._on_the_way += is_of_kind(frame.head, TransferHeader) - is_of_kind(frame.head, AwaitTransfer)
+            settled = is_of_kind(frame.head, Submit) and not self._on_the_way
+            if settled and self._kept.is_due() and not self._expired:
                 self._kept.compact(self._ask_for_state)
             stops = is_of_kind(frame.head, CancelSubmissions)
             if not stops and not self._expired:

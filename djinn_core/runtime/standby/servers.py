@@ -53,11 +53,14 @@ def _unlike(first: Attached, now: Attached) -> str:
 
 
 def with_standby(
-    connection: ClientChannel, server: str, others: Sequence[StandbyServer], settings: Settings
+    connection: ClientChannel, server: str, others: Sequence[StandbyServer], settings: Settings, sessions: int
 ) -> ClientChannel:
-    """Wrap a session's connection for failover to other servers; unchanged, with a log line, where no file can be written."""
+    """Wrap a session's connection for failover to other servers; unchanged, with a log line, where no file can be written.
+
+    `sessions`: how many share what the settings allow to be logged.
+    """
     try:
-        return StandbyConnection(connection, server, others, bytes_of(settings.standby_gib))
+        return StandbyConnection(connection, server, others, bytes_of(settings.standby_gib) // sessions)
     except OSError as error:
         _log.warning("no standby server can take this session over: nothing can be logged", reason=str(error))
         return connection

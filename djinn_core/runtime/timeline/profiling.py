@@ -168,6 +168,6 @@ def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
 def _members() -> list[Session]:
     """Sessions with executors that tell times."""
     session, opened = client.context.session, client.context.opened
-    sessions = session.members if isinstance(session, PoolSession) else (session,)
+    sessions = session.membership.here if isinstance(session, PoolSession) else (session,)
     pairs = zip(sessions, opened, strict=True)
     return [one for one, known in pairs if isinstance(one, Session) and known.now.timings]

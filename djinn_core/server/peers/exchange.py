@@ -93,11 +93,15 @@ class PeerListener:
                 self._known[_key(guest.secret)] = guest
             return guest
 
-    def forget(self, inbox: TransferInbox) -> None:
-        """Admit no further peers to a session."""
+    def forget(self, inbox: TransferInbox, source: int | None = None) -> None:
+        """Admit no further peers to a session, or none that has the number `source`."""
+
+        def stays(guest: PeerConnection) -> bool:
+            return guest.inbox is not inbox or source not in {None, guest.source}
+
         with self._lock:
-            self._open = {key: entry for key, entry in self._open.items() if entry[0].inbox is not inbox}
-            self._known = {key: guest for key, guest in self._known.items() if guest.inbox is not inbox}
+            self._open = {key: entry for key, entry in self._open.items() if stays(entry[0])}
+            self._known = {key: guest for key, guest in self._known.items() if stays(guest)}
 
 
 def _key(ticket: str) -> bytes:
@@ -243,6 +247,15 @@ class PeerExchange:
             if found is not None:
                 return found
             wait()
+
+    def drop(self, peer: int) -> None:
+        """Hang up on an executor that has left the pool, and let it in no more."""
+        self._peer_listener.forget(self.inbox, peer)
+        self.inbox.forget(peer)
+        with self._lock:
+            route = self._routes.pop(peer, None)
+        if route is not None:
+            route.close()
 
     def gauge(self, peer: int) -> None:
         """Measure the way to an executor, where there is one and nothing is on it."""

@@ -75,6 +75,14 @@ class TransferInbox:
                 self._gone[source] = (reason, time.monotonic() + self._patience)
             self._changed.notify_all()
 
+    def forget(self, source: int) -> None:
+        """Executor `source` does not come back."""
+        with self._changed:
+            connection = self._guests.pop(source, None)
+            self._gone.pop(source, None)
+        if connection is not None:
+            connection.close()
+
     def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int:
         """Take in a transfer that has begun to arrive; `receive` gives the frames after its first.
 

@@ -12,6 +12,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.values import storage_of
 from djinn_core.server.memory.limited import at_hand
+from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
 from djinn_core.server.running.values import Poison, Stored, ValueTable, no_such_value
 from djinn_core.wire.frames import allocate
 from djinn_core.wire.message_base import Failure
@@ -71,7 +72,13 @@ def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime) -> Pac
 def _pack_storage(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
     found = {handle: _found(values, handle) for handle in handles}
     whole = [(handle, value) for handle, value in found.items() if _travels(value)]
-    packed = [_lacking((h,), v, executor) for h, v in found.items() if not _travels(v)]
+    packed = [
+        (Item(0, (View(h),), generator=octets_of(v.get_state())), memoryview(b""))
+        if isinstance(v, torch.Generator)
+        else _lacking((h,), v, executor)
+        for h, v in found.items()
+        if not _travels(v)
+    ]
     by_address: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for handle, tensor in whole:  # one storage of the client's may be several here, as after `set_`
         address = tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
@@ -99,6 +106,11 @@ def _all_bytes(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
         storage = tensor.untyped_storage()
         octets = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
         return _snapshot(octets, runtime)
+
+
+def can_move(value: Stored) -> bool:
+    """True if a value arrives as it is where the memory of all values moves."""
+    return _travels(value) or isinstance(value, torch.Generator | Poison)
 
 
 def _travels(value: Stored) -> TypeGuard[torch.Tensor]:
@@ -132,6 +144,9 @@ def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterato
         for view in item.views:
             yield view.handle, Poison(item.failure)
         return
+    if item.generator:
+        yield item.views[0].handle, _generator(item.generator, runtime)
+        return
     with torch.inference_mode():
         octets = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
         try:
@@ -146,6 +161,15 @@ def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterato
                 yield view.handle, _laid_out(typed.view(view.shape), view)
             else:
                 yield view.handle, typed.as_strided(view.shape, view.stride, view.offset)
+
+
+def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
+    generator = torch.Generator(device=runtime.device)
+    try:
+        set_state(generator, tensor_of(state))
+    except (RuntimeError, TypeError) as error:
+        return Poison(Failure(0, -1, "transfer", "RuntimeError", str(error)))
+    return generator
 
 
 def _laid_out(dense: torch.Tensor, view: View) -> Stored:
@@ -163,10 +187,9 @@ def room_for(item: Item) -> memoryview:
     Raises:
         ProtocolError: they do not.
     """
-    if item.failure is None and (not item.views or (item.dense and len(item.views) != 1)):
+    if item.failure is None and (not item.views or ((item.dense or item.generator) and len(item.views) != 1)):
         raise ProtocolError("a transfer brings memory that no value looks into")
-    for view in item.views if item.failure is None else ():
-        _check_view(item, view)
+    _check_views(item)
     try:
         return allocate(item.size) if item.size else memoryview(b"")
     except (MemoryError, ValueError) as error:
@@ -181,7 +204,11 @@ def check_item(item: Item, nbytes: int) -> None:
     """
     if item.size != nbytes:
         raise ProtocolError(f"an item says {item.size:,} bytes, and {nbytes:,} come")
-    for view in item.views if item.failure is None else ():
+    _check_views(item)
+
+
+def _check_views(item: Item) -> None:
+    for view in item.views if item.failure is None and not item.generator else ():
         _check_view(item, view)
 
 

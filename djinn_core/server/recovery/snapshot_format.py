@@ -12,7 +12,7 @@ from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.peers.packed_values import pack_storages, unpack_item
 from djinn_core.server.recovery.transfer_log import PoolCounts
-from djinn_core.server.running.random_state import set_state
+from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
 from djinn_core.server.running.values import Stored, ValueTable
 from djinn_core.wire.binding_delta import Slot
 from djinn_core.wire.frames import Buffer
@@ -124,16 +124,6 @@ def _values(snapshot: Snapshot, body: Iterable[memoryview], runtime: DeviceRunti
         generator = torch.Generator(device=runtime.device)
         set_state(generator, tensor_of(state))
         yield handle, generator
-
-
-def octets_of(state: torch.Tensor) -> bytes:
-    """A random state as bytes."""
-    return bytes(state.cpu().numpy())
-
-
-def tensor_of(octets: bytes) -> torch.Tensor:
-    """A random state from bytes."""
-    return torch.frombuffer(bytearray(octets), dtype=torch.uint8)
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:

@@ -38,6 +38,16 @@ def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
     generator.set_state(state)
 
 
+def octets_of(state: torch.Tensor) -> bytes:
+    """A random state as bytes."""
+    return bytes(state.cpu().numpy())
+
+
+def tensor_of(octets: bytes) -> torch.Tensor:
+    """A random state from bytes."""
+    return torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+
+
 class DeviceRandomness:
     """The default generator of a device, and the session whose state it holds."""
 

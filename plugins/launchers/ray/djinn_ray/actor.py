@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from djinn.launchers import ExecutorHolder, StartupError, djinn_version, get_logger
 from djinn_ray import resources
+from djinn_ray.draining import draining_nodes
 from djinn_ray.groups import Group
 
 _LOOK_SECONDS: Final = 5.0  # between two lines about a place that is waited for
@@ -46,6 +47,7 @@ class ActorCalls:
         self._lock = threading.Lock()
         self._over: tuple[int, str] | None = None
         self._ended = self._has_place = False
+        self._node = ""
         with group.asking("an executor cannot be placed"):
             self._actor = group.make_actor(ExecutorHolder, arguments, number, attempt)
             self._placed = self._actor.version.remote()
@@ -161,6 +163,17 @@ class ActorCalls:
             if self._over is None:
                 self._over = over
             return self._over
+
+    def notice(self) -> str:
+        """As `NoticedLaunched.notice`: its node is drained. Not known to a program that reaches the cluster over `ray://`."""
+        if not self._has_place:
+            return ""
+        try:
+            draining, self._node = draining_nodes(self._actor, self._node)
+        except Exception as error:  # a version of Ray without that, or a cluster that was left
+            _log.debug("Ray does not say which nodes it drains", error=_line(error))
+            return ""
+        return f"Ray drains its node {self._node[:8]}" if self._node in draining else ""
 
     def end(self) -> None:
         """As `HolderCalls.end`."""

@@ -102,8 +102,8 @@ class Group:
         if self.settings.journals:
             return f"was lost with its actor ({reason})"
         return (
-            f"was lost with its actor ({reason}); if its node is lost too, so is its journal: with the setting plugins.ray.journals, a "
-            "folder that all nodes share, sessions outlive a node"
+            f"was lost with its actor ({reason}); if its node is lost too, so is its journal: sessions outlive a node with the setting "
+            "plugins.ray.journals, a folder that all nodes share, or with standby=['engine'], for which the program logs what it sends"
         )
 
     @contextlib.contextmanager

@@ -112,6 +112,19 @@ def actor(executor):
     return state.actors(executor._process._calls._actor._actor_id.hex())
 
 
+def gone_with_its_node(executor, aside):
+    """Kill an actor, and move away what its executor has on disk: on one machine all nodes see the same folder."""
+    import tempfile
+    from pathlib import Path
+
+    process, name = actor(executor)["Pid"], executor._process._calls._arguments[1]
+    journals = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}" / name / "journals"
+    journals.rename(aside)
+    before = executor.process_id
+    os.kill(process, signal.SIGKILL)
+    wait_for(lambda: not psutil.pid_exists(before), "the executor is left")
+
+
 def environment(process):
     return psutil.Process(process).environ()
 
@@ -182,24 +195,70 @@ def test_journals_on_a_shared_folder_outlive_a_node(engine, cluster, tmp_path):
             cluster.remove_node(node)
 
 
-def test_a_node_takes_its_journals_with_it_and_it_is_said_what_would_help(engine, cluster, tmp_path):
-    """On one machine all nodes see the same folder, so it is moved away."""
+def test_a_node_takes_its_journals_with_it_and_it_is_said_what_would_help(engine, tmp_path):
     engine(resources={"slot": 1})
     kept = torch.ones(3, device=DEVICE) + 1
     assert kept.sum().item() == 6
-    first = executors()[0]
-    process, name = actor(first)["Pid"], first._process._calls._arguments[1]
-    import tempfile
-    from pathlib import Path
-
-    journals = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}" / name / "journals"
-    journals.rename(tmp_path / "gone")
-    os.kill(process, signal.SIGKILL)
-    wait_for(lambda: not psutil.pid_exists(first.process_id), "the executor is left")
-    with pytest.raises(djinn.SessionLost, match=r"was lost with its actor.*plugins\.ray\.journals"):
+    gone_with_its_node(executors()[0], tmp_path / "gone")
+    with pytest.raises(djinn.SessionLost, match=r"was lost with its actor.*plugins\.ray\.journals.*standby"):
         (kept + 1).cpu()
     djinn.init()
     assert torch.ones(2, device=DEVICE).sum().item() == 2
+
+
+def test_a_standby_needs_no_shared_folder(engine, tmp_path):
+    """The log of this program brings back what a node has taken along, of a pool as well."""
+    engine(executors=2, placement_policy="round_robin", standby=["engine"])
+    expected = losses("cpu")
+    assert losses(DEVICE, lambda: gone_with_its_node(executors()[1], tmp_path / "gone")) == expected
+
+
+def test_executors_join_and_leave_during_training(engine):
+    engine(executors=1, resources={"CPU": 1}, placement_policy="round_robin")
+    counts = []
+
+    def scale():
+        for count in (3, 2):
+            djinn.scale(executors=count)
+            counts.append(len(executors()))
+
+    assert losses(DEVICE, scale) == losses("cpu")
+    assert counts == [3, 2]
+
+
+def test_an_executor_leaves_a_node_that_is_drained(engine, cluster):
+    nodes = [cluster.add_node(num_cpus=1, resources={"volatile": 1}, object_store_memory=STORE)]
+    engine(resources={"volatile": 1})
+    djinn.init()
+    before = executors()[0].process_id
+
+    def drain():
+        nodes.append(cluster.add_node(num_cpus=1, resources={"volatile": 1}, object_store_memory=STORE))
+        name = actor(executors()[0])["Address"]["NodeID"]
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "drain-node",
+            "--address",
+            cluster.address,
+            "--node-id",
+            name,
+        ]
+        command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "it is taken away"]
+        subprocess.run([*command, "--deadline-remaining-seconds", "600"], check=True, capture_output=True)
+        wait_for(
+            lambda: [one.process_id for one in executors()] not in ([before], [before, 0]) and len(executors()) == 1,
+            "it stays",
+        )
+
+    try:
+        assert losses(DEVICE, drain) == losses("cpu")
+        assert not psutil.pid_exists(before)
+    finally:
+        djinn.shut_down()
+        for node in nodes:
+            cluster.remove_node(node)
 
 
 def test_what_no_node_has_is_refused_at_once(engine):

@@ -1,0 +1,88 @@
+"""Executors whose engine takes their place away, as where it drains a node: they leave the session before, and others take their place."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from djinn_core.errors import DjinnError
+from djinn_core.interception import interpreter_shutdown
+from djinn_core.logs import get_logger
+from djinn_core.runtime import client, scaling
+from djinn_core.runtime.client import context
+from djinn_core.runtime.client_session import ClientSession
+from djinn_core.runtime.connecting.connect import open_more
+from djinn_core.runtime.connecting.embedded import start_executors
+from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.pool.session import PoolSession
+
+LOOK_SECONDS: Final = 2.0
+_log = get_logger("djinn.client")
+
+
+def watch_places() -> None:
+    """Watch the places of the executors of each session that begins, where their engine says beforehand that it takes one away."""
+    client.register_init_hook(_watch)
+
+
+def _watch() -> None:
+    if any(one.executor is not None and one.executor.notices for one in context.opened):
+        threading.Thread(target=_look, name="djinn-places", daemon=True).start()
+
+
+def _look() -> None:
+    """Look at all executors now and then, as long as the session lasts."""
+    session, pause = context.session, threading.Event()
+    told: set[int] = set()
+    while not pause.wait(LOOK_SECONDS):
+        if session is None or not _goes_on(session):
+            return
+        session = session.successor or session
+        for one in context.opened:
+            reason = one.executor.notice() if one.executor is not None else ""
+            if reason and id(one) not in told:
+                told.add(id(one))
+                _log.warning("an executor loses its place, and leaves the session", reason=reason)
+                try:
+                    _give_way(one)
+                except DjinnError as error:
+                    _log.error("an executor that loses its place cannot leave the session", error=str(error))
+
+
+def _goes_on(session: ClientSession) -> bool:
+    return not (session.lost or context.forked or interpreter_shutdown.has_begun())
+
+
+def _give_way(one: Opened) -> None:
+    """Have an executor leave, before or after there is another one in its place.
+
+    Raises:
+        DjinnError: it cannot leave, or the session is lost.
+    """
+    has_left = False
+    if len(context.opened) > 1:
+        try:
+            has_left = _leave(one)
+        except DjinnError as error:
+            _log.info("an executor leaves once there is another one", reason=str(error))
+    try:
+        settings, registry, session = client.settings(), client.registry(), context.session
+        first = len(session.members) if isinstance(session, PoolSession) else len(context.opened)
+        more = open_more(settings, registry, start_executors(settings, registry, (first, 1)), context.opened)
+        with context.lock:
+            scaling.join_opened(more)
+    except DjinnError as error:
+        _log.warning(
+            "there is no executor in the place of one that leaves: djinn.scale() starts another", error=str(error)
+        )
+        if not has_left:
+            raise
+    if not has_left:
+        _leave(one)
+
+
+def _leave(one: Opened) -> bool:
+    with context.lock:
+        if one in context.opened:
+            scaling.leave([one])
+    return True

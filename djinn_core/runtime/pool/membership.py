@@ -1,0 +1,51 @@
+"""Membership of a pool: its executors by number, those that have left, and who has what those had."""
+
+from __future__ import annotations
+
+from djinn_core.runtime.session import Session
+
+
+class Membership:
+    """Executors by number, from 0. A number is never given again: executors know each other by it.
+
+    Attributes:
+        members: sessions with all executors that there ever were, by number.
+        present: numbers of those that are there now, in order.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Session] = []
+        self.present: list[int] = []
+        self._heirs: dict[int, int] = {}
+
+    def enter(self, session: Session) -> int:
+        """One more executor is there; its number."""
+        self.members.append(session)
+        self.present.append(len(self.members) - 1)
+        return self.present[-1]
+
+    @property
+    def indexes(self) -> list[int]:
+        """Numbers of the executors that the indexes of the device from 1 on stand for."""
+        return [self.number_at(index) for index in range(1, len(self.members) + 1)]
+
+    @property
+    def here(self) -> list[Session]:
+        """Sessions with the executors that are there now, in the order of their numbers."""
+        return [self.members[number] for number in self.present]
+
+    def number_at(self, index: int) -> int:
+        """Number of the executor that an index of the device stands for, from 1: where one has left, the one that has its values."""
+        number = index - 1
+        while number in self._heirs:
+            number = self._heirs[number]
+        return number
+
+    def at(self, index: int) -> list[Session]:
+        """The session with the executor of an index from 1, or those with all for index 0."""
+        return [self.members[self.number_at(index)]] if index else self.here
+
+    def leave(self, number: int, heir: int) -> None:
+        """An executor is there no more; another one stands for its index."""
+        self.present.remove(number)
+        self._heirs[number] = heir

@@ -1,0 +1,180 @@
+"""`djinn.scale`: executors join the open session, and leave it, while the program goes on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from djinn_core.config import resolve
+from djinn_core.errors import ConfigurationError
+from djinn_core.interception.dispatch import forget_calls
+from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.runtime_interface import Runtime, port
+from djinn_core.launch.addresses import called
+from djinn_core.logs import get_logger
+from djinn_core.runtime import client
+from djinn_core.runtime.client import context
+from djinn_core.runtime.connecting.connect import missing_operators, open_more
+from djinn_core.runtime.connecting.embedded import start_executors
+from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.servers import Servers, find_servers
+from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.reconfiguring import values_among
+from djinn_core.runtime.session import Session
+from djinn_core.tracebacks import for_users
+
+_log = get_logger("djinn.client")
+
+
+@for_users
+def scale(executors: int | None = None, servers: Sequence[str] | None = None) -> None:
+    """Have as many executors work for the open session, or these servers; begins a session where none is open.
+
+    Executors that join are started and their links measured; those that leave, the last to join first, do so when the others have
+    what they hold. Tensors stay what they are, and programs are planned anew. Other threads of the program go on meanwhile, but for
+    the moment in which values move. Where it raises, the session has the executors that it had, except for `SessionLost`.
+
+    Args:
+        executors: how many, of those that this program starts for itself on this machine or with an engine.
+        servers: URLs or log-ins of all servers that are to work for the session, as in `configure`.
+
+    Raises:
+        ConfigurationError: neither or both are given, or the session has executors of the other kind.
+        StartupError, TransportError, AccessRefused: those that are to join cannot be had.
+        DoesNotFit: those that would stay have no memory for what the others hold.
+        UnsupportedOperation: an executor that is to leave holds what cannot go elsewhere.
+        SessionLost: an executor was lost, and its values with it.
+    """
+    given = {"executors": executors} if servers is None else {"servers": tuple(servers)}
+    if (executors is None) == (servers is None):
+        raise ConfigurationError("djinn.scale() takes `executors`, how many there are to be, or `servers`, which ones")
+    with collect_later, context.lock:
+        if not client.is_initialized():
+            client.configure(**given)
+            client.init()
+            return
+        resolved = resolve({**context.overrides, **given}).settings
+        _check(executors)
+        if executors is not None:
+            _scale_to(resolved.executors)
+        else:
+            found = find_servers(resolved, client.registry().transports)
+            if found is None:
+                raise ConfigurationError("djinn.scale(servers=[]) leaves no executor: name the servers that stay")
+            _scale_over(found)
+        context.overrides = {**context.overrides, **given}
+        context.settings = resolved
+
+
+def _check(executors: int | None) -> None:
+    settings = client.settings()
+    if settings.executor == "inline":
+        raise ConfigurationError(
+            "an executor that is a thread of the program stays the only one: executor='inline' does not scale"
+        )
+    own = all(one.executor is not None for one in context.opened)
+    if executors is not None and not own:
+        raise ConfigurationError(
+            "the executors of a server are started there: djinn.scale(servers=[...]) says which servers work for the session"
+        )
+    if executors is None and own:
+        raise ConfigurationError(
+            "this session has executors of its own, which values do not leave for servers: djinn.scale(executors=...) says how many"
+        )
+
+
+def _scale_to(count: int) -> None:
+    """Have `count` executors of this program's own."""
+    opened = context.opened
+    if count > len(opened):
+        settings, registry = client.settings(), client.registry()
+        session = context.session
+        first = len(session.members) if isinstance(session, PoolSession) else len(opened)
+        join(start_executors(settings, registry, (first, count - len(opened))))
+    elif count < len(opened):
+        leave(opened[count:])
+
+
+def _scale_over(wanted: Servers) -> None:
+    """Have these servers, and no others."""
+    known = context.opened
+    members = {urls: [one for one in known if _is_at(one, urls)] for urls in wanted.members}
+    more = tuple(urls for urls, found in members.items() if not found)
+    if more:
+        join(attrs.evolve(wanted, members=more))
+    staying = [one for found in members.values() for one in found]
+    if leaving := [one for one in known if one not in staying]:
+        leave(leaving)
+
+
+def _is_at(one: Opened, urls: tuple[str, ...]) -> bool:
+    return one.server == called(urls) or not {one.url, *one.addresses}.isdisjoint(urls)
+
+
+def join(joining: Any) -> None:
+    """Have executors that were started, or servers, join the open session. The caller holds the context's lock.
+
+    Raises:
+        DjinnError: they cannot; the session goes on as it was, and they are closed.
+    """
+    settings = client.settings()
+    join_opened(open_more(settings, client.registry(), joining, context.opened))
+
+
+def join_opened(more: tuple[Opened, ...]) -> None:
+    """As `join`, of sessions that have begun."""
+    try:
+        current().asked(lambda session: _join(session, more))
+    except BaseException:
+        for one in more:
+            one.close()
+        raise
+    _log.info("executors have joined", executors=len(context.opened), joined=[one.server for one in more])
+
+
+def _join(session: Runtime, more: tuple[Opened, ...]) -> None:
+    if isinstance(session, PoolSession):
+        session.executors.join(more)
+    elif isinstance(session, Session):
+        _make_pool(session, more)
+    opened = context.opened = (*context.opened, *more)
+    assert isinstance(context.session, PoolSession)
+    client.calibrate(context.session, opened)
+    port.missing = missing_operators(opened)
+    if port.missing:
+        forget_calls()
+
+
+def _make_pool(session: Session, more: tuple[Opened, ...]) -> None:
+    """Put a pool in the place of a session with one executor, which is the first of the pool."""
+    derived = session.submissions.take_derived()
+    pool = client.new_pool((*context.opened, *more), session)
+    session.successor = context.session = pool
+    port.whole_programs += 1
+    pool.executors.know_values(values_among(gc.get_objects()))
+    pool.free_on(0, derived)
+
+
+def leave(leaving: Sequence[Opened]) -> None:
+    """Have executors leave the open session, when the others have what they hold. The caller holds the context's lock.
+
+    Raises:
+        DjinnError: they cannot; as `scale`.
+    """
+    session = context.session
+    assert isinstance(session, PoolSession), "an executor that leaves leaves others"
+    numbers = [number for number, one in zip(session.membership.present, context.opened, strict=True) if one in leaving]
+    current().asked(lambda _: session.executors.leave(numbers))
+    context.opened = tuple([one for one in context.opened if one not in leaving])
+    context.closed = (
+        context.closed[0] + sum(one.connection.bytes_sent for one in leaving),
+        context.closed[1] + sum(one.connection.bytes_received for one in leaving),
+    )
+    for one in leaving:
+        if one.executor is not None:
+            one.executor.close()
+    _log.info("executors have left", executors=len(context.opened), left=[one.server for one in leaving])

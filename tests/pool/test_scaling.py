@@ -1,0 +1,139 @@
+"""Executors join an open session and leave it: real processes, real training, compared bit for bit with an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from configured import configured
+from servers import start_server
+
+import djinn
+from djinn.testing import executor_processes, open_connections
+from djinn_core.interception.recording.recorder import current
+from djinn_core.runtime import scaling
+
+REMOTE = "remote_accelerator:0"
+
+
+def trained(at=None, steps=12):
+    """Losses of steps with dropout, AdamW, noise of a generator, and a tensor of an index; `at`: what to do after a step."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4)]
+    model = torch.nn.Sequential(*layers).to(REMOTE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    given, generator = torch.randn(8, 16).to(REMOTE), torch.Generator(REMOTE)
+    generator.manual_seed(5)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        noise = torch.randn(8, 16, generator=generator, device=REMOTE)
+        loss = model(given + noise).square().mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+        if at and step in at:
+            at[step]()
+    return found
+
+
+def scale(count):
+    return lambda: djinn.scale(executors=count)
+
+
+def test_a_session_grows_from_one_executor_and_shrinks_to_one(pooled):
+    with pooled("round_robin", executors=1):
+        expected = trained()
+        kept = torch.arange(6.0).to(REMOTE)
+        view = kept[2:4]
+        assert trained({2: scale(3)}) == expected
+        assert torch.remote_accelerator.device_count() == 4
+        placed = torch.arange(5.0).to("remote_accelerator:3")
+        assert trained({3: scale(1), 7: scale(2)}) == expected
+        assert [device.id[0] for device in djinn.topology().devices] == ["0", "3"]
+        view.add_(1)
+        assert kept.tolist() == [0, 1, 3, 4, 4, 5], "views still look into the memory that moved"
+        assert (placed * 2).tolist() == [0, 2, 4, 6, 8], "an index stands for the executor that has its values"
+        assert len(executor_processes()) == len(djinn.get_runtime_state().servers) == 2
+        djinn.configure(progress=False)  # the number of executors is a setting like any other, and is as it was set
+        assert djinn.is_initialized()
+
+
+def test_an_executor_that_dies_while_it_joins_or_leaves(pooled, monkeypatch):
+    """Its place is taken by another one, which knows what it did; one that cannot be replaced joins no pool."""
+    with pooled("round_robin") as session:
+        expected = trained()
+
+        def kill_in_the_middle(*given):
+            os.kill(executor_processes()[-1], signal.SIGKILL)
+            return move(*given)
+
+        move, opening = session._routes.move, scaling.open_more
+        monkeypatch.setattr(session._routes, "move", kill_in_the_middle)
+        assert trained({5: scale(1)}) == expected
+
+        def open_and_kill(*given):
+            opened = opening(*given)
+            opened[0].executor.close(0.0)
+            return opened
+
+        monkeypatch.setattr(scaling, "open_more", open_and_kill)
+        with pytest.raises(djinn.SessionLost):
+            djinn.scale(executors=2)
+        monkeypatch.undo()
+        assert len(open_connections()) == 1
+        assert trained({5: scale(2)}) == expected
+
+
+def test_servers_join_and_leave(serving, python, plain_environment, tmp_path):
+    options = ["--threads", "1", "--drain-seconds", "0", "--store-gib", "0"]
+    environment = plain_environment | {"DJINN_TOKEN": serving.token}
+    other = start_server(python.start, tmp_path, *options, env=environment)
+    first, second = (next(url for url in urls if url.startswith("tcp")) for urls in (serving.urls, other.urls))
+    try:
+        with configured(servers=[first], token=serving.token, disable=("local",), placement_policy="round_robin"):
+            expected = trained()
+            changes = {3: lambda: djinn.scale(servers=[first, second]), 7: lambda: djinn.scale(servers=[second])}
+            assert trained(changes) == expected
+            assert [one.url for one in open_connections()] != []
+            assert djinn.get_runtime_state().servers == (second,)
+            with pytest.raises(djinn.ConfigurationError, match="started there"):
+                djinn.scale(executors=2)
+            with pytest.raises(djinn.TransportError):
+                djinn.scale(servers=[second, "tcp://127.0.0.1:9"])
+            assert trained() == expected
+    finally:
+        other.stop()
+
+
+def test_what_cannot_go_elsewhere_stays(pooled):
+    with pooled("round_robin") as session:
+        with pytest.raises(djinn.ConfigurationError, match="takes `executors`"):
+            djinn.scale()
+        with pytest.raises(djinn.ConfigurationError, match="own"):
+            djinn.scale(servers=["tcp://127.0.0.1:9"])
+        event = torch.remote_accelerator.Event(enable_timing=True)
+        event.record()
+        djinn.synchronize()
+        (holder,) = [n for n, member in enumerate(session.members) if member.figures()["bound_values"]]
+        with pytest.raises(djinn.UnsupportedOperation, match="events"):
+            current().asked(lambda _: session.executors.leave([holder]))
+        session.executors.planner.memory = [0, 0]
+        kept = torch.ones(3).to(f"remote_accelerator:{2 - holder}")
+        with pytest.raises(djinn.DoesNotFit, match="no memory"):
+            current().asked(lambda _: session.executors.leave([1 - holder]))
+        assert len(session.membership.present) == 2
+        assert kept.tolist() == [1, 1, 1]
+
+
+def test_the_log_of_a_standby_brings_an_executor_of_a_pool_back(pooled):
+    """Without journals, from what this program has sent; values between executors pass through it."""
+    with pooled("round_robin", recover=False, standby=["engine"]) as session:
+        expected = trained()
+        assert trained({5: lambda: os.kill(executor_processes()[1], signal.SIGKILL)}) == expected
+        assert session.figures()["peer_bytes"] == 0
+        assert (
+            trained({3: scale(3), 6: lambda: os.kill(executor_processes()[2], signal.SIGKILL), 8: scale(1)}) == expected
+        )
