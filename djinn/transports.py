@@ -28,12 +28,14 @@ from djinn_core.launch.http_hosts import VARIABLE as HOSTS_VARIABLE
 from djinn_core.launch.http_hosts import is_called, is_well_formed, own_names
 from djinn_core.logs import get_logger
 from djinn_core.printable import printable
-from djinn_core.system.tcp import keep_alive
+from djinn_core.system.tcp import DONTWAIT, READABLE, Poll, keep_alive, poller, wait_in_kernel
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame
 
 __all__ = [
+    "DONTWAIT",
     "HOSTS_VARIABLE",
     "LOOK_SECONDS",
+    "READABLE",
     "AcceptedTlsConnection",
     "Buffer",
     "Connection",
@@ -42,6 +44,7 @@ __all__ = [
     "Holding",
     "Limits",
     "Listener",
+    "Poll",
     "ProtocolError",
     "SecurableTransport",
     "SocketConnection",
@@ -64,9 +67,11 @@ __all__ = [
     "is_well_formed",
     "keep_alive",
     "own_names",
+    "poller",
     "printable",
     "send_buffers",
     "serve_connection",
     "server_context",
+    "wait_in_kernel",
     "wait_readable",
 ]

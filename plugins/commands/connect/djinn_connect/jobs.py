@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import os
 import secrets
 import shlex
 import tarfile
@@ -20,7 +19,7 @@ import attrs
 from djinn_connect.connecting import connected, failure, refused
 from djinn_connect.keeper import is_final
 from djinn_connect.project_files import ProjectFiles
-from djinn_connect.records import Record, find_record, list_records
+from djinn_connect.records import Record, find_record, list_records, user_id
 from djinn_connect.ssh import BROKEN, Done, Script, SshConnection
 from djinn_connect.wheels import archive
 
@@ -294,7 +293,7 @@ def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfil
             return None
     # Python 3.11.3 and earlier: no links at all.
     below.mode &= 0o755
-    below.uid, below.gid, below.uname, below.gname = os.getuid(), os.getgid(), "", ""
+    below.uid, below.uname, below.gname = user_id(), "", ""
     return below if member.isfile() or member.isdir() else None
 
 

@@ -245,7 +245,7 @@ def hold_command(connection: SshConnection) -> list[str]:
 def has_terminal() -> bool:
     """True where ssh can ask the user."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        os.close(os.open("/dev/tty", os.O_RDWR))
     except OSError:
         return False
     return True
