@@ -16,7 +16,7 @@ WINDOWS = not hasattr(select, "poll")
 assert not hasattr(select, "epoll"), "this is not simulated"
 assert not Path("/proc/self/statm").exists()
 assert WINDOWS or tcp.LONGEST_PATH == 103
-assert WINDOWS != hasattr(os, "fork")
+assert hasattr(os, "fork") != WINDOWS
 if len(sys.argv) > 1:
     djinn.configure(connection_file=sys.argv[1], disable=["local", *sys.argv[2:]], threads=1)
 else:

@@ -20,6 +20,7 @@ import signal
 import socket
 import stat
 import sys
+import tempfile
 import types
 
 from sitecustomize import hiding, is_hidden
@@ -27,8 +28,33 @@ from sitecustomize import hiding, is_hidden
 MODULES = ("fcntl", "grp", "posix_ipc", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
 # What libraries look for when they are imported, they find.
 LIBRARIES = (
-    *("asyncio", "subprocess", "multiprocessing", "shutil", "tempfile", "getpass", "pathlib", "ssl", "uuid", "mmap", "selectors"),
-    *("torch", "numpy", "attrs", "msgspec", "structlog", "pluggy", "psutil", "platformdirs", "rich.console", "networkx", "click"),
+    *(
+        "asyncio",
+        "subprocess",
+        "multiprocessing",
+        "shutil",
+        "tempfile",
+        "getpass",
+        "pathlib",
+        "ssl",
+        "uuid",
+        "mmap",
+        "selectors",
+    ),
+    *(
+        "torch",
+        "numpy",
+        "attrs",
+        "msgspec",
+        "structlog",
+        "pluggy",
+        "psutil",
+        "platformdirs",
+        "rich.console",
+        "networkx",
+        "click",
+    ),
+    *os.environ.get("SIMULATED_LIBRARIES", "").split(),
     *("filelock", "zstandard", "lz4.frame", "torch._dynamo", "torch.utils._sympy.functions", "torch.testing"),
 )
 WINDOWS_HAS = {
@@ -53,10 +79,49 @@ WINDOWS_HAS = {
     ),
 }
 GONE_OF_SOCKETS = (
-    *("AF_UNIX", "AF_NETLINK", "AF_PACKET", "AF_VSOCK", "SO_REUSEPORT", "SO_PEERCRED", "SO_PASSCRED", "SO_MARK", "SO_BINDTODEVICE", "SO_DOMAIN"),
-    *("SO_PROTOCOL", "SO_PRIORITY", "SO_SNDTIMEO", "SO_RCVTIMEO", "MSG_DONTWAIT", "MSG_NOSIGNAL", "MSG_MORE", "MSG_CONFIRM", "MSG_CMSG_CLOEXEC"),
-    *("SCM_RIGHTS", "SCM_CREDENTIALS", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "TCP_INFO", "TCP_USER_TIMEOUT", "TCP_QUICKACK", "TCP_CORK"),
-    *("TCP_DEFER_ACCEPT", "TCP_LINGER2", "TCP_CONGESTION", "send_fds", "recv_fds", "sethostname", "CMSG_LEN", "CMSG_SPACE"),
+    *(
+        "AF_UNIX",
+        "AF_NETLINK",
+        "AF_PACKET",
+        "AF_VSOCK",
+        "SO_REUSEPORT",
+        "SO_PEERCRED",
+        "SO_PASSCRED",
+        "SO_MARK",
+        "SO_BINDTODEVICE",
+        "SO_DOMAIN",
+    ),
+    *(
+        "SO_PROTOCOL",
+        "SO_PRIORITY",
+        "SO_SNDTIMEO",
+        "SO_RCVTIMEO",
+        "MSG_DONTWAIT",
+        "MSG_NOSIGNAL",
+        "MSG_MORE",
+        "MSG_CONFIRM",
+        "MSG_CMSG_CLOEXEC",
+    ),
+    *(
+        "SCM_RIGHTS",
+        "SCM_CREDENTIALS",
+        "SOCK_CLOEXEC",
+        "SOCK_NONBLOCK",
+        "TCP_INFO",
+        "TCP_USER_TIMEOUT",
+        "TCP_QUICKACK",
+        "TCP_CORK",
+    ),
+    *(
+        "TCP_DEFER_ACCEPT",
+        "TCP_LINGER2",
+        "TCP_CONGESTION",
+        "send_fds",
+        "recv_fds",
+        "sethostname",
+        "CMSG_LEN",
+        "CMSG_SPACE",
+    ),
 )
 METHODS_OF_SOCKETS = ("sendmsg", "recvmsg", "recvmsg_into", "sendmsg_afalg")
 GONE_OF_OTHERS = {
@@ -72,6 +137,7 @@ def be_windows() -> None:
             __import__(name)
         except ImportError:  # not every environment has all of them
             continue
+    tempfile._os = types.SimpleNamespace(**vars(os))  # its files without a name are Linux' own
     remember = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_NB
     for name in MODULES:
         sys.modules[name] = None

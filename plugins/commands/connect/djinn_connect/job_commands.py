@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from djinn_connect.shown import one_line
+
 if TYPE_CHECKING:
     from djinn_connect.jobs import Job
     from djinn_connect.project_files import ProjectFiles
@@ -234,8 +236,8 @@ def _follow(record: Record, job: str) -> None:
 
 
 def _listed(paths: Iterable[str]) -> str:
-    """Names of files for a terminal, which would obey some of their characters, or have none for them."""
-    return ", ".join("".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in path) for path in paths)
+    """Names of files for a terminal."""
+    return ", ".join(map(one_line, paths))
 
 
 def _size(size: int) -> str:

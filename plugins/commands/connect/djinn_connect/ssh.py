@@ -21,6 +21,8 @@ from typing import IO, Final, Protocol
 
 import attrs
 
+from djinn_connect.shown import one_line
+
 # Seconds without an answer after which a connection counts as broken: interval times count.
 _ALIVE: Final = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
 _OPEN: Final = (
@@ -82,8 +84,8 @@ class Done:
 
     @property
     def last_words(self) -> str:
-        """The end of what it printed about its mistakes."""
-        lines = [line for line in self.errors.replace("\r", "\n").splitlines() if line.strip()]
+        """The end of what it printed about its mistakes, fit for a terminal."""
+        lines = [one_line(line) for line in self.errors.replace("\r", "\n").splitlines() if line.strip()]
         return "\n".join(lines[-8:])
 
 
