@@ -16,6 +16,7 @@ import functools
 import io
 import os
 import platform
+import shutil
 import signal
 import socket
 import stat
@@ -160,6 +161,7 @@ def be_windows() -> None:
     socket.socketpair = socketpair_over_tcp
     ctypes.CDLL = libraries_by_name(ctypes.CDLL)
     platform.libc_ver = lambda *_, **__: ("", "")
+    shutil._use_fd_functions = False
     files_as_on_windows()
     import_the_package()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from djinn_connect.records import refuse_windows
 from djinn_connect.shown import one_line
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ def _record(server: str | None) -> Record:
     """The server that is meant, by its name or by the environment."""
     import os
 
+    refuse_windows()
     from djinn_connect.jobs import choose_record
 
     configured = [name.strip() for name in os.environ.get("DJINN_SERVERS", "").split(",") if name.strip()]

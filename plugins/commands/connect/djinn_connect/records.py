@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Final, TypeVar
 
+import click
 import msgspec
 import platformdirs
 
@@ -129,6 +130,15 @@ def control_path(name: str) -> Path:
     if status.st_uid != user_id() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISDIR(status.st_mode):
         raise PermissionError(f"{base} is not yours alone: remove it, or set XDG_RUNTIME_DIR")
     return base / short
+
+
+def refuse_windows() -> None:
+    """Raise `click.ClickException` where ssh keeps no connection for other commands."""
+    if sys.platform == "win32":
+        raise click.ClickException(
+            "on Windows, ssh shares no connections, which this needs: use it in WSL (`wsl --install`), or start `djinn serve` there by hand and "
+            "use `djinn login`"
+        )
 
 
 def user_id() -> int:
