@@ -32,6 +32,9 @@ WHOLE   := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 SIMULATED := tests/interception tests/runtime tests/builtins tests/net tests/system tests/delivery tests/wire tests/ir tests/models \
 	plugins/transports plugins/costs
 
+# The client, in a process without what Python lacks on Windows.
+WINDOWS := tests/interception
+
 BIN       := $(VENV)/bin
 PIP       := $(BIN)/python -m pip --disable-pip-version-check
 KEEP      := $(VENV)/torch-constraints.txt
@@ -40,7 +43,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -61,6 +64,7 @@ lint: $(READY) ## style, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin
+	$(BIN)/mypy --platform win32
 	$(BIN)/lint-imports
 
 format: $(READY) ## mend what ruff can mend
@@ -95,6 +99,9 @@ chaos: $(READY) ## kill executors at random moments of generation and training; 
 
 test-darwin-simulated: $(READY) ## a large part of the suite without what only Linux has, as on a Mac; no Mac has run it; ARGS="tests/runtime"
 	SIMULATED_PLATFORM=darwin PYTHONPATH=tests/simulated $(BIN)/python -m pytest $(or $(ARGS),$(SIMULATED))
+
+test-windows-simulated: $(READY) ## tests of clients without what Python lacks on Windows, and a server beside them; no Windows has run them; ARGS="tcps tests/runtime"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/simulated/run_windows.py $(or $(ARGS),tcps $(WINDOWS))
 
 test-matrix: $(READY) ## the suite on each Python from 3.11 to 3.14 that can be had here, and which cannot; ARGS="--only 3.13 --tests tests/system"
 	$(BIN)/python tests/matrix/run_matrix.py --torch '$(INDEXED)' $(ARGS)

@@ -63,12 +63,13 @@ def python(plain_environment):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_executors(python):
+def forked_executors(request):
     """Executors that this process starts are forked, too: importing torch takes most of what starting one takes."""
     from prepared_python import executors_forked
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", executors_forked(python))
+        if hasattr(os, "fork"):  # not where Windows is simulated, which starts none
+            patch.setattr(subprocess, "Popen", executors_forked(request.getfixturevalue("python")))
         yield
     if "djinn" in sys.modules:  # its executor ends before the process that knows how it ended
         sys.modules["djinn"].shut_down()
@@ -147,3 +148,5 @@ def embedded():
 
 
 _EMBEDDED = {"threads": 1}
+if "SIMULATED_SERVER" in os.environ:  # where no executor can be started: tests/simulated/run_windows.py
+    _EMBEDDED |= {"connection_file": os.environ["SIMULATED_SERVER"], "disable": os.environ["SIMULATED_DISABLE"].split()}

@@ -28,12 +28,14 @@ from djinn_core.net.streams import StreamConnection
 from djinn_core.net.tls_contexts import check_fingerprint, client_context, server_context
 from djinn_core.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
 from djinn_core.printable import printable
-from djinn_core.system.tcp import keep_alive
+from djinn_core.system.tcp import DONTWAIT, READABLE, Poll, keep_alive, poller, wait_in_kernel
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame
 
 __all__ = [
+    "DONTWAIT",
     "HOSTS_VARIABLE",
     "LOOK_SECONDS",
+    "READABLE",
     "AcceptedTlsConnection",
     "Buffer",
     "Connection",
@@ -42,6 +44,7 @@ __all__ = [
     "Holding",
     "Limits",
     "Listener",
+    "Poll",
     "ProtocolError",
     "SecurableTransport",
     "SocketConnection",
@@ -64,9 +67,11 @@ __all__ = [
     "is_well_formed",
     "keep_alive",
     "own_names",
+    "poller",
     "printable",
     "send_buffers",
     "serve_connection",
     "server_context",
+    "wait_in_kernel",
     "wait_readable",
 ]

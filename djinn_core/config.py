@@ -21,6 +21,7 @@ import attrs
 
 from djinn_core.directories import configuration_directory
 from djinn_core.errors import ConfigurationError
+from djinn_core.system.files import mode_of, user_id
 
 PREFIX = "DJINN_"
 PLUGIN_PREFIX = "DJINN_PLUGIN_"
@@ -534,7 +535,7 @@ def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]]
 
 def _check_writers(path: Path, status: os.stat_result) -> None:
     """Refuse a file that other users can write: it says which plugins are imported and where programs go."""
-    theirs = status.st_uid not in {os.getuid(), 0} or status.st_mode & stat.S_IWOTH
+    theirs = status.st_uid not in {user_id(), 0} or mode_of(status) & stat.S_IWOTH
     if stat.S_ISREG(status.st_mode) and theirs:
         raise ConfigurationError(
             f"The configuration file {path} can be written by others on this machine, who could have any code run: chmod "

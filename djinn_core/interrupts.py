@@ -24,6 +24,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 from djinn_core.system import native_stack
+from djinn_core.system.processes import signal_main_thread
 
 LOOK_SECONDS: Final = 0.1  # of waiting, after which it is looked whether there was an interrupt
 _SIGINT: Final = int(signal.SIGINT)
@@ -218,8 +219,8 @@ def _is_dropped(frame: FrameType | None) -> bool:
 
 def _press_again() -> None:
     time.sleep(_AGAIN_SECONDS)
-    if _main.ident is not None and _main.is_alive():
-        signal.pthread_kill(_main.ident, signal.SIGINT)
+    if _main.is_alive():
+        signal_main_thread(signal.SIGINT)
 
 
 _AGAIN_SECONDS: Final = 0.002

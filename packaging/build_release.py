@@ -19,33 +19,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from commands import StepError, run
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = [".", *sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
 DIGESTS = "SHA256SUMS"
-
-
-class BuildError(RuntimeError):
-    """A step failed; the message has what it printed."""
-
-
-def run(*command: object, umask: int = -1, **environment: str) -> str:
-    """What a command prints.
-
-    Raises:
-        BuildError: it failed.
-    """
-    done = subprocess.run(
-        [*map(str, command)],
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | environment,
-        umask=umask,
-    )
-    if done.returncode:
-        raise BuildError(f"$ {' '.join(map(str, command))}\n{done.stdout[-5000:]}")
-    return done.stdout
 
 
 def epoch() -> str:
@@ -100,10 +78,10 @@ def main() -> int:
         again = Path(folder, "again")
         build(copied(Path(folder, "copy")), again, "--sdist", "--wheel", umask=0o077)
         if found := [*differing(to, again)]:
-            raise BuildError(f"built twice, these differ: {', '.join(found)}")
+            raise StepError(f"built twice, these differ: {', '.join(found)}")
     wheels, sources = sorted(to.glob("*.whl")), sorted(to.glob("*.tar.gz"))
     if not len(wheels) == len(sources) == len(PACKAGES):
-        raise BuildError(f"{len(PACKAGES)} packages gave {len(wheels)} wheels and {len(sources)} source distributions")
+        raise StepError(f"{len(PACKAGES)} packages gave {len(wheels)} wheels and {len(sources)} source distributions")
     run(sys.executable, "-m", "twine", "check", "--strict", *wheels, *sources)
     for wheel in wheels:
         package = wheel.name.partition("-")[0]
@@ -120,5 +98,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except BuildError as error:
+    except StepError as error:
         sys.exit(str(error))

@@ -15,11 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+
+import commands
+from commands import StepError
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
-SECONDS = 1800.0
 
 # What each kind of user installs: wheels, with extras.
 ENVIRONMENTS = {
@@ -48,30 +51,9 @@ assert djinn.stats()["round_trips"]
 """
 
 
-class TrialError(RuntimeError):
-    """A command failed; the message has what it printed."""
-
-
-def run(*command: object, **environment: str) -> str:
-    """What a command prints, started outside the checkout.
-
-    Raises:
-        TrialError: it failed.
-    """
-    own = {"PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(
-        [*map(str, command)],
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd="/",
-        env=os.environ | own | environment,
-        timeout=SECONDS,
-    )
-    if done.returncode:
-        raise TrialError(f"$ {' '.join(map(str, command))}\n{done.stdout[-5000:]}")
-    return done.stdout
+run = partial(
+    commands.run, cwd=Path("/"), PYTHONPATH="", PYTHONNOUSERSITE="1", PIP_DISABLE_PIP_VERSION_CHECK="1"
+)  # outside the checkout
 
 
 def wheels(release: Path, names: tuple[str, ...]) -> list[str]:
@@ -129,7 +111,7 @@ def use_remotely(server: Path, client: Path, folder: Path) -> None:
     """Serve with one environment and run a program and `djinn doctor` with another, over TLS and the transport that it has.
 
     Raises:
-        TrialError: the server did not start, or the program failed.
+        StepError: the server did not start, or the program failed.
     """
     djinn, connection, log = server.with_name("djinn"), folder / "djinn.json", folder / "serve.log"
     connection.unlink(missing_ok=True)
@@ -140,7 +122,7 @@ def use_remotely(server: Path, client: Path, folder: Path) -> None:
     try:
         while not connection.exists():
             if process.poll() is not None:
-                raise TrialError(f"djinn serve: {log.read_text()}")
+                raise StepError(f"djinn serve: {log.read_text()}")
             time.sleep(0.1)
         setting = {"DJINN_CONNECTION_FILE": str(connection), "DJINN_DISABLE": "local", "HOME": str(folder)}
         for command in ([client, "-c", PROGRAM], [client.with_name("djinn"), "doctor"]):
@@ -214,7 +196,7 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
             for step in steps:
                 run(*step, **own)
             ended[tool] = f"works, {time.monotonic() - began:.0f} s"
-        except TrialError as error:
+        except StepError as error:
             ended[tool] = f"FAILED: {error}"
     return ended
 
@@ -245,7 +227,7 @@ def main() -> int:
             print(user, rows[user], flush=True)
         found = json.loads(run(pythons["client"], "-m", "pip", "list", "--format=json"))
         if extra := {package["name"].lower() for package in found} & {*SERVERS_ONLY}:
-            raise TrialError(f"a client alone has what only servers need: {', '.join(sorted(extra))}")
+            raise StepError(f"a client alone has what only servers need: {', '.join(sorted(extra))}")
         for user, scheme in (("client", "tcps"), ("client-http", "https")):
             use_remotely(pythons["server"], pythons[user], folder)
             print(
@@ -264,5 +246,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except TrialError as error:
+    except StepError as error:
         sys.exit(str(error))

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import attrs
+import psutil
 import pytest
 
 from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
@@ -46,7 +47,7 @@ class LauncherConformance(Ending):
     @pytest.fixture
     def kill(self) -> Callable[[Launched], None]:
         """A function that kills an executor. Override it where executors are not on this machine."""
-        return lambda launched: os.kill(launched.process_id, signal.SIGKILL)
+        return lambda launched: psutil.Process(launched.process_id).kill()
 
     @pytest.fixture
     def launch(

@@ -9,6 +9,8 @@ import os
 import signal
 from collections.abc import Mapping
 
+import psutil
+
 from djinn_core.delivery.reliable_connection import ReliableConnection
 from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.recorder import current
@@ -71,4 +73,4 @@ def break_connection(number: int = 0) -> None:
 
 def kill_executor(number: int = 0) -> None:
     """Kill an executor that runs on this machine, as the kernel does when memory is short."""
-    os.kill(executor_processes()[number], signal.SIGKILL)
+    psutil.Process(executor_processes()[number]).kill()

@@ -15,6 +15,7 @@ from djinn.testing.samples import sample_graphs
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.plugins.contract import complaint
 from djinn_core.plugins.kinds import KINDS
+from djinn_core.system.processes import SPARE_SIGNAL, signal_main_thread
 
 R = TypeVar("R")
 SECONDS = 120.0  # that a single wait may take, on a machine that does other things besides
@@ -74,8 +75,8 @@ class Ending:
                 "something that does not come; waits need a limit (`limit_seconds` of the suite is how long a test may take)"
             )
 
-        before = signal.signal(signal.SIGUSR1, fail)
-        timer = threading.Timer(limit, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+        before = signal.signal(SPARE_SIGNAL, fail)
+        timer = threading.Timer(limit, signal_main_thread, (SPARE_SIGNAL,))
         timer.daemon = True
         timer.start()
         try:
@@ -83,7 +84,7 @@ class Ending:
         finally:
             timer.cancel()
             timer.join()
-            signal.signal(signal.SIGUSR1, before)
+            signal.signal(SPARE_SIGNAL, before)
 
 
 class OnGraphs(Ending):

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from djinn_core.system.tcp import unix_socket
+
 _PIECE_BYTES = 1 << 18
 _NEVER = 1 << 62
 
@@ -17,7 +19,7 @@ def dial(url: str, timeout: float = 60.0) -> socket.socket:
     """A plain socket connected to where `url` listens: a path (scheme `unix`) or host and port (any other)."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
-        sock = socket.socket(socket.AF_UNIX)
+        sock = unix_socket()
         sock.settimeout(timeout)
         sock.connect(parts.path)
         return sock
@@ -51,7 +53,7 @@ class CountingRelay:
         parts = urlsplit(target)
         if parts.scheme == "unix":
             path = directory / "relay.sock"
-            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener = unix_socket()
             self._listener.bind(str(path))
             self._listener.listen()
             self.url = f"unix://{path}"

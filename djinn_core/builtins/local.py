@@ -17,7 +17,9 @@ from djinn_core.errors import TransportError
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, Transport, TransportCapabilities
 from djinn_core.net.sockets import SocketConnection, SocketListener
-from djinn_core.system.tcp import LONGEST_PATH, widen
+from djinn_core.system.files import mode_of, user_id
+from djinn_core.system.processes import CLIENT_ONLY
+from djinn_core.system.tcp import LONGEST_PATH, unix_socket, widen
 
 djinn_api_version = 1
 
@@ -72,8 +74,8 @@ class LocalTransport:
 
 @hookimpl
 def djinn_register_transports() -> Iterable[Transport]:
-    """The transport `local`."""
-    return [LocalTransport()]
+    """The transport `local`, where Python has such sockets."""
+    return [] if CLIENT_ONLY else [LocalTransport()]
 
 
 @attrs.frozen
@@ -92,7 +94,7 @@ class _Release:
 
 
 def _open_socket() -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = unix_socket()
     widen(sock, _BUFFER_BYTES)
     return sock
 
@@ -118,8 +120,8 @@ def _check_length(path: Path) -> None:
 def _prepare_directory(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
-    shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-    if shared or status.st_uid not in (os.getuid(), 0):
+    shared = mode_of(status) & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if shared or status.st_uid not in (user_id(), 0):
         raise TransportError(
             f"others can replace files in {directory}; choose a directory of your own (chmod 700) for the socket"
         )
@@ -128,7 +130,7 @@ def _prepare_directory(directory: Path) -> None:
 def _remove_stale(path: Path) -> None:
     if not path.is_socket():
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with unix_socket() as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:

@@ -17,6 +17,7 @@ from typing import Final
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightFile, WeightPermissions, WeightSink, WeightSource
+from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, pread_into, read_only, sync_folder
 from djinn_core.system.mappings import allocate, mapped_privately, others_may_write
 from djinn_core.system.processes import lock_file
 
@@ -46,7 +47,7 @@ class LocalFile:
         self._lock = threading.Lock()
         self._mapping: weakref.ref[mmap.mmap] | None = None
         # Without O_NONBLOCK a named pipe would be waited for.
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._descriptor = os.open(path, os.O_RDONLY | CLOEXEC | NONBLOCK)
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
@@ -60,7 +61,7 @@ class LocalFile:
     def read_into(self, start: int, buffer: memoryview) -> None:
         """As `WeightFile.read_into`."""
         while buffer:
-            count = os.preadv(self._descriptor, [buffer], start)
+            count = pread_into(self._descriptor, buffer, start)
             if not count:
                 raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
             buffer, start = buffer[count:], start + count
@@ -71,7 +72,7 @@ class LocalFile:
         What other users may write into is not: one that cuts it off would end this process.
         """
         kept = self._immutable and not others_may_write(os.fstat(self._descriptor))
-        if not (kept or os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY):
+        if not (kept or read_only(self._descriptor)):
             raise OSError(errno.EPERM, f"{self.name!r} may be written in place")
         with self._lock:
             known = self._mapping() if self._mapping is not None else None
@@ -120,7 +121,7 @@ class LocalSink:
         _remove_abandoned(path.parent)
         # The file is no secret: its mode is what the server's umask makes of it.
         self._aside = path.with_name(f".{path.name}{_UNFINISHED}{secrets.token_hex(8)}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOEXEC | NOFOLLOW
         self._descriptor = os.open(self._aside, flags, 0o666)
         try:
             lock_file(self._descriptor)
@@ -138,11 +139,7 @@ class LocalSink:
         """As `WeightSink.commit`."""
         os.fsync(self._descriptor)
         self._aside.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
         self._close()
 
     def discard(self) -> None:
@@ -160,7 +157,7 @@ def _remove_abandoned(folder: Path) -> None:
     """Remove files that a process which died was writing: those that none has locked."""
     for path in folder.glob(f".*{_UNFINISHED}*"):
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_WRONLY | CLOEXEC | NOFOLLOW)
         except OSError:
             continue
         try:

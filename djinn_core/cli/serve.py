@@ -19,6 +19,7 @@ from djinn_core.launch.addresses import is_loopback
 from djinn_core.launch.executor_config import ModelConfig, NetworkConfig, StoreConfig
 from djinn_core.launch.http_hosts import allow_host
 from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.process import check_platform
 from djinn_core.server.gateway.gateway import GatewayHandle, serve
 from djinn_core.server.gateway.gateway_config import GatewayConfig
 
@@ -32,6 +33,7 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
 
     The token is taken from --token-file, from DJINN_TOKEN, or generated.
     """
+    check_platform()
     store, recovery = config.executor.store, config.executor.recovery
     directories = attrs.evolve(
         config.executor,

@@ -16,6 +16,7 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import ProtocolError
+from djinn_core.system.files import pwrite, pwritev
 from djinn_core.wire.frames import Buffer, allocate, flatten
 
 _RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
@@ -58,7 +59,7 @@ class RecordWriter:
                 self.size = self._write([_opening(kind, head, parts), *parts])
             else:
                 record = _RECORD.pack(kind, len(head), 0) + _NO_BUFFERS + head
-                count = os.pwrite(self._file, record, self.size)  # in one call, as most records are
+                count = pwrite(self._file, record, self.size)  # in one call, as most records are
                 self.size = self.size + count if count == len(record) else self._write([record])
         except BaseException:
             with contextlib.suppress(OSError):
@@ -70,7 +71,7 @@ class RecordWriter:
         for start in range(0, len(parts), _AT_ONCE):
             waiting = [memoryview(part) for part in parts[start : start + _AT_ONCE]]
             while waiting:
-                count = os.pwritev(self._file, waiting, at)
+                count = pwritev(self._file, waiting, at)
                 at += count
                 while waiting and count >= len(waiting[0]):
                     count -= len(waiting.pop(0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.hookspecs.transports import Transport
+from djinn_core.system.files import mode_of, user_id
 
 # Where an executor has its socket: a directory of this name, which only its user can enter.
 DIRECTORY_PREFIX: Final = "djinn-run-"
@@ -104,7 +104,7 @@ def is_own_socket(url: str) -> bool:
         status = path.parent.lstat()
     except (OSError, ValueError):
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == user_id() and not mode_of(status) & 0o077
 
 
 def network_location(host: str, port: int | None) -> str:

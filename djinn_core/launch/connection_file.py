@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ import msgspec
 from djinn_core.errors import ConfigurationError
 from djinn_core.files import replace_file
 from djinn_core.logs import get_logger
+from djinn_core.system.files import mode_of, user_id
 
 _LARGEST: Final = 1 << 20  # bytes
 _log = get_logger("djinn.launch")
@@ -79,10 +79,10 @@ def read_connection_file(path: Path) -> ConnectionFile:
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
     """Refuse a file that other users can write, as it says where programs and data go; warn of one that they can read."""
-    if stat.S_IMODE(status.st_mode) & 0o022 or status.st_uid not in {os.getuid(), 0}:
+    if mode_of(status) & 0o022 or status.st_uid not in {user_id(), 0}:
         raise ConfigurationError(
             f"others on this machine can write the connection file {path}, and have programs and data sent elsewhere: "
             f"chmod 600 {path}, or copy it again as a file of your own"
         )
-    if stat.S_IMODE(status.st_mode) & 0o044:
+    if mode_of(status) & 0o044:
         _log.warning("others on this machine can read the connection file: chmod 600 it", path=str(path))

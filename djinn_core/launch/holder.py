@@ -32,6 +32,7 @@ from djinn_core.launch.self_signed import self_signed
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.net.tls_contexts import fingerprint_of_file
+from djinn_core.system.files import CLOEXEC, user_id
 from djinn_core.system.processes import lock_file
 
 _ABANDONED_SECONDS: Final = 86_400.0  # after which a folder that no process has is removed
@@ -72,7 +73,7 @@ class ExecutorHolder:
         self._locks: list[int] = []  # descriptors
         read = decode_config(config)
         try:
-            local = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}"
+            local = Path(tempfile.gettempdir()) / f"djinn-launched-{user_id()}"
             self._folder = _own_folder(local, name, self._locks)
             _remove_abandoned(local)
             self._journals = _own_folder(Path(base), name, self._locks) if base else self._folder
@@ -202,7 +203,7 @@ def _own_folder(base: Path, name: str, locks: list[int]) -> Path:
     folder = base / name
     folder.mkdir(mode=0o700, exist_ok=True)
     # A file, since network file systems lock nothing that is not open for writing.
-    locks.append(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    locks.append(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | CLOEXEC, 0o600))
     lock_file(locks[-1])
     return folder
 
@@ -214,7 +215,7 @@ def _remove_abandoned(base: Path) -> None:
             newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
             if time.time() - newest < _ABANDONED_SECONDS:
                 continue
-            held = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            held = os.open(folder / _LOCK, os.O_RDWR | CLOEXEC)
             try:
                 lock_file(held)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -14,6 +14,7 @@ from typing import Final
 from djinn_core.directories import cache_directory
 from djinn_core.launch.private_directory import JUST_MADE_SECONDS, remove_unless_held
 from djinn_core.logs import get_logger
+from djinn_core.system.files import CLOEXEC, DIRECTORY, user_id
 from djinn_core.system.processes import lock_file
 
 LIMIT: Final = 8 << 30  # bytes of one journal
@@ -35,11 +36,11 @@ class OwnJournals:
             OSError: there cannot be one.
         """
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if base.lstat().st_uid != os.geteuid() or base.is_symlink():
+        if base.lstat().st_uid != user_id() or base.is_symlink():
             raise PermissionError(f"{base} belongs to another user")
         _remove_abandoned(base)
         self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
-        held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        held = os.open(self.path, os.O_RDONLY | DIRECTORY | CLOEXEC)
         lock_file(held)
         self._end = weakref.finalize(self, _remove, self.path, held, os.getpid())
 
@@ -75,7 +76,7 @@ def own_journals() -> OwnJournals | None:
 
 
 def _bases() -> tuple[Path, Path]:
-    return cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{os.geteuid()}"
+    return cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{user_id()}"
 
 
 def _remove_abandoned(base: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.launch.addresses import DIRECTORY_PREFIX
+from djinn_core.system.files import CLOEXEC, DIRECTORY, NOFOLLOW, user_id
 from djinn_core.system.processes import lock_file
 
 # The address of a local socket has room for 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
@@ -34,7 +35,7 @@ def make_private_directory() -> tuple[str, int]:
     if len(os.fsencode(directory)) > _LONGEST:
         Path(directory).rmdir()
         directory = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir="/tmp")
-    owned = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    owned = os.open(directory, os.O_RDONLY | DIRECTORY | CLOEXEC)
     lock_file(owned, shared=True)
     return directory, owned
 
@@ -44,7 +45,7 @@ def remove_abandoned(base: Path) -> None:
     for path in base.glob(f"{DIRECTORY_PREFIX}*"):
         with contextlib.suppress(OSError):  # in use, or another user's, or has just been removed
             status = path.lstat()
-            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < JUST_MADE_SECONDS:
+            if status.st_uid != user_id() or time.time() - status.st_mtime < JUST_MADE_SECONDS:
                 continue
             remove_unless_held(path)
 
@@ -55,7 +56,7 @@ def remove_unless_held(path: Path) -> None:
     Raises:
         OSError: one does, or it is gone.
     """
-    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    held = os.open(path, os.O_RDONLY | DIRECTORY | NOFOLLOW | CLOEXEC)
     try:
         lock_file(held)
         shutil.rmtree(path, ignore_errors=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.system.files import mode_of, user_id
 
 
 def private_directory(path: Path, what: str) -> Path:
@@ -31,7 +30,7 @@ def check_private_directory(path: Path, what: str) -> None:
     A user who can write there can replace what the server trusts: a certificate, a journal, weights.
     """
     status = path.stat()
-    if stat.S_IMODE(status.st_mode) & 0o022 or status.st_uid not in {os.getuid(), 0}:
+    if mode_of(status) & 0o022 or status.st_uid not in {user_id(), 0}:
         raise ConfigurationError(
             f"others on this machine can write to {path}, where {what} are kept: chmod 700 {path}, or name a directory of "
             "your own"

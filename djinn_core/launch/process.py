@@ -37,11 +37,21 @@ from djinn_core.launch.pipe_lines import LineReader, write_line
 from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.tickets import issue, new_key
 from djinn_core.logs import get_logger
+from djinn_core.system.processes import CLIENT_ONLY
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.messages import DeviceInfo
 
 _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
+
+
+def check_platform() -> None:
+    """Raises `StartupError` on a system where Djinn has clients alone."""
+    if CLIENT_ONLY:
+        raise StartupError(
+            "on Windows, Djinn runs programs that use a server, and neither executors nor servers: name a server (`djinn login`, or the "
+            "setting `servers`), or run this in WSL, which is Linux (`wsl --install`; docs/platforms.md)"
+        )
 
 
 class ExecutorProcess:
@@ -61,6 +71,7 @@ class ExecutorProcess:
         Raises:
             StartupError: it cannot be started.
         """
+        check_platform()
         self.config = config
         self._without = frozenset(without)
         self._key = new_key()

@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import secrets
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ import msgspec
 from djinn_core.errors import ConfigurationError
 from djinn_core.files import locked, replace_file
 from djinn_core.hookspecs.quotas import Quota
+from djinn_core.system.files import mode_of, user_id
 
 PREFIX: Final = "djinn_"  # tells people, and scanners for leaked secrets, what it is
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -96,13 +96,13 @@ def check_mode(path: Path, descriptor: int) -> None:
         ConfigurationError: other users can, or it belongs to another user; the message says what to do.
     """
     status = os.fstat(descriptor)
-    others = 0o037 if status.st_uid == 0 != os.getuid() else 0o077
-    if stat.S_IMODE(status.st_mode) & others:
+    others = 0o037 if status.st_uid == 0 != user_id() else 0o077
+    if mode_of(status) & others:
         raise ConfigurationError(
-            f"others on this machine can read the token file {path} (mode {stat.S_IMODE(status.st_mode):04o}): "
+            f"others on this machine can read the token file {path} (mode {mode_of(status):04o}): "
             f"chmod 600 {path}, and make new tokens if another user may have"
         )
-    if status.st_uid not in {os.getuid(), 0}:
+    if status.st_uid not in {user_id(), 0}:
         raise ConfigurationError(f"the token file {path} belongs to another user (id {status.st_uid}): chown it")
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +19,19 @@ from djinn_core.logs import get_logger
 from djinn_core.net.streams import StreamConnection
 from djinn_core.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
 from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
-from djinn_core.system.tcp import PARTS, PeerSilence, link_figures, unacknowledged
+from djinn_core.system.tcp import (
+    DONTWAIT,
+    PARTS,
+    READABLE,
+    PeerSilence,
+    Poll,
+    gathering,
+    link_figures,
+    poller,
+    unacknowledged,
+    wait_in_kernel,
+    wait_writable,
+)
 from djinn_core.wire.frames import Buffer, Limits
 
 _LISTEN_BACKLOG: Final = 128
@@ -38,7 +48,6 @@ _READ_SECONDS: Final = 0.04
 _WRITE_SECONDS: Final = LOOK_SECONDS
 # How long the rest of a frame may take after an exception that a signal handler of the program raised.
 _FINISH_SECONDS: Final = 5.0
-_READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 
 log = get_logger("djinn.transport")
 
@@ -70,7 +79,7 @@ def send_buffers(
             count_sent(parts[0])
             if parts[0] == len(buffers[0]):
                 return []
-    pending = list(buffers)
+    pending, send = list(buffers), gathering(sock)
     first, sent = 0, sum(parts)
     while True:
         while first < len(pending) and sent >= len(pending[first]):
@@ -82,22 +91,19 @@ def send_buffers(
             pending[first] = memoryview(pending[first])[sent:]
             sent = 0
         try:
-            parts.extend(map(sock.sendmsg, (pending[first : first + PARTS],)))
+            parts.extend(map(send, (pending[first : first + PARTS],)))
         except BlockingIOError:
             if held.pending:
                 return pending[first:]
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError("the other end takes in nothing") from None
+            wait_writable(sock)
             continue
         sent = parts[-1]
         count_sent(sent)
 
 
-def _timeval(seconds: float) -> bytes:
-    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-
-
-def wait_readable(poll: select.poll, deadline: float | None) -> bool:
+def wait_readable(poll: Poll, deadline: float | None) -> bool:
     """Wait until the polled socket has something to read or was shut down; False when `deadline` passed first.
 
     `deadline` is a `time.monotonic()` value; None waits for ever.
@@ -119,16 +125,14 @@ class SocketConnection(StreamConnection):
 
     def __init__(self, sock: socket.socket, limits: Limits, peer: str) -> None:
         super().__init__(limits, peer)
-        sock.setblocking(True)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_READ_SECONDS))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_WRITE_SECONDS))
+        wait_in_kernel(sock, _READ_SECONDS, _WRITE_SECONDS)
         self.bytes_sent = self._sent_before = 0
         self.bytes_received = 0
         self._socket = sock
-        self._poll = select.poll()
-        self._poll.register(sock.fileno(), _READABLE)
+        self._poll = poller()
+        self._poll.register(sock.fileno(), READABLE)
         self._read: list[
             int
         ] = []  # bytes that were read into the decoder's buffer and not taken in yet: at most one number
@@ -192,7 +196,7 @@ class SocketConnection(StreamConnection):
                 return False
             try:
                 # In one step for the interpreter: an interrupt comes before the bytes are read, or after their count is kept.
-                self._read.extend(map(self._socket.recv_into, (buffer,), (0,), (socket.MSG_DONTWAIT if soon else 0,)))
+                self._read.extend(map(self._socket.recv_into, (buffer,), (0,), (DONTWAIT if soon else 0,)))
             except BlockingIOError:
                 return left > 0 and wait_readable(self._poll, deadline)
         self._taking = True
@@ -200,7 +204,7 @@ class SocketConnection(StreamConnection):
         self._taking = False
         return True
 
-    def _wait_readable(self, poll: select.poll, deadline: float | None) -> bool:
+    def _wait_readable(self, poll: Poll, deadline: float | None) -> bool:
         return wait_readable(poll, deadline)
 
     def _count_received(self, count: int) -> None:
@@ -265,7 +269,7 @@ class AcceptedConnection(SocketConnection):
         try:
             while room > 0 and not self._ended and self._wait_readable(self._poll, deadline):
                 try:
-                    count = self._socket.recv_into(scratch, 0, socket.MSG_DONTWAIT)
+                    count = self._socket.recv_into(scratch, 0, DONTWAIT)
                 except BlockingIOError:  # half a record under TLS
                     if wait_readable(self._poll, deadline):
                         continue
@@ -331,9 +335,9 @@ class SocketListener:
         self._release()
 
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self._socket.fileno(), _READABLE)
-        poll.register(self._woken.fileno(), _READABLE)
+        poll = poller()
+        poll.register(self._socket.fileno(), READABLE)
+        poll.register(self._woken.fileno(), READABLE)
         with self._woken:
             while not self._closed:
                 poll.poll()

@@ -6,7 +6,6 @@ sending. So the records are made and read in memory, under a lock, and travel ou
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
@@ -19,6 +18,7 @@ from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.interrupts import held
 from djinn_core.net.sockets import AcceptedConnection, SocketConnection, wait_readable
 from djinn_core.net.tls_contexts import check_fingerprint, client_context
+from djinn_core.system.tcp import Poll, wait_writable
 from djinn_core.wire.frames import Buffer, Limits
 
 _READ_BYTES: Final = 64 << 10
@@ -112,6 +112,11 @@ class TlsSocket:
                 self._flush(wait=False)
             self._read_records(flags)
 
+    def flush(self) -> None:
+        """Wait until all that was sent is on the wire, where `sendmsg` has left some of it."""
+        while not self._flush():
+            pass
+
     def getsockopt(self, level: int, option: int, length: int) -> bytes:
         """As the socket's."""
         return self._socket.getsockopt(level, option, length)
@@ -175,6 +180,7 @@ class TlsSocket:
                     except BlockingIOError:
                         if held.pending:
                             return False
+                        wait_writable(self._socket)
                         continue
                     self._unsent = self._unsent[count:]
                     self.bytes_sent += count
@@ -205,7 +211,7 @@ class TlsConnection(SocketConnection):
         del buffers
         return False  # it is unknown how much of a record was sent
 
-    def _wait_readable(self, poll: select.poll, deadline: float | None) -> bool:
+    def _wait_readable(self, poll: Poll, deadline: float | None) -> bool:
         return self._socket.held or wait_readable(poll, deadline)
 
     def _count_sent(self, count: int) -> None:

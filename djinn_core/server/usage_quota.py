@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
+from djinn_core.system.files import CLOEXEC
+
 HOUR: Final = 3600.0
 _LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of all processes, and seconds used in it
 
@@ -38,7 +40,7 @@ class UsageQuota:
             OSError: it cannot be kept there.
         """
         path = folder / hashlib.sha256(tenant.encode()).hexdigest()[:32]
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOEXEC, 0o600)
         try:
             os.ftruncate(descriptor, _LAYOUT.size)
             return cls(mmap.mmap(descriptor, _LAYOUT.size))

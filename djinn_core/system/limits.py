@@ -4,57 +4,62 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import Final
-
-try:
-    import resource
-except ImportError:  # Windows, and systems that take it away
-    resource = None  # type: ignore[assignment]
 
 _OPEN_MAX: Final = 10240  # what macOS allows at least where it says that there is no limit
 
 
-def limit_data(total: int) -> None:
-    """Let this process have at most `total` bytes of memory of its own, or fewer where it is limited already.
+if sys.platform == "win32":
 
-    Raises:
-        OSError: this system has no such limit, or refuses it. macOS takes it, and does not keep to it.
-    """
-    if resource is None:
-        raise OSError("this system limits no process")
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    allowed = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-    try:
-        resource.setrlimit(resource.RLIMIT_DATA, (min([total, *allowed]), hard))
-    except ValueError as error:
-        raise OSError(str(error)) from error
+    def limit_data(total: int) -> None:
+        """Raises `OSError`: no process is limited."""
+        raise OSError(f"this system does not limit a process to {total:,} bytes")
 
-
-def allow_open_files() -> None:
-    """Allow this process as many open files as it may ask for.
-
-    Raises:
-        OSError: it may have no more than it has.
-    """
-    if resource is None:
+    def allow_open_files() -> None:
+        """Raises `OSError`: the number of files is not told."""
         raise OSError("this system does not say how many files a process may open")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return
-    # Where there is no limit, macOS has another one, which it does not tell, and refuses what is beyond.
-    for most in (hard, _OPEN_MAX):
-        if most == resource.RLIM_INFINITY or (soft != resource.RLIM_INFINITY and most <= soft):
-            continue
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+    def leave_no_cores() -> None:
+        """None are written."""
+
+else:
+    import resource
+
+    def limit_data(total: int) -> None:
+        """Let this process have at most `total` bytes of memory of its own, or fewer where it is limited already.
+
+        Raises:
+            OSError: this system has no such limit, or refuses it. macOS takes it, and does not keep to it.
+        """
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        allowed = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+        try:
+            resource.setrlimit(resource.RLIMIT_DATA, (min([total, *allowed]), hard))
+        except ValueError as error:
+            raise OSError(str(error)) from error
+
+    def allow_open_files() -> None:
+        """Allow this process as many open files as it may ask for.
+
+        Raises:
+            OSError: it may have no more than it has.
+        """
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == hard:
             return
-    if soft < _OPEN_MAX and soft != resource.RLIM_INFINITY:
-        raise OSError(f"this process may not open more than {soft} files")
+        # Where there is no limit, macOS has another one, which it does not tell, and refuses what is beyond.
+        for most in (hard, _OPEN_MAX):
+            if most == resource.RLIM_INFINITY or (soft != resource.RLIM_INFINITY and most <= soft):
+                continue
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+                return
+        if soft < _OPEN_MAX and soft != resource.RLIM_INFINITY:
+            raise OSError(f"this process may not open more than {soft} files")
 
-
-def leave_no_cores() -> None:
-    """Disable core dumps of this process and of those that it starts; a system without limits writes none by itself."""
-    if resource is not None:
+    def leave_no_cores() -> None:
+        """Disable core dumps of this process and of those that it starts."""
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
-import grp
 import mmap
 import os
-import pwd
 import stat
+import sys
+
+from djinn_core.system.files import mode_of, user_id
+
+if sys.platform != "win32":
+    import grp
+    import pwd
 
 
 def mapped_privately(descriptor: int) -> mmap.mmap:
@@ -18,7 +23,7 @@ def mapped_privately(descriptor: int) -> mmap.mmap:
         ValueError: it is empty.
     """
     found = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
-    if hasattr(mmap, "MADV_WILLNEED"):
+    if sys.platform != "win32":
         found.madvise(mmap.MADV_WILLNEED)
     return found
 
@@ -40,12 +45,18 @@ def allocate(descriptor: int, size: int) -> None:
 
 def others_may_write(status: os.stat_result) -> bool:
     """True if users beside this process's and root may write into a file. A group that its owner is alone in is the owner."""
-    if status.st_uid not in {0, os.geteuid()} or status.st_mode & stat.S_IWOTH:
+    mode = mode_of(status)
+    if status.st_uid not in {0, user_id()} or mode & stat.S_IWOTH:
         return True
-    if not status.st_mode & stat.S_IWGRP:
-        return False
-    try:
-        owner, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
-    except KeyError:
+    return bool(mode & stat.S_IWGRP) and _has_other_members(status)
+
+
+def _has_other_members(status: os.stat_result) -> bool:
+    if sys.platform == "win32":
         return True
-    return group.gr_name != owner or not {owner}.issuperset(group.gr_mem)
+    else:  # noqa: RET505 - mypy looks at one platform at a time
+        try:
+            owner, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
+        except KeyError:
+            return True
+        return group.gr_name != owner or not {owner}.issuperset(group.gr_mem)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from djinn_core.system.files import pread
 
 _STATM: Final = Path("/proc/self/statm")
 _STATUS: Final = Path("/proc/self/status")
@@ -30,12 +33,12 @@ class LinuxResident:
     def __init__(self) -> None:
         """Raises `OSError` where the kernel does not tell."""
         self._file = os.open(_STATM, os.O_RDONLY)
-        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._page = mmap.PAGESIZE
         self.tells_peak = _STATUS.exists() and _CLEAR.exists()
 
     def now(self) -> int:
         """Bytes now."""
-        return int(os.pread(self._file, 128, 0).split()[1]) * self._page
+        return int(pread(self._file, 128, 0).split()[1]) * self._page
 
     def restart_peak(self) -> None:
         """Count the peak again.

@@ -2,27 +2,69 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
-try:
+if sys.platform == "win32":
+    import msvcrt
+
+    _LOCKED_BYTE: Final = (
+        1 << 31
+    ) - 2  # beyond what files have: Windows lets no other process read a byte that is locked
+    _LOCK_PAUSE: Final = 0.05
+
+    def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
+        """As below; each lock is exclusive on Windows, and leaves the descriptor where it was."""
+        del shared
+        at = os.lseek(descriptor, 0, os.SEEK_CUR)
+        try:
+            while True:
+                os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+                try:
+                    msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+                except OSError as error:
+                    if not wait:
+                        raise BlockingIOError(error.errno, "another process holds a lock on it") from error
+                    time.sleep(_LOCK_PAUSE)
+                else:
+                    return
+        finally:
+            os.lseek(descriptor, at, os.SEEK_SET)
+
+    SPARE_SIGNAL: Final = signal.SIGBREAK
+
+    def signal_main_thread(number: signal.Signals) -> None:
+        """Have the main thread run the handler of a signal, soon: Windows has no way to wake it from a wait."""
+        _thread.interrupt_main(number)
+
+else:
     import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+
+    def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
+        """Lock an open file or directory, until the descriptor is closed or the process ends, however it ends.
+
+        Raises:
+            BlockingIOError: another process holds a lock on it, and this call does not `wait`.
+            OSError: there cannot be a lock.
+        """
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+
+    SPARE_SIGNAL: Final = signal.SIGUSR1  # one that nothing sends by itself
+
+    def signal_main_thread(number: signal.Signals) -> None:
+        """Send a signal to the main thread, which it wakes from a wait."""
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
-def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file or directory, until the descriptor is closed or the process ends, however it ends.
-
-    Raises:
-        BlockingIOError: another process holds a lock on it, and this call does not `wait`.
-        OSError: this system has no such locks.
-    """
-    if fcntl is None:
-        raise OSError("this system has no locks of open files")
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+CLIENT_ONLY: Final = sys.platform == "win32"  # neither executors nor servers run here
 
 
 def in_forked_child(function: Callable[[], object]) -> None:

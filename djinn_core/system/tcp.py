@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import sys
 import time
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 if sys.platform == "linux":
     import fcntl
@@ -22,6 +28,9 @@ _TCP_CLOSE: Final = 7  # of the states of Linux' `struct tcp_info`
 _LINUX: Final = struct.Struct("=24xI28xI")
 # Of macOS' `struct tcp_connection_info`: the window for sending, bytes that were not acknowledged, and packets that were received.
 _MACOS: Final = struct.Struct("=28xII44xQ")
+_INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
+_TURN_SECONDS: Final = 0.1  # of a wait that no signal ends
+_JOIN_BYTES: Final = 1 << 16
 _MACOS_OPTION: Final[int] = (
     0x106 if sys.platform == "darwin" else 0
 )  # TCP_CONNECTION_INFO, which Python has no name for
@@ -38,7 +47,7 @@ def link_figures(sock: socket.socket) -> tuple[float, float]:
         OSError: the socket is closed, or is no TCP socket.
     """
     option = getattr(socket, "TCP_INFO", None)
-    if option is None or sock.family == socket.AF_UNIX:
+    if option is None or sock.family not in _INTERNET:
         return 0.0, 0.0
     info = sock.getsockopt(socket.IPPROTO_TCP, option, _LINUX_LINK.size)
     if len(info) < _LINUX_LINK.size:
@@ -56,10 +65,116 @@ def unacknowledged(sock: socket.socket) -> int:
         OSError: the socket is closed.
     """
     if sys.platform == "linux":
-        if sock.family != socket.AF_UNIX and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_CLOSE:
+        if sock.family in _INTERNET and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_CLOSE:
             (left,) = struct.unpack("=i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
             return max(0, int(left) - 1)  # the end of the stream is counted, too
     return 0
+
+
+class Poll(Protocol):
+    """Waits until one of its sockets can be read or has been closed at the other end, as `select.poll`."""
+
+    def register(self, sock: Any, events: int, /) -> object:
+        """Wait for a socket or descriptor, too."""
+
+    def unregister(self, sock: Any, /) -> object:
+        """Wait for it no more."""
+
+    def poll(self, timeout: float | None = None, /) -> Sequence[object]:
+        """The sockets that can be read, at once or after a wait of at most `timeout` milliseconds; None: without end."""
+
+
+class _Select:
+    """`Poll` by `select`, for Windows, where no signal ends a wait: it is divided."""
+
+    def __init__(self) -> None:
+        self._sockets: set[int] = set()
+
+    def register(self, sock: Any, events: int, /) -> None:
+        del events
+        self._sockets.add(_descriptor(sock))
+
+    def unregister(self, sock: Any, /) -> None:
+        self._sockets.remove(_descriptor(sock))
+
+    def poll(self, timeout: float | None = None, /) -> Sequence[object]:
+        end = None if timeout is None else time.monotonic() + timeout / 1000
+        while True:
+            left = _TURN_SECONDS if end is None else max(0.0, min(_TURN_SECONDS, end - time.monotonic()))
+            if (found := select.select(self._sockets, (), (), left)[0]) or (
+                end is not None and time.monotonic() >= end
+            ):
+                return found
+
+
+def _descriptor(sock: Any) -> int:
+    return sock if isinstance(sock, int) else sock.fileno()
+
+
+if sys.platform == "win32":
+    READABLE: Final = 1  # no more than a mark
+    DONTWAIT: Final = 0  # sockets never wait there
+
+    def poller() -> Poll:
+        """A `Poll` without sockets."""
+        return _Select()
+
+    def wait_in_kernel(sock: Any, reading: float, writing: float) -> None:
+        """As below. A socket of Windows whose read was given up may not be used any more: reads return at once there."""
+        del reading, writing
+        sock.setblocking(False)
+
+    def wait_writable(sock: Any) -> None:
+        """After a write that raised `BlockingIOError`: wait a moment until one may succeed, where it did not wait itself."""
+        select.select((), (sock,), (), _TURN_SECONDS)
+
+    def gathering(sock: Any) -> Callable[[Sequence[Buffer]], int]:
+        """As below: Windows has no such call, and small buffers are joined."""
+        return getattr(sock, "sendmsg", None) or partial(_send_joined, sock)
+
+    def unix_socket() -> socket.socket:
+        """Raises `OSError`: Python has none on Windows."""
+        raise OSError("Python has no Unix sockets on this system")
+
+else:
+    READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
+    DONTWAIT: Final = socket.MSG_DONTWAIT
+
+    poller: Callable[[], Poll] = select.poll
+
+    def wait_in_kernel(sock: Any, reading: float, writing: float) -> None:
+        """Have reads and writes raise `BlockingIOError` where nothing came, or could be sent, in so many seconds."""
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(reading))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(writing))
+
+    def wait_writable(sock: Any) -> None:
+        """After a write that raised `BlockingIOError`: it has waited itself."""
+
+    def gathering(sock: Any) -> Callable[[Sequence[Buffer]], int]:
+        """A function that sends the first bytes of several buffers, and gives their number."""
+        return sock.sendmsg  # type: ignore[no-any-return]
+
+    def unix_socket() -> socket.socket:
+        """A Unix socket for a stream of bytes."""
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def _send_joined(sock: socket.socket, buffers: Sequence[Buffer]) -> int:
+    """Send the first buffers in one call: a large one as it is, small ones as one."""
+    first = memoryview(buffers[0])
+    if len(first) >= _JOIN_BYTES:
+        return sock.send(first)
+    joined = bytearray()
+    for buffer in buffers:
+        joined += memoryview(buffer)[: _JOIN_BYTES - len(joined)]
+        if len(joined) >= _JOIN_BYTES:
+            break
+    return sock.send(joined)
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def keep_alive(sock: socket.socket) -> None:

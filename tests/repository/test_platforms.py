@@ -12,17 +12,27 @@ MODULES = {"fcntl", "grp", "msvcrt", "pwd", "resource", "spwd", "syslog", "winre
 # Members of `os`, `socket`, `signal`, `select`, `platform`, `sys` and `ctypes` that some platform lacks, or answers differently.
 MEMBERS = re.compile(
     r"os\.(sched_\w+|sysconf\w*|nice|register_at_fork|getloadavg|uname|posix_\w+|memfd_create|eventfd\w*|pidfd_open|splice|sendfile"
-    r"|copy_file_range|getxattr|setxattr|name|setns|unshare|timerfd_\w+)"
-    r"|socket\.(TCP_(?!NODELAY)\w+|SO_(PEERCRED|KEEPALIVE|SNDBUF|RCVBUF|MARK|BINDTODEVICE)|MSG_(ZEROCOPY|NOSIGNAL))"
-    r"|select\.(epoll|kqueue)|signal\.(signalfd|prctl)|mmap\.MADV_\w+"
+    r"|copy_file_range|getxattr|setxattr|name|setns|unshare|timerfd_\w+"
+    r"|get(e?uid|e?gid|pgid|pgrp)|set(sid|pgid|uid|gid)|fork\w*|killpg|p(read|write)v?|f?statvfs|mkfifo|f?chown|ST_\w+"
+    r"|O_(CLOEXEC|NOFOLLOW|DIRECTORY|NONBLOCK|NOCTTY|BINARY|SYNC|PATH|TMPFILE))"
+    r"|socket\.(TCP_(?!NODELAY)\w+|SO_(PEERCRED|KEEPALIVE|SNDBUF|RCVBUF|MARK|BINDTODEVICE)|MSG_(ZEROCOPY|NOSIGNAL|DONTWAIT)|AF_UNIX|SO_(RCV|SND)TIMEO)"
+    r"|select\.(e?poll|kqueue|POLL\w+)|signal\.(signalfd|prctl|pthread_\w+|SIG(KILL|HUP|USR\d|ALRM|CHLD|BREAK))|mmap\.MADV_\w+"
     r"|platform\.(system|libc_ver|release|uname|mac_ver|win32_ver)|sys\.(platform|getwindowsversion)"
     r"|ctypes\.(CDLL|cdll|PyDLL)"
 )
 FILES = re.compile(r"^/(proc|sys|dev/shm)(/|$)")
+CONNECT = "plugins/commands/connect/djinn_connect/"
 KNOWN = {
     ("djinn_core/interception/tensors/printed_lists.py", "ctypes.PyDLL"): "the interpreter, which is there",
     ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
     ("djinn_core/torch_private.py", "ctypes.PyDLL"): "the interpreter, which is there",
+    # The package cannot be imported without PyTorch, for which these commands do not wait; Windows is refused.
+    (CONNECT + "keeper.py", "os.fork"): "goes on in the background",
+    (CONNECT + "keeper.py", "os.setsid"): "the same",
+    (CONNECT + "keeper.py", "signal.SIGHUP"): "the same",
+    (CONNECT + "keeper.py", "sys.platform"): "the same",
+    (CONNECT + "records.py", "os.getuid"): "the user of a folder",
+    (CONNECT + "records.py", "sys.platform"): "the same",
 }
 
 
@@ -66,6 +76,7 @@ def test_only_one_package_asks_the_operating_system(root, sources):
         ("Path(f'/proc/{process}/task')", {"/proc/"}),
         ("import socket\nsocket.TCP_INFO, socket.TCP_NODELAY", {"socket.TCP_INFO"}),
         ("import sys\nsys.platform == 'linux'", {"sys.platform"}),
+        ("import os, socket\nos.getuid(), socket.AF_UNIX", {"os.getuid", "socket.AF_UNIX"}),
         ("import os\nos.getpid(), '/process'", set()),
     ],
 )

@@ -1,4 +1,4 @@
-"""A client as people write one: trains, generates, asks and leaves. Prints what it found; the server of `argv[1]`, or an executor here."""
+"""A client as people write one: trains, generates, asks and leaves. Prints what it found. `argv`: a connection file, and transports of which one after the other is not used; or an executor here."""
 
 import contextlib
 import os
@@ -12,13 +12,11 @@ import djinn
 from djinn.testing import open_connections
 from djinn_core.system import tcp
 
+WINDOWS = not hasattr(select, "poll")
 assert not hasattr(select, "epoll"), "this is not simulated"
 assert not Path("/proc/self/statm").exists()
-assert tcp.LONGEST_PATH == 103
-if len(sys.argv) > 1:
-    djinn.configure(connection_file=sys.argv[1], disable=["local", *sys.argv[2:]], threads=1)
-else:
-    djinn.configure(threads=1)
+assert WINDOWS or tcp.LONGEST_PATH == 103
+assert hasattr(os, "fork") != WINDOWS
 DEVICE = "remote_accelerator:0"
 
 
@@ -48,17 +46,30 @@ def generated(device):
     return tokens.tolist()
 
 
-assert [round(loss, 4) for loss in trained(DEVICE)] == [round(loss, 4) for loss in trained("cpu")]
-assert generated(DEVICE) == generated("cpu")
-large = torch.randn(3 << 20)
-assert torch.equal((large.to(DEVICE) * 2).cpu(), large * 2)
-with contextlib.suppress(djinn.RemoteIndexError):
-    torch.ones(3, device=DEVICE)[torch.tensor([7], device=DEVICE)].tolist()
-    raise SystemExit("the index is out of bounds")
-child = os.fork()
-if not child:  # a client of its own would be one; the parent's session is not touched
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-print(f"urls {[connection.url for connection in open_connections()]}")
+def used():
+    """Use the device as people do."""
+    assert [round(loss, 4) for loss in trained(DEVICE)] == [round(loss, 4) for loss in trained("cpu")]
+    assert generated(DEVICE) == generated("cpu")
+    large = torch.randn(3 << 20)
+    assert torch.equal((large.to(DEVICE) * 2).cpu(), large * 2)
+    with contextlib.suppress(djinn.RemoteIndexError):
+        torch.ones(3, device=DEVICE)[torch.tensor([7], device=DEVICE)].tolist()
+        raise SystemExit("the index is out of bounds")
+    print(f"urls {[connection.url for connection in open_connections()]}")
+
+
+if len(sys.argv) > 1:
+    for transport in sys.argv[2:]:
+        djinn.configure(connection_file=sys.argv[1], disable=["local", transport], threads=1)
+        used()
+        djinn.shut_down()
+else:
+    djinn.configure(threads=1)
+    used()
+if not WINDOWS:
+    child = os.fork()
+    if not child:  # a client of its own would be one; the parent's session is not touched
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 print("trained, generated")
 djinn.shut_down()

@@ -208,3 +208,7 @@ def be_macos() -> None:
 
 if SIMULATED:
     be_macos()
+elif os.environ.get("SIMULATED_PLATFORM") == "win32":
+    import simulated_windows
+
+    simulated_windows.be_windows()

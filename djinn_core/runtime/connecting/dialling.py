@@ -39,6 +39,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.printable import one_line
 from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS
+from djinn_core.system.files import user_id
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
@@ -240,8 +241,8 @@ def client_name() -> str:
     """Name of this client in `djinn status`."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = str(os.getuid())
+    except (ImportError, KeyError, OSError):  # a container's user without a name, and a service of Windows
+        user = str(user_id())
     return one_line(f"{user}@{socket.gethostname()} process {os.getpid()}")[:256]
 
 

@@ -24,6 +24,7 @@ from djinn_core.launch.launchers import LOCAL, EngineConfig, launcher_named
 from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_core.launch.own_journals import own_journals
 from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.process import check_platform
 from djinn_core.logs import get_logger
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry
@@ -57,6 +58,7 @@ def start_executors(
     """
     if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
         return ()
+    check_platform()
     launcher = launcher_named(settings.engine, registry.launchers if registry is not None else ())
     started: list[OwnExecutor] = []
     first, count = joining or (0, settings.executors)
@@ -147,6 +149,7 @@ def open_again(settings: Settings, registry: Registry, executor: OwnExecutor) ->
 
 def open_inline(settings: Settings) -> Opened:
     """A session with an executor that is a thread of this process."""
+    check_platform()
     # The one place where the client reaches into the server, which it may not import: for debugging they share a process.
     begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_core.server.inline").begin
     connection, ticket = begin(settings, client_name())

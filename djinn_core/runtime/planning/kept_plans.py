@@ -38,6 +38,7 @@ from djinn_core.runtime.planning.calibrations import calibration_of
 from djinn_core.runtime.planning.plans import Found
 from djinn_core.runtime.planning.size_range import SizeRange
 from djinn_core.runtime.sending.template import Prepared, make_template
+from djinn_core.system.files import CLOEXEC, NOFOLLOW, mode_of, user_id
 from djinn_core.wire.messages import DeviceInfo
 from djinn_core.wire.tensors import dtype_from_name, dtype_name
 
@@ -339,7 +340,7 @@ def _times(folder: str) -> Iterator[tuple[str, int, int]]:
 def _read(path: Path) -> list[tuple[bytes, tuple[KeptPlan, ...]]]:
     """The plans of a file; none where it is not there, is not the user's alone, or is damaged."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | NOFOLLOW | CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not _is_private(status) or status.st_size > 2 * BYTES_LIMIT:
@@ -364,7 +365,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == user_id() and not mode_of(status) & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _make_directory(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import tempfile
 import weakref
@@ -52,8 +53,7 @@ class SentFrames:
     @property
     def room(self) -> int:
         """Number of bytes that the disk has left."""
-        found = os.fstatvfs(self._file)
-        return found.f_bavail * found.f_frsize
+        return shutil.disk_usage(folder() or tempfile.gettempdir()).free
 
     def append(self, frame: Frame, answers: int) -> None:
         """Write a frame, before which `answers` answers had been received.

@@ -17,6 +17,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.logs import get_logger, redact
 from djinn_core.server.gateway.log_rate_limit import Sparing
+from djinn_core.system.files import CLOEXEC
 
 EVENTS: Final = frozenset({"admitted", "refused", "status", "evicted", "killed", "started", "stopped"})
 _log = get_logger("djinn.server")
@@ -86,4 +87,4 @@ class _AuditFile(WatchedFileHandler):
 
 
 def _open_privately(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    return os.open(path, flags | CLOEXEC, 0o600)

@@ -15,6 +15,7 @@ import attrs
 import torch
 
 from djinn_core.server.weights.disk import STEP, Disk
+from djinn_core.system.files import pread_into, pwrite
 from djinn_core.system.memory import free_bytes
 
 PAGE = 4096  # bytes; what lies in the file begins at a multiple of it
@@ -134,14 +135,14 @@ class FileSpill:
     def _write(self, data: memoryview, start: int) -> None:
         file = self._descriptor()
         while data:
-            count = os.pwrite(file, data, start)
+            count = pwrite(file, data, start)
             data, start = data[count:], start + count
 
     def read(self, slot: Slot, storage: torch.UntypedStorage) -> None:
         """As `SpillSpace.read`."""
         data, start, began = octets(storage), slot.start, time.perf_counter()
         while data:
-            count = os.preadv(self._descriptor(), [data], start)
+            count = pread_into(self._descriptor(), data, start)
             if not count:
                 raise OSError(f"the spill file ends at byte {start}")
             data, start = data[count:], start + count

@@ -20,6 +20,7 @@ import numpy as np
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
+from djinn_core.system.files import CLOEXEC, NOFOLLOW, pwrite
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.digests import digest_of_content, digest_of_file
 from djinn_core.wire.frames import Buffer, allocate, flatten
@@ -75,7 +76,7 @@ class BlobFiles:
             return False
         self._folder.mkdir(mode=0o700, exist_ok=True)
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | CLOEXEC, 0o600))
         except FileExistsError:
             written = path.stat().st_size
             if not again or written > size:
@@ -109,12 +110,12 @@ class BlobFiles:
 
     def _write(self, growing: _Growing, start: int, data: memoryview) -> bool:
         """Write a part of a blob; False if it was not written. A file that the store has as well is never written to."""
-        file = os.open(self.path(growing.digest), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = os.open(self.path(growing.digest), os.O_WRONLY | NOFOLLOW | CLOEXEC)
         try:
             if os.fstat(file).st_nlink > 1:
                 return False
             while data:
-                count = os.pwrite(file, data, start)
+                count = pwrite(file, data, start)
                 data, start = data[count:], start + count
         finally:
             os.close(file)

@@ -34,6 +34,7 @@ from djinn_core.server.recovery.blob_files import (
 from djinn_core.server.recovery.transfer_log import KINDS, PastTransfers
 from djinn_core.server.recovery.transfer_log import Record as Shipped
 from djinn_core.server.weights.disk import STEP, Disk
+from djinn_core.system.files import CLOEXEC, NOFOLLOW
 from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Buffer, Frame
 
@@ -89,7 +90,7 @@ class Journal:
         self._limit = limit
         self._disk = disk
         self._lock = threading.RLock()
-        self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._file = os.open(path, os.O_CREAT | os.O_RDWR | NOFOLLOW | CLOEXEC, 0o600)
         try:
             lock_file(self._file)
         except OSError:

@@ -6,7 +6,6 @@ any more.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ import torch
 from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
 from djinn_core.server.weights.formats.safetensors import read_header
+from djinn_core.system.files import pread
 from djinn_core.wire.digests import digest_of_content
 
 SMALLEST: Final = 64 << 10  # bytes; clients offer nothing smaller
@@ -77,7 +77,7 @@ def stretches(path: Path) -> Iterator[tuple[int, int]]:
         ValueError: it is no safetensors file.
     """
     with path.open("rb", buffering=0) as file:
-        header = read_header(path.stat().st_size, lambda start, count: os.pread(file.fileno(), count, start))
+        header = read_header(path.stat().st_size, lambda start, count: pread(file.fileno(), count, start))
     for entry in header.tensors.values():
         if entry.size >= SMALLEST:
             yield entry.start, entry.size

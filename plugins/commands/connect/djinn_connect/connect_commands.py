@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from djinn_connect.records import Record
+from djinn_connect.records import Record, refuse_windows
 
 
 @click.command(name="connect")
@@ -98,6 +98,7 @@ def _record(
     destination: str, name: str | None, options: tuple[str, ...], folder: str | None, environment: str | None
 ) -> Record:
     """The server to be connected, as it is known, with what this call says otherwise."""
+    refuse_windows()
     import msgspec
 
     from djinn_connect.records import find_record, is_server_name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import msgspec
 
 from djinn_connect import tunnel
 from djinn_connect.records import Record, control_path, record_path, save_record, tunnel_state
+from djinn_connect.shown import one_line
 from djinn_connect.ssh import (
     Destination,
     Done,
@@ -119,12 +119,19 @@ def _check_options(wish: Wish, running: str) -> None:
         )
 
 
+class _Served(msgspec.Struct):
+    """What Djinn here reads of the connection file there."""
+
+    urls: tuple[str, ...]
+    token: str
+
+
 class _Connecting:
     """One call of `djinn connect` that has something to do."""
 
     def __init__(self, wish: Wish, say: Say) -> None:
         self.wish = wish
-        self.say = say
+        self.say: Say = lambda text: say(one_line(text))  # much of it comes from the remote machine
         self.record = wish.record
         self.connection = SshConnection(wish.record.destination, control_path(wish.record.name))
 
@@ -144,8 +151,8 @@ class _Connecting:
                 survey = self._install(survey)
             self._check_torch(survey)
         content = self._serve()
-        self._tunnel(content["urls"])
-        self._log_in(content["token"])
+        self._tunnel(content.urls)
+        self._log_in(content.token)
         save_record(self.record)
         if self.wish.check:
             with self._step("train a step there"):
@@ -228,22 +235,27 @@ class _Connecting:
                 "uses there. Or serve the CPU: `-- --device cpu`"
             )
 
-    def _serve(self) -> dict[str, object]:
+    def _serve(self) -> _Served:
         with self._step("start the server, unless it runs"):
             script = serve_script(self.record, self.wish.serve, self.wish.update, self.wish.background)
             output = self._run("starting the server", script)
             head, _, content = output.partition("connection\n")
             self.say(f"    {'under systemd' if 'systemd' in head else 'in the background'}")
-        found: dict[str, object] = json.loads(content)
-        return found
+        try:
+            return msgspec.json.decode(content, type=_Served)
+        except msgspec.MsgspecError as error:
+            from djinn.hooks import StartupError
 
-    def _tunnel(self, urls: object) -> None:
+            raise StartupError(f"what {self.record.host} says of its server cannot be read: {error}") from error
+
+    def _tunnel(self, urls: tuple[str, ...]) -> None:
         from djinn.hooks import StartupError, TransportError
 
-        assert isinstance(urls, list)
         remote = next((found.port for url in urls if (found := urlsplit(url)).scheme == "tcp"), None)
         if remote is None:
-            raise StartupError(f"the server on {self.record.host} listens at {', '.join(urls)}, and not with TCP")
+            raise StartupError(
+                f"the server on {self.record.host} listens at {one_line(', '.join(urls))}, and not with TCP"
+            )
         state = tunnel_state(self.record.name)
         if tunnel.is_kept(self.record.name) and state and state.is_open and state.remote == remote:
             return
@@ -259,10 +271,10 @@ class _Connecting:
                 reason = begun.reason
         raise TransportError(f"the tunnel to {self.record.host} does not open: {reason}. Repeat this command")
 
-    def _log_in(self, token: object) -> None:
+    def _log_in(self, token: str) -> None:
         from djinn.logins import ConnectionFile, Login, save_login
 
-        content = ConnectionFile((f"tcp://127.0.0.1:{self.record.local}",), str(token))
+        content = ConnectionFile((f"tcp://127.0.0.1:{self.record.local}",), token)
         path = save_login(Login(self.record.name, content))
         self.record = msgspec.structs.replace(self.record, login=str(path))
 

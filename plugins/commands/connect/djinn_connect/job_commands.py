@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from djinn_connect.records import refuse_windows
+from djinn_connect.shown import one_line
+
 if TYPE_CHECKING:
     from djinn_connect.jobs import Job
     from djinn_connect.project_files import ProjectFiles
@@ -211,6 +214,7 @@ def _record(server: str | None) -> Record:
     """The server that is meant, by its name or by the environment."""
     import os
 
+    refuse_windows()
     from djinn_connect.jobs import choose_record
 
     configured = [name.strip() for name in os.environ.get("DJINN_SERVERS", "").split(",") if name.strip()]
@@ -234,8 +238,8 @@ def _follow(record: Record, job: str) -> None:
 
 
 def _listed(paths: Iterable[str]) -> str:
-    """Names of files for a terminal, which would obey some of their characters, or have none for them."""
-    return ", ".join("".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in path) for path in paths)
+    """Names of files for a terminal."""
+    return ", ".join(map(one_line, paths))
 
 
 def _size(size: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import os
+import re
 import secrets
 import shlex
 import tarfile
@@ -20,7 +20,8 @@ import attrs
 from djinn_connect.connecting import connected, failure, refused
 from djinn_connect.keeper import is_final
 from djinn_connect.project_files import ProjectFiles
-from djinn_connect.records import Record, find_record, list_records
+from djinn_connect.records import Record, find_record, list_records, user_id
+from djinn_connect.shown import LogText, one_line
 from djinn_connect.ssh import BROKEN, Done, Script, SshConnection
 from djinn_connect.wheels import archive
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 _STOP_SECONDS: Final = 15
 _RECONNECT_SECONDS: Final = 2.0
+# Of `jobs.sh`: name, state, exit status, begin, end, now, command.
+_LINE: Final = re.compile(
+    r"([\w-]{1,200})\t(preparing|running|done|failed|stopped|lost)\t(-?\d{1,9}|)\t(\d{1,11})\t(\d{1,11}|)\t(\d{1,11})\t(.*)",
+    re.ASCII,
+)
 _ENDED: Final = frozenset({"done", "failed", "stopped", "lost"})
 
 
@@ -55,13 +61,20 @@ class Job:
 
 
 def read_jobs(text: str) -> list[Job]:
-    """The jobs that the output of `jobs.sh` tells of, the latest last."""
+    """The jobs that the output of `jobs.sh` tells of, the latest last.
+
+    Raises:
+        ValueError: a line is not what the script writes; the message shows it.
+    """
     found = []
     for line in text.splitlines():
-        fields = line.split("\t")
-        if len(fields) == 7:
-            name, state, code, begun, ended, now, command = fields
-            found.append(Job(name, state, int(code) if code else None, int(begun), int(ended or now), command))
+        if line.count("\t") != 6:  # what the login shell says besides
+            continue
+        read = _LINE.fullmatch(line)
+        if read is None:
+            raise ValueError(f"{one_line(line[:200])!r} tells of no job")
+        name, state, code, begun, ended, now, command = read.groups()
+        found.append(Job(name, state, int(code) if code else None, int(begun), int(ended or now), one_line(command)))
     return sorted(found, key=lambda job: (job.begun, job.id))
 
 
@@ -155,7 +168,7 @@ def find_job(record: Record, job: str) -> Job:
 
 
 def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
-    """Write the log of a job, with `follow` until it has ended; the job as it is then.
+    """Write the log of a job, with `follow` until it has ended; the job as it is then. A terminal gets text that it does not obey.
 
     A connection that breaks meanwhile is opened again, by whatever keeps the tunnel or by this, and the log goes on where it was.
 
@@ -164,7 +177,7 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
         TransportError: there is no connection, or it broke and this does not `follow`.
     """
     job = find_job(record, job).id
-    written = 0
+    written, text = 0, LogText() if to.isatty() else None
     while True:
         with contextlib.ExitStack() as stack:
             try:
@@ -178,7 +191,7 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
             with connection.running(Script(("logs",), {**record.place, **values})) as process:
                 stream = cast("IO[bytes]", process.stdout)
                 while part := stream.read1(1 << 16):  # type: ignore[attr-defined]
-                    to.write(part)
+                    to.write(part if text is None else text.add(part).encode(errors="replace"))
                     to.flush()
                     written += len(part)
                 code = process.wait()
@@ -294,12 +307,18 @@ def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfil
             return None
     # Python 3.11.3 and earlier: no links at all.
     below.mode &= 0o755
-    below.uid, below.gid, below.uname, below.gname = os.getuid(), os.getgid(), "", ""
+    below.uid, below.uname, below.gname = user_id(), "", ""
     return below if member.isfile() or member.isdir() else None
 
 
 def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:
-    return read_jobs(_run(record, connection, "listing jobs", Script(("jobs",), {**record.place, "job": job})))
+    output = _run(record, connection, "listing jobs", Script(("jobs",), {**record.place, "job": job}))
+    try:
+        return read_jobs(output)
+    except ValueError as error:
+        from djinn.hooks import StartupError
+
+        raise StartupError(f"the list of jobs that {record.host} sent cannot be read: {error}") from error
 
 
 def _find(record: Record, connection: SshConnection, job: str) -> Job:

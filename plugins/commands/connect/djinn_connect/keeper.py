@@ -82,16 +82,24 @@ def _end(*_: object) -> None:
     raise SystemExit(0)
 
 
+def _detached() -> int:
+    """Go on in a child that no terminal ends: 0 there, and its number in this process."""
+    if sys.platform != "win32":
+        if child := os.fork():
+            return child
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return 0
+
+
 def main(name: str) -> None:
     """Keep the tunnel of the record of that name, in a process that is no child of this one, whose number is printed; one process can."""
-    if child := os.fork():
+    if child := _detached():
         sys.stdout.write(f"{child}\n")
         return
-    os.setsid()
     quiet = os.open(os.devnull, os.O_RDWR)
     os.dup2(quiet, sys.stdout.fileno())  # the reader of the number is not kept waiting
     signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     record = find_record(name)
     if record is None:
         raise SystemExit(f"there is no record {name!r}")

@@ -6,10 +6,12 @@ import hashlib
 import os
 import re
 import stat
+import sys
 import tempfile
 from pathlib import Path
 from typing import Final, TypeVar
 
+import click
 import msgspec
 import platformdirs
 
@@ -122,12 +124,29 @@ def control_path(name: str) -> Path:
         if base is not None and len(os.fsencode(base)) + len(short) < _LONGEST:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             return base / short
-    base = Path(tempfile.gettempdir(), f"djinn-ssh-{os.getuid()}")
+    base = Path(tempfile.gettempdir(), f"djinn-ssh-{user_id()}")
     base.mkdir(mode=0o700, exist_ok=True)
     status = base.lstat()
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISDIR(status.st_mode):
+    if status.st_uid != user_id() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISDIR(status.st_mode):
         raise PermissionError(f"{base} is not yours alone: remove it, or set XDG_RUNTIME_DIR")
     return base / short
+
+
+def refuse_windows() -> None:
+    """Raise `click.ClickException` where ssh keeps no connection for other commands."""
+    if sys.platform == "win32":
+        raise click.ClickException(
+            "on Windows, ssh shares no connections, which this needs: use it in WSL (`wsl --install`), or start `djinn serve` there by hand and "
+            "use `djinn login`"
+        )
+
+
+def user_id() -> int:
+    """Number of this process's user; 0 on Windows, where the commands are refused."""
+    if sys.platform == "win32":
+        return 0
+    else:  # noqa: RET505 - mypy looks at one platform at a time
+        return os.getuid()
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

@@ -21,6 +21,8 @@ from typing import IO, Final, Protocol
 
 import attrs
 
+from djinn_connect.shown import one_line
+
 # Seconds without an answer after which a connection counts as broken: interval times count.
 _ALIVE: Final = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
 _OPEN: Final = (
@@ -82,8 +84,8 @@ class Done:
 
     @property
     def last_words(self) -> str:
-        """The end of what it printed about its mistakes."""
-        lines = [line for line in self.errors.replace("\r", "\n").splitlines() if line.strip()]
+        """The end of what it printed about its mistakes, fit for a terminal."""
+        lines = [one_line(line) for line in self.errors.replace("\r", "\n").splitlines() if line.strip()]
         return "\n".join(lines[-8:])
 
 
@@ -245,7 +247,7 @@ def hold_command(connection: SshConnection) -> list[str]:
 def has_terminal() -> bool:
     """True where ssh can ask the user."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        os.close(os.open("/dev/tty", os.O_RDWR))
     except OSError:
         return False
     return True

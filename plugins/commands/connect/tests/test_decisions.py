@@ -15,6 +15,7 @@ from djinn_connect.jobs import read_jobs
 from djinn_connect.keeper import is_final, next_pause
 from djinn_connect.project_files import find_files, is_secret, project_requirements
 from djinn_connect.project_files import objection as too_much
+from djinn_connect.shown import LogText
 from djinn_connect.ssh import Destination, Done, Script, open_command, run_command
 from djinn_connect.survey import GIB, Python, Survey, choose_python, needed_room, objection, read_survey
 from djinn_connect.wheels import archive
@@ -124,6 +125,24 @@ def test_jobs_are_read():
     assert (first.id, first.code, first.ended - first.begun, first.is_over) == ("a-1", 3, 5, True)
     assert (second.id, second.code, second.ended - second.begun, second.is_over) == ("b-1", None, 30, False)
     assert second.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["a\tdone\tx\t1\t2\t3\tc", "a\tdone\t0\t1\t\t9" + 30 * "9" + "\tc", "a\x1b[2J\tdone\t0\t1\t2\t3\tc"]
+)
+def test_a_list_of_jobs_that_is_wrong_is_refused(line):
+    with pytest.raises(ValueError, match="tells of no job") as refused:
+        read_jobs(line)
+    assert str(refused.value).isprintable()
+
+
+def test_a_terminal_does_not_obey_what_a_remote_machine_says():
+    assert Done(1, "", "\x1b]0;title\x07gone\n").last_words == r"\x1b]0;title\x07gone"
+    (job,) = read_jobs("a\tdone\t0\t1\t2\t3\trm\x1b[2J")
+    assert job.command == r"rm\x1b[2J"
+    text = LogText()
+    shown = [text.add(piece) for piece in (b"50 %\r\xc3", b"\xa9\x1b[3", b"1mred\x1b[0m\n\x1b", b"]52;c;\x07", b"\x1b")]
+    assert "".join([*shown, text.add(b"", last=True)]) == "50 %\ré\x1b[31mred\x1b[0m\n\\x1b]52;c;\\x07\\x1b"
 
 
 @pytest.mark.parametrize(

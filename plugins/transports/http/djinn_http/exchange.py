@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Sequence
@@ -11,6 +10,8 @@ from contextlib import suppress
 import attrs
 
 from djinn.transports import (
+    DONTWAIT,
+    READABLE,
     Buffer,
     FrameDecoder,
     TlsOptions,
@@ -18,7 +19,9 @@ from djinn.transports import (
     TransportError,
     dial_tls,
     keep_alive,
+    poller,
     send_buffers,
+    wait_in_kernel,
     wait_readable,
 )
 from djinn_http.dialect import CONTENT_TYPE, IDLE_SECONDS, PATH
@@ -65,7 +68,7 @@ class HttpExchange:
         self._timeout = timeout
         self._socket: socket.socket | TlsSocket | None = None
         self._counted = [0, 0]  # of what the connection under TLS has sent and received
-        self._poll = select.poll()
+        self._poll = poller()
         self._used = 0.0
         self._ended = False
 
@@ -88,7 +91,11 @@ class HttpExchange:
             f"Content-Type: {CONTENT_TYPE}\r\nContent-Length: {length}\r\n{headers}\r\n"
         )
         self.torn = True
-        send_buffers(sock, [head.encode("ascii"), *body], self._count_sent)  # type: ignore[arg-type] # has what is called
+        left: Sequence[Buffer] = [head.encode("ascii"), *body]
+        while left:  # where writes do not wait, an interrupt that is held back ends them, too
+            left = send_buffers(sock, left, self._count_sent)  # type: ignore[arg-type] # has what is called
+        if isinstance(sock, TlsSocket):
+            sock.flush()
         self.torn = False
 
     def read(self, deadline: float | None) -> bool:
@@ -136,7 +143,7 @@ class HttpExchange:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _take(self, sock: socket.socket | TlsSocket, response: ResponseReader) -> None:
-        count = sock.recv_into(response.buffer(), 0, socket.MSG_DONTWAIT)
+        count = sock.recv_into(response.buffer(), 0, DONTWAIT)
         if not count:
             raise TransportError("the other end closed the connection before it had answered")
         self._count(0, count)
@@ -193,4 +200,5 @@ class HttpExchange:
 
     def _adopt(self, sock: socket.socket | TlsSocket) -> None:
         self._socket = sock
-        self._poll.register(sock, select.POLLIN)
+        wait_in_kernel(sock, 0.0, 0.0)
+        self._poll.register(sock, READABLE)

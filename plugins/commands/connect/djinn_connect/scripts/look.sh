@@ -15,7 +15,9 @@ awk '/^MemTotal:/ {print "memory_kib " $2}' /proc/meminfo 2>/dev/null || :
 tell='import sys; print("%d.%d.%d" % sys.version_info[:3], sys.executable)'
 # A shell without a terminal often has a shorter search path than the user.
 PATH=$PATH:$HOME/.local/bin:/usr/local/bin:/opt/conda/bin:$HOME/miniconda3/bin:$HOME/.pyenv/shims
-for name in ${wanted:-python3.14 python3.13 python3.12 python3.11 python3 "$HOME"/.local/share/uv/python/*/bin/python3}; do
+set -- python3.14 python3.13 python3.12 python3.11 python3 "$HOME"/.local/share/uv/python/*/bin/python3
+[ -z "$wanted" ] || set -- "$wanted"
+for name in "$@"; do
     if command -v "$name" >/dev/null 2>&1; then
         found=$("$name" -I -c "$tell" 2>/dev/null) && echo "python $found" || :
     fi

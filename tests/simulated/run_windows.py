@@ -1,0 +1,45 @@
+"""Runs tests in a process that is like Windows, with a server under TLS on Linux in the place of executors of its own.
+
+Tests that start processes, fork or look at executors cannot run so: they are left out by what they ask of pytest, or by name.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# Of libraries that tests import: what is imported later finds less than on Windows.
+LIBRARIES = "torch.distributed.checkpoint transformers.models.gpt2.modeling_gpt2 pytest_timeout anyio"
+
+
+def main() -> int:
+    transport, *arguments = sys.argv[1:]
+    with tempfile.TemporaryDirectory(prefix="djinn-windows-") as folder:
+        file = Path(folder, "connection.json")
+        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "XDG_STATE_HOME": folder, "XDG_CACHE_HOME": folder}
+        serve = ["serve", "--device", "cpu", "--tls-self-signed", "--threads", "1", "--connection-file", file]
+        with Path(folder, "log").open("w") as log:
+            command = [sys.executable, "-m", "djinn_core.cli", *map(str, serve)]
+            server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
+        try:
+            while not file.exists():
+                if server.poll() is not None:
+                    sys.exit(Path(folder, "log").read_text())
+                time.sleep(0.1)
+            own |= {"SIMULATED_PLATFORM": "win32", "PYTHONPATH": str(HERE), "SIMULATED_LIBRARIES": LIBRARIES}
+            own |= {"SIMULATED_SERVER": str(file), "SIMULATED_DISABLE": "tcp" if transport == "https" else "http"}
+            quiet = ["-o", "timeout_method=thread", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+            tests = [sys.executable, "-m", "pytest", *quiet, *arguments]
+            return subprocess.run(tests, env=os.environ | own, check=False).returncode
+        finally:
+            server.terminate()
+            server.wait(120)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

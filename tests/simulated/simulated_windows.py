@@ -1,0 +1,269 @@
+"""Python without what Windows lacks, as far as a client sees it: for processes with this folder on their import path and SIMULATED_PLATFORM=win32.
+
+What is simulated: modules, functions, constants and methods that Python lacks there are gone; `/proc` and `/sys` are not there; files that are
+open cannot be removed or replaced, folders cannot be opened, and modes and owners of files say nothing; a socket refuses what `setsockopt`
+refuses there; `msvcrt.locking` stands on `flock`; Djinn's own package for the operating system is imported as on Windows. What is not: the
+kernel, the C library, PyTorch, and the libraries that Djinn uses, which are imported before.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import errno
+import fcntl
+import functools
+import io
+import os
+import platform
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import types
+
+from sitecustomize import hiding, is_hidden
+
+MODULES = ("fcntl", "grp", "posix_ipc", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
+# What libraries look for when they are imported, they find.
+LIBRARIES = (
+    *(
+        "asyncio",
+        "subprocess",
+        "multiprocessing",
+        "shutil",
+        "tempfile",
+        "getpass",
+        "pathlib",
+        "ssl",
+        "uuid",
+        "mmap",
+        "selectors",
+    ),
+    *(
+        "torch",
+        "numpy",
+        "attrs",
+        "msgspec",
+        "structlog",
+        "pluggy",
+        "psutil",
+        "platformdirs",
+        "rich.console",
+        "networkx",
+        "click",
+    ),
+    *os.environ.get("SIMULATED_LIBRARIES", "").split(),
+    *("filelock", "zstandard", "lz4.frame", "torch._dynamo", "torch.utils._sympy.functions", "torch.testing"),
+)
+WINDOWS_HAS = {
+    os: set(
+        "abc abort access add_dll_directory altsep chdir chmod close closerange cpu_count curdir defpath devnull dup dup2 environ error execl "
+        "execle execlp execlpe execv execve execvp execvpe extsep fdopen fsdecode fsencode fspath fstat fsync ftruncate get_exec_path "
+        "get_handle_inheritable get_inheritable get_terminal_size getcwd getcwdb getenv getlogin getpid getppid isatty kill linesep link "
+        "listdir lseek lstat makedirs mkdir name open pardir path pathsep pipe popen putenv read readlink remove removedirs rename renames "
+        "replace rmdir scandir sep set_inheritable spawnl spawnle spawnv spawnve startfile stat stat_result statvfs_result strerror "
+        "supports_bytes_environ supports_dir_fd supports_effective_ids supports_fd supports_follow_symlinks symlink system terminal_size times "
+        "times_result truncate umask uname_result unlink unsetenv urandom utime waitpid waitstatus_to_exitcode walk write DirEntry PathLike "
+        "EX_OK F_OK R_OK W_OK X_OK O_APPEND O_CREAT O_EXCL O_RDONLY O_RDWR O_TRUNC O_WRONLY P_NOWAIT P_NOWAITO P_WAIT SEEK_CUR SEEK_END "
+        "SEEK_SET TMP_MAX GenericAlias Mapping MutableMapping st sys"
+        # of what subprocesses here need, and what Windows does in another way
+        " WNOHANG WIFSTOPPED WSTOPSIG WIFEXITED WEXITSTATUS WIFSIGNALED WTERMSIG fork_exec get_blocking set_blocking"
+        # newer Pythons
+        " process_cpu_count lchmod fchmod".split()
+    ),
+    signal: set(
+        "SIGABRT SIGFPE SIGILL SIGINT SIGSEGV SIGTERM SIG_DFL SIG_IGN Handlers Signals default_int_handler getsignal raise_signal "
+        "set_wakeup_fd signal strsignal valid_signals NSIG".split()
+    ),
+}
+GONE_OF_SOCKETS = (
+    *(
+        "AF_UNIX",
+        "AF_NETLINK",
+        "AF_PACKET",
+        "AF_VSOCK",
+        "SO_REUSEPORT",
+        "SO_PEERCRED",
+        "SO_PASSCRED",
+        "SO_MARK",
+        "SO_BINDTODEVICE",
+        "SO_DOMAIN",
+    ),
+    *(
+        "SO_PROTOCOL",
+        "SO_PRIORITY",
+        "SO_SNDTIMEO",
+        "SO_RCVTIMEO",
+        "MSG_DONTWAIT",
+        "MSG_NOSIGNAL",
+        "MSG_MORE",
+        "MSG_CONFIRM",
+        "MSG_CMSG_CLOEXEC",
+    ),
+    *(
+        "SCM_RIGHTS",
+        "SCM_CREDENTIALS",
+        "SOCK_CLOEXEC",
+        "SOCK_NONBLOCK",
+        "TCP_INFO",
+        "TCP_USER_TIMEOUT",
+        "TCP_QUICKACK",
+        "TCP_CORK",
+    ),
+    *(
+        "TCP_DEFER_ACCEPT",
+        "TCP_LINGER2",
+        "TCP_CONGESTION",
+        "send_fds",
+        "recv_fds",
+        "sethostname",
+        "CMSG_LEN",
+        "CMSG_SPACE",
+    ),
+)
+METHODS_OF_SOCKETS = ("sendmsg", "recvmsg", "recvmsg_into", "sendmsg_afalg")
+GONE_OF_OTHERS = {
+    "select": ("poll", "epoll", "POLLIN", "POLLOUT", "POLLHUP", "POLLERR", "POLLPRI", "POLLNVAL"),
+    "time": ("tzset", "clock_gettime", "clock_gettime_ns", "clock_settime", "pthread_getcpuclockid"),
+    "mmap": ("MADV_WILLNEED", "MADV_DONTNEED", "MADV_HUGEPAGE", "MAP_SHARED", "MAP_PRIVATE", "MAP_ANONYMOUS", "PROT_READ", "PROT_WRITE"),
+}  # fmt: skip
+
+
+def be_windows() -> None:
+    for name in LIBRARIES:
+        try:
+            __import__(name)
+        except ImportError:  # not every environment has all of them
+            continue
+    tempfile._os = types.SimpleNamespace(**vars(os))  # its files without a name are Linux' own
+    remember = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_NB
+    for name in MODULES:
+        sys.modules[name] = None
+    for module, kept in WINDOWS_HAS.items():
+        for name in [name for name in vars(module) if not name.startswith("_") and name not in kept]:
+            if not isinstance(getattr(module, name), types.ModuleType):
+                delattr(module, name)
+    for name in GONE_OF_SOCKETS:
+        if hasattr(socket, name):
+            delattr(socket, name)
+    for name in METHODS_OF_SOCKETS:
+        setattr(socket.socket, name, property(functools.partial(lacks, name)))
+    for module, names in GONE_OF_OTHERS.items():
+        for name in names:
+            if hasattr(sys.modules[module], name):
+                delattr(sys.modules[module], name)
+    os.O_BINARY, os.O_NOINHERIT = 0, os_cloexec
+    signal.SIGBREAK = signal.Signals(10)
+    sys.modules["msvcrt"] = locks(*remember)
+    socket.socketpair = socketpair_over_tcp
+    ctypes.CDLL = libraries_by_name(ctypes.CDLL)
+    platform.libc_ver = lambda *_, **__: ("", "")
+    shutil._use_fd_functions = False
+    files_as_on_windows()
+    import_the_package()
+
+
+os_cloexec = os.O_CLOEXEC
+
+
+def lacks(name: str, _: object) -> None:
+    raise AttributeError(name)
+
+
+def locks(flock, exclusive: int, at_once: int) -> types.ModuleType:
+    """`msvcrt` of one function, which locks bytes of a file there; here it is the whole file."""
+
+    def locking(descriptor: int, mode: int, count: int) -> None:
+        assert (mode, count) == (2, 1)
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) > 1 << 30, "other processes could not read the file"
+        try:
+            flock(descriptor, exclusive | at_once)
+        except BlockingIOError as error:
+            raise PermissionError(errno.EACCES, "Permission denied") from error
+
+    module = types.ModuleType("msvcrt")
+    module.locking, module.LK_NBLCK = locking, 2
+    return module
+
+
+def socketpair_over_tcp(*_: object) -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+def libraries_by_name(real):
+    class OnlyByName(real):
+        def __init__(self, name, *arguments, **options):
+            if name is None:
+                raise TypeError("LoadLibrary() argument 1 must be str, not None")
+            super().__init__(name, *arguments, **options)
+
+    return OnlyByName
+
+
+def files_as_on_windows() -> None:
+    """Modes, owners and folders as Windows shows them, and files that are open, which it does not let go."""
+    listdir, readlink, real_open, is_folder = os.listdir, os.readlink, os.open, os.path.isdir
+
+    def refuse_open(path) -> None:
+        wanted = os.path.realpath(path)
+        for descriptor in listdir("/proc/self/fd"):
+            try:
+                found = readlink(f"/proc/self/fd/{descriptor}")
+            except OSError:
+                continue
+            if found == wanted:
+                raise PermissionError(errno.EACCES, "The process cannot access the file because it is being used", path)
+
+    def guarded(function, paths: int):
+        @functools.wraps(function)
+        def guard(*arguments, **options):
+            for path in arguments[:paths]:
+                refuse_open(path)
+            return function(*arguments, **options)
+
+        return guard
+
+    def shown(function):
+        @functools.wraps(function)
+        def as_there(path, *arguments, **options):
+            if is_hidden(path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            found = function(path, *arguments, **options)
+            values, names = found.__reduce__()[1]
+            kind, bits = stat.S_IFMT(found.st_mode), found.st_mode & 0o700
+            mode = kind | bits | bits >> 3 | bits >> 6
+            return os.stat_result((mode, *values[1:4], 0, 0, *values[6:]), names)
+
+        return as_there
+
+    def opened(path, flags, *arguments, **options):
+        if is_folder(path):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real_open(path, flags, *arguments, **options)
+
+    for name, paths in (("unlink", 1), ("remove", 1), ("rename", 2), ("replace", 2)):
+        setattr(os, name, guarded(getattr(os, name), paths))
+    for name in ("stat", "lstat", "fstat"):
+        setattr(os, name, shown(getattr(os, name)))
+    for name in ("listdir", "scandir", "readlink", "access"):
+        setattr(os, name, hiding(getattr(os, name)))
+    os.open = hiding(opened)
+    builtins.open = io.open = hiding(io.open)
+
+
+def import_the_package() -> None:
+    """Djinn's own package for the operating system, which goes on to take this for Windows."""
+    linux, sys.platform = sys.platform, "win32"
+    try:
+        for name in ("files", "limits", "mappings", "memory", "native_stack", "processes", "tcp"):
+            __import__(f"djinn_core.system.{name}")
+    finally:
+        sys.platform = linux
+    for name, module in list(sys.modules.items()):
+        if name.startswith("djinn_core.system.") and hasattr(module, "sys"):
+            module.sys = types.SimpleNamespace(platform="win32")

@@ -1,0 +1,70 @@
+"""Clients, and an executor of a program's own, where nothing is that only Linux has: see `tests/simulated`.
+
+No Mac and no Windows has run this. `make test-darwin-simulated` and `make test-windows-simulated` run a large part of the suite in such processes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import start_server
+
+SIMULATED = Path(__file__).parents[1] / "simulated"
+SECONDS = 300
+# Programs one after the other, in one process.
+RUN = "import runpy, sys; programs = sys.argv.pop(1).split(); [runpy.run_path(program) for program in programs]"
+
+
+@pytest.fixture(scope="module")
+def secure(python, plain_environment, tmp_path_factory):
+    """A server under TLS, on Linux."""
+    folder = tmp_path_factory.mktemp("secure")
+    environment = plain_environment | {"XDG_STATE_HOME": str(folder / "state")}
+    options = ["--tls-self-signed", "--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
+    server = start_server(python.start, folder, *options, env=environment)
+    yield server
+    assert server.stop() == 0, server.log.read_text()
+
+
+@pytest.fixture
+def on(plain_environment):
+    """Run programs as on a platform; gives what they printed."""
+
+    def run(platform, programs, *arguments):
+        path = os.pathsep.join([str(SIMULATED), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = plain_environment | {"SIMULATED_PLATFORM": platform, "PYTHONPATH": path}
+        command = [
+            sys.executable,
+            "-c",
+            RUN,
+            " ".join(str(SIMULATED / name) for name in programs),
+            *map(str, arguments),
+        ]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_an_executor_of_its_own_on_macos(on):
+    said = on("darwin", ["client_program.py"])
+    assert "trained, generated" in said
+    assert "unix://" in said
+
+
+def test_a_server_under_tls_and_what_macos_does_not_tell(on, secure):
+    said = on("darwin", ["client_program.py", "macos_answers.py"], secure.file, "tcp")
+    assert "urls ['https://" in said
+    assert said.endswith("trained, generated\nanswered\n")
+
+
+def test_servers_under_tls_and_what_is_refused_on_windows(on, secure):
+    said = on("win32", ["client_program.py", "windows_answers.py"], secure.file, "http", "tcp")
+    assert "urls ['tcps://" in said
+    assert "urls ['https://" in said
+    assert said.endswith("trained, generated\nanswered\n")
