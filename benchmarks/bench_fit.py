@@ -16,7 +16,6 @@ import importlib
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,13 +26,13 @@ from typing import Any
 
 import attrs
 import torch
+from serving import server, url_of
 
 import djinn
-from djinn_core.launch.connection_file import read_connection_file
+from djinn_core.launch.connection_file import write_connection_file
 
 HERE = Path(__file__).resolve().parent
 DEVICE = "remote_accelerator:0"
-START_SECONDS = 120.0
 BAR = 1.1  # predicted may be so many times what is measured, and never less
 
 TEXT = {"vocab_size": 2000, "bos_token_id": 1, "eos_token_id": 2}
@@ -136,33 +135,21 @@ class Result:
 @contextlib.contextmanager
 def counting() -> Iterator[Path]:
     """A server whose device counts, as long as the block lasts, and this process as its client; gives its connection file."""
-    with tempfile.TemporaryDirectory() as folder:
+    plugins = sorted({point.name for point in importlib.metadata.entry_points(group="djinn")})
+    environment = {
+        "DJINN_CONFIG": os.devnull, "DJINN_PLUGINS": ",".join([*plugins, "counted_cpu"]), "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, server("--device", "counted", environment=environment) as connection:
         file = Path(folder) / "connection.json"
-        plugins = sorted({point.name for point in importlib.metadata.entry_points(group="djinn")})
-        environment = os.environ | {
-            "DJINN_CONFIG": os.devnull, "DJINN_PLUGINS": ",".join([*plugins, "counted_cpu"]), "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-        }  # fmt: skip
-        command = [sys.executable, "-W", "ignore", "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
-        command += ["--device", "counted", "--threads", "1", "--drain-seconds", "1"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        write_connection_file(file, connection)
+        djinn.shut_down()
+        djinn.configure(servers=[url_of(connection)], token=connection.token)
         try:
-            deadline = time.monotonic() + START_SECONDS
-            while not file.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError("the server did not start: try `djinn doctor`")
-                time.sleep(0.02)
-            connection = read_connection_file(file)
-            djinn.shut_down()
-            djinn.configure(
-                servers=[url for url in connection.urls if url.startswith("tcp://")], token=connection.token
-            )
             yield file
         finally:
             djinn.shut_down()
             djinn.configure()
-            process.terminate()
-            process.wait()
 
 
 def predicted(config: Any, one: Case, connection_file: Path) -> Mapping[str, Any]:

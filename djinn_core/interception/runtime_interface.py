@@ -229,6 +229,12 @@ class Fallback(Protocol):
 class CaptureRecorder(Protocol):
     """Is told where recorded instructions go, while a timeline is recorded; on the thread that sends them."""
 
+    def follow(self, recorder: object) -> None:
+        """Note from now on when the thread of a recorder enters and leaves modules."""
+
+    def met(self, module: torch.nn.Module) -> None:
+        """A module is called, and in no other one."""
+
     def taken(self, recorder: object, instructions: int) -> None:
         """The oldest `instructions` of those that a recorder holds are about to be submitted, in one submission or several."""
 

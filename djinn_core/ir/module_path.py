@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import attrs
 import torch
@@ -17,6 +17,7 @@ import torch
 CALLS_REMEMBERED = (
     16384  # entries and exits of modules, in each thread, that backward passes can surely be traced back to
 )
+BACKWARD: Final = "backward"  # what a thread is in while the autograd engine runs, as the modules around it are
 _NO_NODE = 1 << 63  # from here on sequence numbers belong to no op: nodes that accumulate gradients have the largest
 
 
@@ -24,19 +25,25 @@ class ForwardCalls:
     """Module calls of a thread, each with the autograd sequence number from which on the thread was inside it.
 
     One thread appends, and its numbers only grow; any thread may look.
+
+    Attributes:
+        kept: what would have been forgotten, while a timeline is recorded, which looks at its end; None: nothing is kept.
     """
 
     threads: ClassVar[weakref.WeakSet[ForwardCalls]] = weakref.WeakSet()
-    __slots__ = ("__weakref__", "_remembered")
+    __slots__ = ("__weakref__", "_remembered", "kept")
 
     def __init__(self) -> None:
         self._remembered: tuple[list[int], list[ModuleCall | None]] = [], []
+        self.kept: list[tuple[list[int], list[ModuleCall | None]]] | None = None
         self.threads.add(self)
 
     def append(self, first: int, call: ModuleCall | None) -> None:
         """From number `first` on the thread is inside `call`."""
         numbers, calls = self._remembered
         if len(numbers) >= 2 * CALLS_REMEMBERED:  # others may be looking into the lists that there are
+            if self.kept is not None:
+                self.kept.append((numbers[:CALLS_REMEMBERED], calls[:CALLS_REMEMBERED]))
             numbers, calls = numbers[CALLS_REMEMBERED:], calls[CALLS_REMEMBERED:]
             self._remembered = numbers, calls
         calls.append(call)  # first, so that there is a call for each number
@@ -44,9 +51,10 @@ class ForwardCalls:
 
     def inside(self, number: int) -> ModuleCall | None:
         """Module call in which the thread made the autograd node with this sequence number; None if that is not known."""
-        numbers, calls = self._remembered
-        found = bisect_right(numbers, number)
-        return calls[found - 1] if found else None
+        for numbers, calls in (self._remembered, *reversed(self.kept or ())):
+            if found := bisect_right(numbers, number):
+                return calls[found - 1]
+        return None
 
 
 # A module and the call that it was called in; or, in a backward pass, the sequence number of the autograd node, the call

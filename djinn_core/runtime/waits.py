@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import CodeType, FrameType, MappingProxyType
 from typing import Final
 
 import attrs
@@ -21,6 +21,7 @@ import torch
 import djinn_core
 from djinn_core.front_end import called, preformatted
 from djinn_core.hookspecs.observers import Event
+from djinn_core.ir.program import line_of_site
 from djinn_core.runtime import client
 
 _HERE: Final = str(Path(djinn_core.__file__).parent)
@@ -107,28 +108,36 @@ class WaitReport:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[tuple[str, int, str, str], tuple[int, float]] = {}
+        self._places = UserPlaces()
+        self._found: dict[tuple[int, int, str], tuple[UserPlace, int, float]] = {}  # by identity of a code object
 
     name = "djinn.explain_waits"
+    events = frozenset({"waited"})
 
     def observe(self, event: Event) -> None:
         """As `Observer.observe`: on the thread that has waited, with the stack of what it waited for."""
         if event.name != "waited":
             return
-        key = user_line(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
+        place = self._places.find(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
+        key = id(place[0]), *place[1:]
         with self._lock:
-            times, seconds = self._found.get(key, (0, 0.0))
+            _, times, seconds = self._found.get(key, (place, 0, 0.0))
             if times or len(self._found) < _LINES:
-                self._found[key] = times + 1, seconds + event.fields["seconds"]
+                self._found[key] = place, times + 1, seconds + event.fields["seconds"]
 
     @property
     def waits(self) -> tuple[Wait, ...]:
         """Lines that waited, the longest first."""
         with self._lock:
-            found = sorted(self._found.items(), key=lambda one: -one[1][1])
+            places = list(self._found.values())
+        found: dict[tuple[str, int, str, str], tuple[int, float]] = {}
+        for place, count, spent in places:  # a line may have several places
+            key = line_of(place)
+            times, seconds = found.get(key, (0, 0.0))
+            found[key] = times + count, seconds + spent
         return tuple(
             Wait(file, line, function, linecache.getline(file, line).strip(), cause, ADVICE[cause], times, seconds)
-            for (file, line, function, cause), (times, seconds) in found
+            for (file, line, function, cause), (times, seconds) in sorted(found.items(), key=lambda one: -one[1][1])
         )
 
     @property
@@ -172,29 +181,54 @@ def explain_waits() -> Iterator[WaitReport]:
         yield report
 
 
-def user_line(frame: FrameType | None) -> tuple[str, int, str, str]:
-    """The user's file, line and function on a stack, and what was waited for.
+# A place in the user's program: its code object (None: in no Python code of the user's) and the offset of the instruction there; what was waited for.
+UserPlace = tuple[CodeType | None, int, str]
 
-    The line is the innermost outside of PyTorch, Djinn and installed packages; where there is none, the innermost outside of the first two.
-    """
-    cause, library = OTHER, ("", 0, "")
-    while frame is not None:
-        code = frame.f_code
-        file, whose = code.co_filename, _whose(code.co_filename)
-        if whose is _Owner.DJINN:
-            if cause == OTHER:
-                name = file.rpartition("/")[2]
-                cause = _CAUSES.get((name, code.co_name)) or _CAUSES.get((name, ""), OTHER)
-        elif whose is _Owner.TORCH:
-            if code.co_name in {"_tensor_str", "_str", "_str_intern"}:
-                cause = PRINT
-        elif whose is _Owner.LIBRARY:
-            library = library if library[0] else (file, frame.f_lineno, code.co_name)
-        elif not frame.f_globals.get("__name__", "").startswith("djinn_"):  # a plugin, wherever it is installed
-            place = file, frame.f_lineno, code.co_name
-            return *place, _refined(cause, linecache.getline(*place[:2]))
-        frame = frame.f_back
-    return *library, cause
+
+class UserPlaces:
+    """Finds the user's place on stacks. What a code object is of is remembered, so that a frame costs a tenth of a microsecond."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[CodeType, _Owner, str]] = {}  # by identity, as hashing one walks its constants
+
+    def find(self, frame: FrameType | None) -> UserPlace:
+        """The innermost place outside of PyTorch, Djinn and installed packages; where there is none, the innermost outside of the first two."""
+        cause, library, known = OTHER, None, self._known
+        while frame is not None:
+            code = frame.f_code
+            found = known.get(id(code))
+            _, owner, means = self._learn(code, frame) if found is None else found
+            if owner is _USER:
+                return code, frame.f_lasti, cause
+            if means and (cause is OTHER or owner is _TORCH_ITSELF):
+                cause = means
+            if owner is _LIBRARY and library is None:
+                library = code, frame.f_lasti
+            frame = frame.f_back
+        return (*library, cause) if library is not None else (None, 0, cause)
+
+    def _learn(self, code: CodeType, frame: FrameType) -> tuple[CodeType, _Owner, str]:
+        owner, means = _whose(code.co_filename), ""
+        if owner is _DJINN:
+            name = code.co_filename.rpartition("/")[2]
+            means = _CAUSES.get((name, code.co_name)) or _CAUSES.get((name, ""), "")
+        elif owner is _TORCH_ITSELF:
+            means = PRINT if code.co_name in {"_tensor_str", "_str", "_str_intern"} else ""
+        elif owner is _USER and frame.f_globals.get("__name__", "").startswith("djinn_"):
+            owner = _DJINN  # a plugin, wherever it is installed
+        self._known[id(code)] = found = code, owner, means
+        return found
+
+
+def line_of(place: UserPlace) -> tuple[str, int, str, str]:
+    """File, line and function of a place, and what was waited for, as far as the text of the line tells."""
+    code, offset, cause = place
+    if code is None:
+        return "", 0, "", cause
+    file, line = code.co_filename, line_of_site((code, offset))
+    if _whose(file) is _USER:
+        cause = _refined(cause, linecache.getline(file, line))
+    return file, line, code.co_name, cause
 
 
 class _Owner(enum.Enum):
@@ -203,13 +237,16 @@ class _Owner(enum.Enum):
     DJINN, TORCH, LIBRARY, USER = range(4)
 
 
+_DJINN, _TORCH_ITSELF, _LIBRARY, _USER = _Owner  # members of an enumeration are slow to look up
+
+
 @functools.lru_cache(maxsize=4096)
 def _whose(file: str) -> _Owner:
     if file.startswith(_HERE):
-        return _Owner.DJINN
+        return _DJINN
     if file.startswith(_TORCH):
-        return _Owner.TORCH
-    return _Owner.LIBRARY if file.startswith((*_LIBRARIES, "<")) else _Owner.USER
+        return _TORCH_ITSELF
+    return _LIBRARY if file.startswith((*_LIBRARIES, "<")) else _USER
 
 
 def _refined(cause: str, text: str) -> str:

@@ -55,7 +55,7 @@ class ExecutorContext:
 
     def request(self, stage: str, client: Mapping[str, Any], sessions: int) -> AdmissionRequest:
         """A request of a client that has `sessions` others, with the tenant's usage as it is now."""
-        values, memory = self.usage.holdings()
+        values, memory = self.usage.holdings().total
         used, _ = self.usage.account.used()
         return AdmissionRequest(
             stage,

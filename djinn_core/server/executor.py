@@ -274,8 +274,9 @@ class Executor:
     def sessions(self, number: int) -> Sessions:
         """The sessions that run now, with usage figures."""
         tokens = self._roster.tokens()
-        figures = metered(self._context, self._tenancy.store, self._leases)
-        return Sessions(number, self._device.info(), self._roster.statuses(), figures, tokens)
+        holdings = self._context.usage.holdings()
+        figures = metered(self._context, self._tenancy.store, self._leases, holdings)
+        return Sessions(number, self._device.info(), self._roster.statuses(holdings), figures, tokens)
 
     def evict(self, tokens: Collection[str]) -> None:
         """End the sessions of clients that were admitted with one of these tokens (their ids)."""

@@ -9,16 +9,17 @@ from djinn_core.server.context import ExecutorContext
 from djinn_core.server.memory.budgets import NAMES
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.recovery.leased_connection import Leases
+from djinn_core.server.usage_metrics import Holdings
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.executor_reports import LabelledValue, Metered
 from djinn_core.wire.messages import PRESSURE
 
 
-def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases) -> Metered:
-    """The metrics of an executor. `store`: its tenant's weights; `leases`: its sessions with their journals."""
+def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases, holdings: Holdings) -> Metered:
+    """The metrics of an executor. `store`: its tenant's weights; `leases`: its sessions with their journals; `holdings`: what these hold."""
     device = context.device
-    sessions = context.usage.report()
+    sessions = context.usage.report(holdings)
     parts = [_queue(context), _recovery(leases), _read(context.weights)]
     if store is not None:
         parts.append(_stored(store))

@@ -56,6 +56,7 @@ from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_core.server.session_overview import SessionNotes, SessionOverview
+from djinn_core.server.usage_metrics import Holdings
 from djinn_core.server.weights.reads import WeightReads
 from djinn_core.server.weights.replies import answer_opening, list_published, remove, save_values
 from djinn_core.server.weights.shared_weights import stored_value
@@ -731,7 +732,7 @@ class ExecutorSession:
                 "values": len(self.values),
                 "bound_values": sum(not can_move(value) for _, value in self.values.items()),
                 "memory": memory,
-                "memory_peak": max(self.values.peak(), device.get("device_peak", 0)),
+                "memory_peak": max(self.values.peak(memory), device.get("device_peak", 0)),
                 "reserved": max(memory, device.get("device_reserved", 0)),
                 "submissions": self.submissions,
                 "templates": len(self._templates),
@@ -744,9 +745,12 @@ class ExecutorSession:
             | (self._memory.figures() if self._memory is not None else {})
         )
 
-    def overview(self) -> SessionOverview:
+    def overview(self, holdings: Holdings) -> SessionOverview:
         """As `ServedSession.overview`."""
-        return attrs.evolve(self._notes.overview(), shared=self._usage.shared(self))
+        idle = self._idle.figures()
+        aside = idle.get("idle_host", 0), idle.get("idle_disk", 0)
+        shared = holdings.shared(self)
+        return attrs.evolve(self._notes.overview(), shared=shared, submissions=self.submissions, aside=aside)
 
     def stop(self) -> None:
         """As `ServedSession.stop`."""

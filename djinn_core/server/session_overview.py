@@ -45,6 +45,7 @@ class SessionOverview:
         kinds: bytes of its values by kind, such as `weights`.
         decisions: what its latest plans decided, and why, in the client's words.
         shared: bytes of its values that other sessions have as well.
+        submissions: that it was sent. aside: bytes that are in host memory and on disk because it is idle.
     """
 
     phase: str = ""
@@ -53,6 +54,8 @@ class SessionOverview:
     kinds: Mapping[str, int] = attrs.field(factory=dict)
     decisions: tuple[str, ...] = ()
     shared: int = 0
+    submissions: int = 0
+    aside: tuple[int, int] = (0, 0)
 
 
 class SessionNotes:

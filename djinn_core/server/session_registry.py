@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from djinn_core.hookspecs.transports import NO_LINK, link_of
 from djinn_core.logs import get_logger
 from djinn_core.server.recovery.executor_channel import ExecutorChannel
 from djinn_core.server.session_overview import SessionOverview
+from djinn_core.server.usage_metrics import Holdings
 from djinn_core.wire.messages import SessionStatus
 
 _log = get_logger("djinn.server")
@@ -26,11 +27,8 @@ class ServedSession(Protocol):
     def serve(self, connection: ExecutorChannel) -> None:
         """Answer the client's messages until it says goodbye or the connection ends."""
 
-    def figures(self) -> Mapping[str, int]:
-        """`values` (live tensors), `memory` (their bytes) and `submissions`, from any thread."""
-
-    def overview(self) -> SessionOverview:
-        """Phase, steps and memory by kind, from any thread."""
+    def overview(self, holdings: Holdings) -> SessionOverview:
+        """Phase, steps and memory by kind, from any thread; `holdings`: what sessions hold now."""
 
     def stop(self) -> None:
         """Stop what it computes before the next op, and begin nothing more; from any thread."""
@@ -53,22 +51,19 @@ class SessionEntry:
     connection: SessionChannel | None = None
     since: float = attrs.field(factory=time.monotonic)
 
-    def status(self) -> SessionStatus:
-        """The session's entry in `djinn status`."""
+    def status(self, holdings: Holdings) -> SessionStatus:
+        """The session's entry in `djinn status`; `holdings`: what sessions hold now."""
         try:
-            figures, overview = self.session.figures(), self.session.overview()
+            overview = self.session.overview(holdings)
         except Exception as error:
             _log.exception("cannot read a session's figures", session=self.id, error=repr(error))
-            figures, overview = {}, SessionOverview()
-        values, memory, submissions = (max(0, figures.get(n, 0)) for n in ("values", "memory", "submissions"))
-        aside = max(0, figures.get("idle_host", 0)), max(0, figures.get("idle_disk", 0))
+            overview = SessionOverview()
         link = link_of(self.connection) if self.connection is not None else NO_LINK
         return SessionStatus(
             self.id,
             self.client,
-            values,
-            memory,
-            submissions,
+            *holdings.of(self.session),
+            overview.submissions,
             time.monotonic() - self.since,
             overview.phase,
             overview.steps,
@@ -77,7 +72,7 @@ class SessionEntry:
             overview.decisions,
             link.latency,
             link.bandwidth,
-            *aside,
+            *overview.aside,
             overview.shared,
         )
 
@@ -100,9 +95,9 @@ class SessionRegistry:
             with self._lock:
                 del self._entries[entry.id]
 
-    def statuses(self) -> tuple[SessionStatus, ...]:
-        """Entries of all sessions in `djinn status`, oldest first."""
-        return tuple(entry.status() for entry in self.entries())
+    def statuses(self, holdings: Holdings) -> tuple[SessionStatus, ...]:
+        """Entries of all sessions in `djinn status`, oldest first; `holdings`: what sessions hold now."""
+        return tuple(entry.status(holdings) for entry in self.entries())
 
     def entries(self) -> list[SessionEntry]:
         """All sessions, oldest first."""

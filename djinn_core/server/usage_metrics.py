@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import attrs
 
 from djinn_core.errors import QuotaExceeded
 from djinn_core.hookspecs.quotas import Quota
@@ -19,6 +22,9 @@ from djinn_core.server.usage_quota import UsageQuota
 from djinn_core.wire.executor_reports import Distribution, LabelledValue, Metered
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Timing
+
+if TYPE_CHECKING:
+    import psutil
 
 # Upper bounds in seconds: a decode step, an ordinary submission, a long one.
 BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -52,6 +58,41 @@ class Histogram:
         return Distribution(BOUNDS, tuple(self._counts), self._sum)
 
 
+@attrs.frozen
+class Holdings:
+    """What sessions hold at a moment: their values are walked through once, for all that is told of them."""
+
+    _of: Mapping[int, tuple[int, Mapping[int, int]]]  # by identity of a session: values, and bytes by address
+
+    def of(self, session: object) -> tuple[int, int]:
+        """A session's values and their bytes."""
+        values, sizes = self._of.get(id(session), _NOTHING)
+        return values, sum(sizes.values())
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Values of all sessions, and their bytes, those of memory that several share once."""
+        memory: dict[int, int] = {}
+        for _, sizes in self._of.values():
+            memory.update(sizes)
+        return sum(values for values, _ in self._of.values()), sum(memory.values())
+
+    @functools.cached_property
+    def _holders(self) -> Counter[int]:
+        """Number of sessions by address."""
+        return Counter(address for _, sizes in self._of.values() for address in sizes)
+
+    def shared(self, session: object) -> int:
+        """Bytes of a session's values that other sessions have as well."""
+        if len(self._of) < 2:
+            return 0
+        sizes, holders = self._of.get(id(session), _NOTHING)[1], self._holders
+        return sum(nbytes for address, nbytes in sizes.items() if holders[address] > 1)
+
+
+_NOTHING: Final[tuple[int, Mapping[int, int]]] = 0, MappingProxyType({})
+
+
 class UsageMetrics:
     """Counters of the sessions of this process, all of which are one tenant's."""
 
@@ -67,6 +108,7 @@ class UsageMetrics:
         self._queued, self._executed = Histogram(), Histogram()
         self._answered: deque[tuple[Timing, int, list[int]]] = deque()  # and not counted yet
         self._requests = Buckets()
+        self._process: psutil.Process | None = None
         self.account = UsageQuota()
 
     def count(self, what: str, amount: int = 1) -> None:
@@ -174,22 +216,14 @@ class UsageMetrics:
         """Number of sessions."""
         return len(self._holders)
 
-    def holdings(self) -> tuple[int, int]:
-        """Live values of all sessions, and their bytes, those of memory that several share once."""
+    def holdings(self) -> Holdings:
+        """What all sessions hold now."""
         with self._lock:
-            held = [holder.holdings() for holder in self._holders]
-        return sum(values for values, _ in held), sum(_union(sizes for _, sizes in held).values())
+            return Holdings({id(holder): holder.holdings() for holder in self._holders})
 
-    def shared(self, session: MeteredSession) -> int:
-        """Bytes of a session's values that other sessions have as well."""
-        with self._lock:
-            others = [holder for holder in self._holders if holder is not session]
-        elsewhere = _union(holder.holdings()[1] for holder in others)
-        return sum(nbytes for address, nbytes in session.holdings()[1].items() if address in elsewhere)
-
-    def report(self) -> Metered:
-        """Counters and gauges of all sessions, those that have ended included in counters."""
-        values, memory = self.holdings()
+    def report(self, holdings: Holdings) -> Metered:
+        """Counters and gauges of all sessions, those that have ended included in counters; `holdings`: what they hold now."""
+        values, memory = holdings.total
         with self._lock:
             self._count_answered()
             totals = defaultdict(int, self._totals)
@@ -209,19 +243,25 @@ class UsageMetrics:
         for one in measured:
             _add(amounts, one.amounts)
         return Metered(
-            dict(counters), amounts | _process(), _by_name(labelled) | _by_phase_and_kind(measured), distributions
+            dict(counters),
+            amounts | self._figures_of_process(),
+            _by_name(labelled) | _by_phase_and_kind(measured),
+            distributions,
         )
+
+    def _figures_of_process(self) -> dict[str, int]:
+        """The system's figures for this process."""
+        import psutil
+
+        try:
+            process = self._process = self._process or psutil.Process()
+            return {"resident_memory_bytes": process.memory_info().rss, "open_fds": process.num_fds()}
+        except (OSError, psutil.Error):
+            return {}
 
     def _refuse(self, reason: str) -> None:
         self.count("quota_refusals")
         raise QuotaExceeded(reason)
-
-
-def _union(sizes: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for one in sizes:
-        found.update(one)
-    return found
 
 
 def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
@@ -251,14 +291,3 @@ def _by_phase_and_kind(measured: Iterable[SessionGauges]) -> dict[str, tuple[Lab
 
 def _times(seconds: Mapping[str, float]) -> dict[str, float]:
     return {f"{name}_seconds": value for name, value in seconds.items()}
-
-
-def _process() -> dict[str, int]:
-    """The system's figures for this process."""
-    import psutil
-
-    process = psutil.Process()
-    try:
-        return {"resident_memory_bytes": process.memory_info().rss, "open_fds": process.num_fds()}
-    except (OSError, psutil.Error):
-        return {}

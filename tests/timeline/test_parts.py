@@ -48,38 +48,37 @@ def test_clocks_that_drift_are_followed():
     assert loose.at_client(20.0) == pytest.approx(20.0, abs=0.02)
 
 
-def thread(ops, modules=(), paths=(), spans=()):
+def thread(ops, changes=(), spans=()):
     record = ThreadRecord("main", SimpleNamespace(entries=[]), 1)
     for name, begun, ended in ops:
         record.calls += [begun, ended, name]
-    record.modules += modules
-    record.paths += paths
+    record.changes += changes
     record.spans += spans
     return record
 
 
 def test_each_moment_belongs_to_the_innermost():
-    outer, inner = (object(), None), None
-    inner = (object(), outer)
     record = thread(
         # An op in another one ends, and is noted, before that one.
         [("a", 1.0, 2.0), ("nested", 3.2, 3.4), ("b", 3.0, 4.0), ("c", 5.0, 8.0)],
-        [(0, outer), (1, inner), (3, outer)],
-        [("Net",), ("Net", "layer"), ("Net",)],
+        [(0.5, (1,), ("Net",)), (2.5, (1, 2), ("Net", "layer")), (4.5, (1,), ("Net",)), (8.0, (), ())],
         [Span(SEND, "send", 6.0, 6.5), Span(WAIT, "a number", 7.0, 7.5)],
     )
-    spans = module_spans(record)
+    spans = module_spans(record, 10.0)
     assert [(one.modules, one.begun, one.ended, one.ops) for one in spans] == [
-        (("Net",), 1.0, 8.0, 3),
-        (("Net", "layer"), 3.0, 4.0, 1),
+        (("Net",), 0.5, 8.0, 3),
+        (("Net", "layer"), 2.5, 4.5, 1),
     ]
     parts = divided(record, spans, 0.0, 10.0)
     assert [(part.kind, part.begun, part.ended, part.modules) for part in parts] == [
-        (PYTHON, 0.0, 1.0, ()),
+        (PYTHON, 0.0, 0.5, ()),
+        (PYTHON, 0.5, 1.0, ("Net",)),
         (CAPTURE, 1.0, 2.0, ("Net",)),
-        (PYTHON, 2.0, 3.0, ("Net",)),
+        (PYTHON, 2.0, 2.5, ("Net",)),
+        (PYTHON, 2.5, 3.0, ("Net", "layer")),
         (CAPTURE, 3.0, 4.0, ("Net", "layer")),
-        (PYTHON, 4.0, 5.0, ("Net",)),
+        (PYTHON, 4.0, 4.5, ("Net", "layer")),
+        (PYTHON, 4.5, 5.0, ("Net",)),
         (CAPTURE, 5.0, 6.0, ("Net",)),
         (SEND, 6.0, 6.5, ("Net",)),
         (CAPTURE, 6.5, 7.0, ("Net",)),

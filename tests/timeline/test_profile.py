@@ -16,6 +16,7 @@ from trace_processor import TraceProcessor, files
 
 import djinn
 from djinn_core.interception.runtime_interface import port
+from djinn_core.ir.module_path import BACKWARD
 from djinn_core.runtime import client
 from djinn_core.runtime.timeline import events as kinds
 from djinn_core.runtime.timeline import profiling
@@ -82,7 +83,7 @@ def test_a_timeline_of_training(embedded, tmp_path):
     prof, waits = profiled(trained)
     check(prof, waits)
     modules = of_kind(prof, kinds.MODULE)
-    assert {"0", "1", "2", "Sequential", kinds.BACKWARD} <= {event.name for event in modules}
+    assert {"0", "1", "2", "Sequential", BACKWARD} <= {event.name for event in modules}
     outer = [event for event in modules if event.name == "Sequential" and event.args["path"] == "Sequential"]
     assert len(outer) == 4
     for inner in [event for event in modules if event.args["path"] == "Sequential / 0"]:

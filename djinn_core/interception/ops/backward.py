@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from djinn_core.interception.recording.call_site import Boundary, mark_boundary
 from djinn_core.interception.recording.recorder import current_or_none
+from djinn_core.ir.module_path import BACKWARD
 from djinn_core.torch_private import EngineRun, take_pending_errors
 from djinn_core.tracebacks import shorten_through
 
@@ -28,6 +30,9 @@ def guard_engine(run: EngineRun) -> EngineRun:
             return run(*args, **kwargs)
         outer = recorder.differentiating, recorder.module, recorder.issued.backward
         recorder.differentiating, recorder.module, recorder.issued.backward = True, None, None
+        moments = recorder.module_moments
+        if moments is not None:
+            moments.extend((perf_counter(), BACKWARD))
         try:
             with torch.autograd.set_multithreading_enabled(False):
                 return run(*args, **kwargs)
@@ -39,6 +44,8 @@ def guard_engine(run: EngineRun) -> EngineRun:
             raise pending[0] from (None if isinstance(error, SystemError) else error)
         finally:
             recorder.differentiating, recorder.module, recorder.issued.backward = outer
+            if moments is not None:
+                moments.extend((perf_counter(), None))
 
     for function in (run, guarded):
         mark_boundary(function, Boundary.BACKWARD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from time import perf_counter
 from typing import Any
 from weakref import ref
 
@@ -11,6 +12,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.interception.recording.call_site import Boundary, mark_boundary
 from djinn_core.interception.recording.recorder import Recorder, current_or_none
+from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.torch_private import ModuleCallImpl
 from djinn_core.tracebacks import shorten_through
@@ -32,6 +34,11 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
         outer = recorder.module
         around = at_node(recorder) if outer is None and recorder.differentiating else outer
         recorder.module = inner = (ref(module), around)
+        moments = recorder.module_moments
+        if moments is not None:
+            if outer is None and port.timeline is not None:
+                port.timeline.met(module)
+            moments.extend((perf_counter(), inner[0]))
         differentiable = is_grad_enabled()
         if differentiable:
             recorder.forward_calls.append(next_number(), inner)
@@ -46,6 +53,8 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
             recorder.module = outer
             if differentiable:
                 recorder.forward_calls.append(next_number(), around)
+            if moments is not None:
+                moments.extend((perf_counter(), None))
 
     mark_boundary(called, Boundary.MODULE)
     return torch_private.not_compiled_itself(called)
@@ -59,4 +68,7 @@ def module_now(recorder: Recorder) -> ModuleCall | None:
 
 def at_node(recorder: Recorder) -> ModuleCall:
     """Position of a thread in a backward pass: the autograd node that it is at."""
-    return torch_private.node_sequence_number(), None, recorder.forward_calls
+    number, moments = torch_private.node_sequence_number(), recorder.module_moments
+    if moments is not None and moments[-1] != number:
+        moments.extend((perf_counter(), number))
+    return number, None, recorder.forward_calls

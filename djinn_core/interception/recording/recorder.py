@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 import torch
@@ -75,6 +75,8 @@ class Recorder:
         captures: lists that also receive cut entries. fixed: the last entry from before the innermost capture.
         constants: uploaded values, where they are tracked. dead: handles that no tensor refers to or ever referred to.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
+        module_moments: while a timeline is recorded, when the thread entered what, one after the other in one list: a weak reference to
+            a module, `BACKWARD`, the number of an autograd node, or None where it left the former two.
         issued: the lines that issued what the thread is in the middle of.
         differentiating: whether the thread is in a backward pass. watcher: observer that is called for every op.
     """
@@ -96,6 +98,7 @@ class Recorder:
         "issued",
         "limit",
         "module",
+        "module_moments",
         "uploaded",
         "uploads",
         "watcher",
@@ -112,6 +115,7 @@ class Recorder:
         self.dead: list[int] = []
         self.fixed: Entry | None = None
         self.module: ModuleCall | None = None
+        self.module_moments: list[Any] | None = None
         self.forward_calls = ForwardCalls()
         self.issued = Issued()
         self.differentiating = False
@@ -121,6 +125,12 @@ class Recorder:
         self.limit = OPENING
         self._foresight = ProgramPredictor(shared.predictable_programs)
         self._thread = weakref.ref(threading.current_thread())
+
+    @property
+    def thread(self) -> str:
+        """Name of the thread; empty where it has ended."""
+        thread = self._thread()
+        return thread.name if thread is not None else ""
 
     @property
     def done(self) -> bool:
@@ -492,6 +502,8 @@ class Recorders:
         with self._all_lock:
             self._all.add(made)
             self._made += 1
+        if (timeline := port.timeline) is not None:
+            timeline.follow(made)
         return made
 
     def all(self) -> list[Recorder]:

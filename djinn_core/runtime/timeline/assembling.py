@@ -139,7 +139,7 @@ def _thread_time(
         ]
         begun = max(begun, min(moments, default=ended))
         ended = min(ended, max(moments, default=ended))
-    parts = divided(record, module_spans(record), begun, ended)
+    parts = divided(record, module_spans(record, recording.ended), begun, ended)
     numbered = {(e, one.record.number): one for e, found in phases.items() for one in found}
     waits = []
     for part in parts:
@@ -170,7 +170,7 @@ class _Builder:
         record = time.record
         alike = [one for one in self._recording.threads if one.name == record.name]
         name = record.name if len(alike) == 1 else f"{record.name} ({record.number})"
-        for module in module_spans(record):
+        for module in module_spans(record, self._recording.ended):
             facts = {"path": " / ".join(module.modules), "ops": module.ops}
             self._add(MODULE, module.modules[-1], CLIENT, f"{name}: modules", module.begun, module.ended, args=facts)
         for found in sorted(record.ranges, key=lambda one: (one.begun, -one.ended)):
@@ -207,7 +207,7 @@ class _Builder:
         for one in phases:
             self._add_way(name, one, lanes)
             self._add_phases(name, one, lanes)
-            runs = list(op_runs(one, self._recording.names, self._lines))
+            runs = list(op_runs(one, self._recording.names_of_calls, self._lines))
             for run in runs:
                 where = {"module": " / ".join(run.modules)} if run.modules else {}
                 ended = run.begun + run.seconds

@@ -27,7 +27,6 @@ REQUEST, RECOVERY, EARLIER, TRANSFER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, RE
     "read",
 )
 MODULE, RANGE, OP, MEMORY, UNANSWERED = "module", "range", "op", "memory", "unanswered"
-BACKWARD: Final = "backward"  # as the outermost module: of the backward pass
 CLIENT_BOUND, NETWORK_BOUND, DEVICE_BOUND, SHARED = "client", "network", "device", "other sessions"
 # Who keeps the user waiting, by kind.
 CAUSES: Final = MappingProxyType({

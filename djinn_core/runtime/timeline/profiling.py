@@ -17,7 +17,6 @@ from djinn_core.runtime import client
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.timeline.assembling import Assembled, assemble
-from djinn_core.runtime.timeline.clocks import ClientClock
 from djinn_core.runtime.timeline.events import TimelineEvent
 from djinn_core.runtime.timeline.recording import Recording, check_alone
 from djinn_core.runtime.timeline.report import TimeTotals, table, totals
@@ -158,8 +157,8 @@ def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
                 for _ in range(SAMPLES if request.on else 1):
                     begun = time.perf_counter()
                     reply = member.replies.ask(request, TimingsReply)
-                    clock = recording.clocks.setdefault((member.replies.reader.number, reply.instance), ClientClock())
-                    clock.sample(begun, reply.clock, reply.clock, time.perf_counter())
+                    moments = begun, reply.clock, reply.clock, time.perf_counter()
+                    recording.samples.append((member.replies.reader.number, reply.instance, *moments))
                     client.context.stats.round_trips -= 1  # it is none of the program's
     except DjinnError as error:
         log.warning("an executor is not asked for its times", reason=str(error))

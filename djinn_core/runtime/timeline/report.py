@@ -9,10 +9,10 @@ from typing import Final
 
 import attrs
 
+from djinn_core.ir.module_path import BACKWARD
 from djinn_core.runtime.timeline.assembling import Assembled, ThreadTime, executor_name
 from djinn_core.runtime.timeline.events import (
     ANSWER,
-    BACKWARD,
     CAPTURE,
     CAUSES,
     CLIENT_BOUND,
@@ -154,8 +154,8 @@ def label(modules: Sequence[str]) -> str:
     """Name of the innermost of modules in a table, such as `GPT2.transformer.h.3`."""
     if not modules:
         return OUTSIDE
-    backward = modules[0] == BACKWARD
-    names = modules[1:] if backward else modules
+    backward = BACKWARD in modules
+    names = modules[modules.index(BACKWARD) + 1 :] if backward else modules
     name = ".".join(dict.fromkeys((names[0], names[-1]))) if names else ""
     return f"{BACKWARD} of {name}" if backward and name else name or BACKWARD
 

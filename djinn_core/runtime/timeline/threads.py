@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import attrs
 
-from djinn_core.ir.module_path import ModuleCall
 from djinn_core.runtime.timeline.events import CAPTURE, PYTHON
 from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
 
@@ -35,7 +35,7 @@ class Part:
 
 @attrs.frozen
 class ModuleSpan:
-    """A call of a module, from the first op that was recorded in it to the last; `modules`: it and those that it was in."""
+    """A call of a module, or a part of a backward pass; `modules`: it and those that it was in. `ops`: calls on the device in it."""
 
     modules: tuple[str, ...]
     begun: float
@@ -43,50 +43,27 @@ class ModuleSpan:
     ops: int
 
 
-def module_spans(record: ThreadRecord) -> list[ModuleSpan]:
-    """Calls of modules, outer ones before those in them."""
+def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
+    """Calls of modules, outer ones before those in them; until `ended` where they go on."""
     found: list[ModuleSpan | None] = []
-    open_: list[tuple[object, int, float, int]] = []  # key, place among `found`, beginning, ops before
-    names: tuple[str, ...] = ()
-    ops = _outermost(record)
-    ended = 0.0
+    open_: list[tuple[object, int, float, tuple[str, ...]]] = []  # key, place among `found`, beginning, names
+    begins = [record.calls[3 * op] for op in _outermost(record)]
 
-    def close(depth: int, done: int) -> None:
+    def close(depth: int, moment: float) -> None:
         while len(open_) > depth:
-            _, place, begun, before = open_.pop()
-            found[place] = ModuleSpan(names[: len(open_) + 1], begun, ended, done - before)
+            _, place, begun, names = open_.pop()
+            found[place] = ModuleSpan(names, begun, moment, bisect_left(begins, moment) - bisect_left(begins, begun))
 
-    changes = [*record.modules, (record.count, None)]
-    position, count = -1, len(record.paths)
-    for done, op in enumerate(ops):
-        begun = record.calls[3 * op]
-        moved = False
-        while position + 1 < count and changes[position + 1][0] <= op:
-            position += 1
-            moved = True
-        if moved:
-            now = record.paths[position]
-            keys = _keys(changes[position][1], now)
-            same = 0
-            while same < min(len(keys), len(open_)) and open_[same][0] == keys[same]:
-                same += 1
-            close(same, done)
-            names = now
-            for key in keys[same:]:
-                open_.append((key, len(found), begun, done))
-                found.append(None)
-        ended = record.calls[3 * op + 1]
-    close(0, len(ops))
+    for moment, keys, names in record.changes:
+        same = 0
+        while same < min(len(keys), len(open_)) and open_[same][0] == keys[same]:
+            same += 1
+        close(same, moment)
+        for depth in range(same, len(keys)):
+            open_.append((keys[depth], len(found), moment, names[: depth + 1]))
+            found.append(None)
+    close(0, ended)
     return [one for one in found if one is not None]
-
-
-def _keys(call: ModuleCall | None, names: tuple[str, ...]) -> tuple[object, ...]:
-    """For each name the call that it is of, so that two calls of a module are told apart; the name where that is not known."""
-    links: list[ModuleCall] = []
-    while call is not None and not isinstance(call[0], int):
-        links.append(call)
-        call = call[1]
-    return tuple(map(id, reversed(links))) if len(links) == len(names) else names
 
 
 def _outermost(record: ThreadRecord) -> list[int]:

@@ -185,9 +185,9 @@ class ValueTable:
         """Update the peak with the bytes held now."""
         self._peak = max(self._peak, self._held)
 
-    def peak(self) -> int:
-        """The most bytes that were held when `note_peak` was called, or are held now."""
-        self._peak = max(self._peak, self.nbytes())
+    def peak(self, nbytes: int) -> int:
+        """The most bytes that were held when `note_peak` was called, or are held now (`nbytes`)."""
+        self._peak = max(self._peak, nbytes)
         return self._peak
 
     def reset_peak(self) -> None:
@@ -269,7 +269,7 @@ class ValueTable:
 
     def sizes(self) -> dict[int, int]:
         """Bytes of the distinct storages that are held, by their address."""
-        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors()}
+        return {storage.data_ptr(): storage.nbytes() for storage in [t.untyped_storage() for t in self.tensors()]}
 
     def clear(self) -> None:
         """Forget everything."""

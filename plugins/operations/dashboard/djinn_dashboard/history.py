@@ -1,23 +1,50 @@
-"""The past hour of a server: points by tenant, and warnings, in bounded memory."""
+"""The past hour and the past day of a server: points by tenant, and warnings, in bounded memory."""
 
 from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import deque
-from typing import Any, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
 
 from djinn_dashboard.view import KINDS, STAGES, Sample, alarms, make_view
 
 SECONDS: Final = 5.0  # between two points
-POINTS: Final = 720  # an hour
+POINTS: Final = 720  # an hour, and a day
+TOGETHER: Final = 24  # points of the hour that become one of the day: two minutes
 NOTES: Final = 50
 TENANTS: Final = 64  # of which those that were seen last are kept
 ALL: Final = None  # the key of all tenants together
 # Names of the numbers of a point, in order; stages in seconds a second, which is devices.
 FIELDS: Final = ("seconds", *KINDS, *STAGES, "sessions", "waiting", "submissions", "steps")
 
-Point = tuple[float, ...]
+_T = TypeVar("_T")
+Point: TypeAlias = "array[float]"  # as doubles, because a tuple of numbers takes four times the memory
+
+
+class Past:
+    """Points of one tenant, the newest last: `hour` as they come, `day` as means of some that follow each other."""
+
+    def __init__(self) -> None:
+        self.hour: deque[Point] = deque(maxlen=POINTS)
+        self.day: deque[Point] = deque(maxlen=POINTS)
+        self._recent: list[Point] = []
+
+    def add(self, point: Point) -> None:
+        """A point has come."""
+        self.hour.append(point)
+        self._recent.append(point)
+
+    def close(self) -> None:
+        """A point of the day is complete."""
+        if self._recent:
+            _, *columns = zip(*self._recent, strict=True)
+            means = [round(sum(column) / len(column), 4) for column in columns]
+            self.day.append(array("d", (self._recent[-1][0], *means)))
+            self._recent.clear()
 
 
 class History:
@@ -25,7 +52,7 @@ class History:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._points: dict[str | None, deque[Point]] = {}
+        self._points: dict[str | None, Past] = {}
         self._notes: dict[str | None, deque[dict[str, Any]]] = {}
         self._last: Sample | None = None
         self._number = 0
@@ -39,43 +66,52 @@ class History:
         with self._lock:
             for tenant in (ALL, *sorted(tenants)):
                 chosen = [one for one in view["executors"] if tenant is ALL or one["tenant"] == tenant]
-                self._kept(self._points, tenant, POINTS).append(_point(at, chosen))
+                _kept(self._points, tenant, Past).add(_point(at, chosen))
             for tenant, text in alarms(before.facts, now.facts):
                 note = {"seconds": at, "tenant": tenant, "text": text}
                 for key in {ALL, tenant} - {""}:
-                    self._kept(self._notes, key, NOTES).append(note)
+                    _kept(self._notes, key, partial(deque, maxlen=NOTES)).append(note)
             self._number += 1
+            if self._number % TOGETHER == 0:
+                for past in self._points.values():
+                    past.close()
 
-    def points(self, tenant: str | None, after: int = 0) -> tuple[int, list[Point]]:
-        """Points of a tenant that came after the one of that number, and the number of the newest."""
+    def points(self, tenant: str | None, after: int = 0) -> tuple[int, list[Point], list[Point]]:
+        """The number of the newest point; points of a tenant's hour that came after the one of number `after`, and those of its day."""
         with self._lock:
-            kept = self._points.get(tenant, ())
-            new = min(len(kept), self._number - after)
-            return self._number, list(kept)[len(kept) - new :] if new > 0 else []
+            past, now = self._points.get(tenant, Past()), self._number
+            return now, _newest(past.hour, now - after), _newest(past.day, now // TOGETHER - after // TOGETHER)
 
     def notes(self, tenant: str | None) -> list[dict[str, Any]]:
         """Warnings that concern a tenant, the newest last."""
         with self._lock:
             return list(self._notes.get(tenant, ()))
 
-    @staticmethod
-    def _kept(table: dict[str | None, deque[Any]], key: str | None, most: int) -> deque[Any]:
-        """The deque of a key, which is the one that was used last from now on; the one that was not used for longest goes."""
-        found = table.pop(key, None)
-        table[key] = found = deque(maxlen=most) if found is None else found
-        if len(table) > TENANTS:
-            del table[next(iter(table))]
-        return found
+
+def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) -> _T:
+    """The entry of a key, which is the one that was used last from now on; the one that was not used for longest goes."""
+    found = table.pop(key, None)
+    table[key] = found = make() if found is None else found
+    if len(table) > TENANTS:
+        del table[next(iter(table))]
+    return found
+
+
+def _newest(points: deque[Point], count: int) -> list[Point]:
+    return list(points)[-count:] if count > 0 else []
 
 
 def _point(at: float, executors: list[dict[str, Any]]) -> Point:
     sessions = [session for one in executors for session in one["sessions"]]
-    return (
-        round(at, 1),
-        *(sum(one["kinds"].get(kind, 0) for one in executors) for kind in KINDS),
-        *(round(sum(one["stages"][stage] for one in executors), 4) for stage in STAGES),
-        len(sessions),
-        sum(one["waiting"] for one in executors),
-        round(sum(one["submissions"] for one in executors), 2),
-        round(sum(session["steps"] for session in sessions), 2),
+    return array(
+        "d",
+        (
+            round(at, 1),
+            *(sum(one["kinds"].get(kind, 0) for one in executors) for kind in KINDS),
+            *(round(sum(one["stages"][stage] for one in executors), 4) for stage in STAGES),
+            len(sessions),
+            sum(one["waiting"] for one in executors),
+            round(sum(one["submissions"] for one in executors), 2),
+            round(sum(session["steps"] for session in sessions), 2),
+        ),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from djinn.hooks import EventFeed, HttpResponse, PageRequest, WatchedServer
-from djinn_dashboard.history import FIELDS
+from djinn_dashboard.history import FIELDS, Point
 from djinn_dashboard.watcher import Watcher
 
 _STATIC: Final = Path(__file__).parent / "static"
@@ -54,7 +54,7 @@ class DashboardPages:
 
 
 class _Feed:
-    """The events of one viewer: first the past hour, then what is new of it, each with the view as of now."""
+    """The events of one viewer: first the past hour and day, then what is new of them, each with the view as of now."""
 
     def __init__(self, watcher: Watcher, tenant: str | None) -> None:
         self._watcher = watcher
@@ -64,8 +64,15 @@ class _Feed:
     def next(self) -> bytes:
         """The next event, as JSON."""
         first = not self._seen
-        self._seen, points = self._watcher.history.points(self._tenant, self._seen)
-        said: dict[str, object] = {"tenant": self._tenant, "live": self._watcher.view(self._tenant), "points": points}
+        self._seen, *points = self._watcher.history.points(self._tenant, self._seen)
+        hour, day = [[_numbers(point) for point in some] for some in points]
+        said: dict[str, object] = {"tenant": self._tenant, "live": self._watcher.view(self._tenant)}
+        said |= {"points": hour, "day": day}
         if first:
             said["fields"] = FIELDS
         return json.dumps(said, separators=(",", ":")).encode()
+
+
+def _numbers(point: Point) -> list[float]:
+    """A point for JSON, whole numbers as such."""
+    return [int(number) if number.is_integer() else number for number in point]

@@ -10,7 +10,7 @@ from rich.console import Console
 import djinn_dashboard
 from djinn.hooks import Identity, PageRequest, WatchedServer
 from djinn.testing import CommandConformance, OperationsPagesConformance, PluginConformance
-from djinn_dashboard.history import ALL, FIELDS, NOTES, POINTS, TENANTS, History
+from djinn_dashboard.history import ALL, FIELDS, NOTES, POINTS, TENANTS, TOGETHER, History
 from djinn_dashboard.pages import DashboardPages
 from djinn_dashboard.terminal import make_screen
 from djinn_dashboard.view import Sample, make_view, memory_by_kind, merge, shorten
@@ -104,8 +104,11 @@ def test_history_is_bounded_and_by_tenant():
     for number in range(POINTS + 10):
         sessions = [session(kinds={"weights": number})]
         history.add(Sample(float(number), status(executor("alice", sessions=sessions), executor("bob", 8))), number)
-    count, points = history.points(ALL)
+    count, points, day = history.points(ALL)
     assert (count, len(points)) == (POINTS + 10, POINTS)
+    assert len(day) == count // TOGETHER
+    assert day[-1][FIELDS.index("weights")] == count // TOGETHER * TOGETHER - (TOGETHER + 1) / 2
+    assert [len(new) for new in history.points(ALL, count - TOGETHER)[1:]] == [TOGETHER, 1]
     assert points[-1][FIELDS.index("weights")] == POINTS + 9
     assert len(history.points("alice", count - 3)[1]) == 3
     assert history.points("bob")[1][-1][FIELDS.index("weights")] == 0

@@ -8,7 +8,9 @@ let token = null;
 let ending = null;
 let paused = false;
 let fields = [];
-let points = [];
+let points = []; // of the hour
+let day = [];
+let daily = false; // which of them is shown
 let charts = [];
 
 // --- texts --------------------------------------------------------------------------------------------------------
@@ -219,17 +221,18 @@ function make_charts() {
 function show_charts() {
   for (const [chart, names] of charts) {
     const columns = names.map((name) => fields.indexOf(name));
-    chart.draw(points.map((point) => [point[0], ...columns.map((column) => point[column])]));
+    chart.draw((daily ? day : points).map((point) => [point[0], ...columns.map((column) => point[column])]));
   }
 }
 
 function show(news) {
   if (news.fields) {
     fields = news.fields;
-    points = [];
+    points = day = [];
   }
-  const more = news.points.length > 0;
+  const more = (daily ? news.day : news.points).length > 0;
   points = points.concat(news.points).slice(-POINTS);
+  day = day.concat(news.day).slice(-POINTS);
   if (paused) return;
   const live = news.live;
   say($("about"), `${news.tenant === null ? "all tenants" : `tenant ${news.tenant}`}, djinn ${live.version}, up ${duration(live.uptime)}`);
@@ -289,7 +292,7 @@ async function stay() {
 function leave(reason) {
   ending?.abort();
   token = null;
-  points = [];
+  points = day = [];
   paused = false;
   say($("pause"), "Pause");
   $("pause").setAttribute("aria-pressed", "false");
@@ -325,5 +328,11 @@ $("pause").addEventListener("click", () => {
   $("pause").setAttribute("aria-pressed", String(paused));
   say($("pause"), paused ? "Go on" : "Pause");
   say($("state"), paused ? "Paused" : "Live");
+});
+$("span").addEventListener("click", () => {
+  daily = !daily;
+  say($("h-past"), daily ? "The past day" : "The past hour");
+  say($("span"), daily ? "Show the past hour" : "Show the past day");
+  show_charts();
 });
 $("token").focus();

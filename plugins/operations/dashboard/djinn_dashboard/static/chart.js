@@ -123,5 +123,6 @@ class Chart {
 
 function ago(seconds) {
   if (seconds < 90) return `${Math.round(seconds)} s ago`;
-  return `${Math.round(seconds / 60)} min ago`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min ago`;
+  return `${(seconds / 3600).toFixed(1)} h ago`;
 }
