@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ from djinn_core.server.weights.formats.file_header import HeaderEntry
 from djinn_core.server.weights.openings import Opening, Openings
 from djinn_core.server.weights.published import SCHEME as PUBLISHED
 from djinn_core.server.weights.published import PublishedWeights
-from djinn_core.server.weights.saving import SavedBytes
+from djinn_core.server.weights.saving import SavedBytes, WrittenFile
 from djinn_core.server.weights.shared_weights import SharedWeights, WeightKey
 from djinn_core.wire import limits
 from djinn_core.wire.digests import ContentHash
@@ -206,6 +207,15 @@ class WeightReader:
         if self._saved is not None:
             self._saved.check(size)
         return source.create(address, size, self._permissions)
+
+    def written(self, address: str) -> Callable[[int], WeightSink] | None:
+        """As `create`, where a file is at that address: it is compared with what is written. None where there is none."""
+        try:
+            places = self.open(address).tensors.values()
+        except WeightsUnavailable:
+            return None
+        found = next(iter(places), None)
+        return partial(WrittenFile, found.file) if found is not None else None
 
     def remove(self, address: str) -> None:
         """Remove the file at an address that can be saved to, or a published name.
