@@ -275,7 +275,8 @@ def test_what_was_done_when_the_executor_died_is_not_done_again_and_is_no_failur
     assert not save_again(notes, 1)
     (file,) = there = files()
     assert save_again(notes, 9) == save_again(notes, 9) == [SaveWeightsReply(file.stat().st_size)]
-    assert files() == there and load_file(file)["a"].equal(tensors[1])
+    assert files() == there
+    assert load_file(file)["a"].equal(tensors[1])
     notes.pop()
     values[1] = tensors[1] = tensors[1] + 1  # another file of this size lies there, which the save was to replace
     disk.limit = 4000

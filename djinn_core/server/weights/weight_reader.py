@@ -36,6 +36,7 @@ from djinn_core.server.weights.published import SCHEME as PUBLISHED
 from djinn_core.server.weights.published import PublishedWeights
 from djinn_core.server.weights.saving import SavedBytes, WrittenFile
 from djinn_core.server.weights.shared_weights import SharedWeights, WeightKey
+from djinn_core.system.mappings import populate
 from djinn_core.wire import limits
 from djinn_core.wire.digests import ContentHash
 
@@ -246,14 +247,12 @@ class WeightReader:
             coming = self._under_way.get(key)
         if coming is not None:
             return coming
-        place = self._place(address, key)
+        place, readers = self._place(address, key), self._threads()
         with self._lock:
-            if self._readers is None:
-                self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
             self.reads += 1
             self.read_bytes += key.size
             begun = Reading()
-            begun.data = self._readers.submit(_read, weakref.ref(begun), address, place, key.start, key.size)
+            begun.data = readers.submit(_read, weakref.ref(begun), address, place, key.start, key.size)
             self._under_way[key] = begun
         return begun
 
@@ -297,6 +296,22 @@ class WeightReader:
             self.reads += 1
             self.read_bytes += key.size
         return data
+
+    def populate(self, key: WeightKey) -> None:
+        """Begin to read what is mapped for a key, as long as a session holds it: it will be used soon, and from end to end."""
+
+        def populate_held() -> None:
+            storage = self.shared.held(key)
+            if storage is not None:
+                populate(storage.data_ptr(), storage.nbytes())
+
+        self._threads().submit(populate_held)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._readers is None:
+                self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
+            return self._readers
 
     def _place(self, address: str, key: WeightKey) -> StoredPlace:
         """The place of what a key names, in the files that are open or that are there now."""
