@@ -135,7 +135,8 @@ def holding(settings: dict[str, Any], cache: Path, loaded: Any, done: Any) -> No
 
 def of_eight_sessions(effort: Effort) -> Outcome:
     """Memory that eight sessions of a model take in the executor's process, over what one takes."""
-    spawning = multiprocessing.get_context("spawn")
+    spawning = multiprocessing.get_context("forkserver")  # so that eight do not import everything eight times
+    spawning.set_forkserver_preload(["transformers.models.llama", "djinn"])
     environment = {"DJINN_TOKEN": os.urandom(16).hex()}
     with (
         caches(effort) as (theirs, ours, size),

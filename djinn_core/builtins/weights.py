@@ -25,7 +25,7 @@ djinn_api_version = 1
 
 _INDEX: Final = ".index.json"
 _MOST_FILES: Final = 4096
-_UNFINISHED: Final = ".unfinished-"  # in the names of files that are being written
+UNFINISHED: Final = ".unfinished-"  # in the names of files that are being written
 
 
 class LocalFile:
@@ -118,9 +118,9 @@ class LocalSink:
     def __init__(self, path: Path, size: int) -> None:
         """Raises `OSError` where it cannot be made, or the disk has no room for `size` bytes."""
         self.path = path
-        _remove_abandoned(path.parent)
+        remove_abandoned(path.parent)
         # The file is no secret: its mode is what the server's umask makes of it.
-        self._aside = path.with_name(f".{path.name}{_UNFINISHED}{secrets.token_hex(8)}")
+        self._aside = path.with_name(f".{path.name}{UNFINISHED}{secrets.token_hex(8)}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOEXEC | NOFOLLOW
         self._descriptor = os.open(self._aside, flags, 0o666)
         try:
@@ -153,9 +153,9 @@ class LocalSink:
         self._descriptor = -1
 
 
-def _remove_abandoned(folder: Path) -> None:
+def remove_abandoned(folder: Path) -> None:
     """Remove files that a process which died was writing: those that none has locked."""
-    for path in folder.glob(f".*{_UNFINISHED}*"):
+    for path in folder.glob(f".*{UNFINISHED}*"):
         try:
             descriptor = os.open(path, os.O_WRONLY | CLOEXEC | NOFOLLOW)
         except OSError:

@@ -191,7 +191,7 @@ class WritableSource(WeightSource, Protocol):
         """Remove the file at an address that may be written to, checked as for `create`.
 
         Raises:
-            WeightsUnavailable: there is none, or it may not or cannot be removed.
+            WeightsUnavailable: there is none (its cause is a `FileNotFoundError`), or it may not or cannot be removed.
         """
 
 

@@ -288,7 +288,9 @@ class Port:
     wait_timeout: float = 0.0  # seconds that any single wait of any thread may take; 0: as long as it takes
     sessions_ended: int = 0
     whole_programs: int = 0  # how many want to see programs that are not sent in pieces
-    reissued: int = 0  # schedules that were executed by hand
+    memory_changes: int = (
+        0  # unseen by recorders: schedules that were executed by hand, sessions that were lost or ended
+    )
     ops_captured: int = 0
     ops_inferred: int = 0  # ops for which a meta kernel was run
     fallback: Fallback | None = None

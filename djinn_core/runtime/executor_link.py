@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interrupts import InterruptibleLock, held
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel
@@ -84,6 +85,7 @@ class ExecutorLink:
             reason = reason.replace(f"server {self.server}", "its executor").replace(
                 self.server, "its executor's address"
             )
+        port.memory_changes += 1  # numbers that were fetched from it are not its any more
         log.debug("the session is lost", server=self.server, reason=str(error))
         self.lost = (
             f"the session with {self.called} is lost: {reason}. Its tensors are gone; "

@@ -58,7 +58,7 @@ from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, Se
 from djinn_core.server.session_overview import SessionNotes, SessionOverview
 from djinn_core.server.usage_metrics import Holdings
 from djinn_core.server.weights.reads import WeightReads
-from djinn_core.server.weights.replies import answer_opening, list_published, remove, save_values
+from djinn_core.server.weights.replies import answer_once, answer_opening, list_published, remove, save_values
 from djinn_core.server.weights.shared_weights import stored_value
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import UploadAssembly
@@ -204,14 +204,11 @@ class ExecutorSession:
             self._read_weights(message)
         elif isinstance(message, SaveWeights):
             self._await_reads(connection, _readable(message.handles))
-            # A session that is recovered has saved it before.
-            reply = connection.decide(lambda before: before or encode(self._save_weights(message)))
-            connection.send(Frame(reply))
+            answer_once(connection, lambda again: self._save_weights(message, again))
         elif isinstance(message, PublishedRequest):
             connection.send(Frame(encode(list_published(self._context.weights.published))))
         elif isinstance(message, RemoveWeights):
-            reply = connection.decide(lambda before: before or encode(remove(self._context.weights, message)))
-            connection.send(Frame(reply))
+            answer_once(connection, lambda again: remove(self._context.weights, message, again))
         elif isinstance(message, AbortUpload):
             self._take_withdrawal(message)
         elif isinstance(message, ValueHints):
@@ -616,8 +613,8 @@ class ExecutorSession:
             _log.warning("a value is not read", reason=str(error))
             self._uploads.refuse(request.handle, str(error))
 
-    def _save_weights(self, request: SaveWeights) -> SaveWeightsReply:
-        return save_values(request, self.values, self._reads, self._context.weights, self._delivered)
+    def _save_weights(self, request: SaveWeights, again: bool) -> SaveWeightsReply:
+        return save_values(request, self.values, self._reads, self._context.weights, self._delivered, again)
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:

@@ -45,6 +45,9 @@ def test_another_executor_goes_on_and_without_a_journal_it_says_what_is_lost(own
     assert [*torch.rand(5, device=DEVICE).tolist(), *torch.rand(2, device=DEVICE).tolist()] == expected
     assert "was killed by SIGKILL" in caplog.text
 
+    total = kept.sum()
+    long = torch.arange(100.0, device=DEVICE) * 2
+    assert [total.item(), total.item(), *[long[at].item() for at in range(4)]] == [9, 9, 0, 2, 4, 6]
     journals = own._journals.path
     assert journals.stat().st_mode & 0o077 == 0
     for journal in journals.iterdir():
@@ -54,8 +57,13 @@ def test_another_executor_goes_on_and_without_a_journal_it_says_what_is_lost(own
         (kept + 1).cpu()
     with pytest.raises(djinn.SessionLost):
         torch.ones(2, device=DEVICE).cpu()
+    for again in (total.item, long[3].item):  # numbers that are here
+        with pytest.raises(djinn.SessionLost):
+            again()
     djinn.init()
     assert not journals.exists()
+    with pytest.raises(djinn.SessionLost):
+        long[3].item()
     assert torch.ones(2, device=DEVICE).sum().item() == 2
     with pytest.raises(djinn.SessionLost):
         kept.cpu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 
@@ -14,8 +15,18 @@ from servers import start_server
 
 import djinn
 from djinn.testing import kill_executor
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.builtins.weights import FileSource
 from djinn_core.runtime import session
+from djinn_core.server.running.values import ValueTable
+from djinn_core.server.weights.disk import Disk
+from djinn_core.server.weights.reads import WeightReads
+from djinn_core.server.weights.replies import answer_once, remove, save_values
+from djinn_core.server.weights.uploads import UploadAssembly
+from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.messages import decode
+from djinn_core.wire.weight_messages import RemoveWeights, RemoveWeightsReply, SaveWeights, SaveWeightsReply
 
 REMOTE = "remote_accelerator:0"
 
@@ -214,3 +225,69 @@ def test_what_was_saved_is_not_saved_again(own_server, tmp_path):
         assert weight[0].item() == 2
         assert file.stat().st_ino == inode
         assert load_file(file)["x"].tolist() == [1] * 4
+
+
+class DyingChannel:
+    """The notes of a journal, and answers; it stands for the channel of a session whose executor dies at one of its notes."""
+
+    def __init__(self, notes, dies_at):
+        self.notes, self.before, self.dies_at, self.sent = notes, list(notes), dies_at, []
+
+    def decide(self, decision):
+        before = self.before.pop(0) if self.before else None
+        now = decision(before)
+        if before is None:
+            if len(self.notes) == self.dies_at:
+                raise SystemError("killed")
+            self.notes.append(now)
+        return now
+
+    def send(self, frame):
+        self.sent.append(decode(frame.head))
+
+
+@pytest.mark.parametrize("address", ["file:x.safetensors", "published:x"])
+def test_what_was_done_when_the_executor_died_is_not_done_again_and_is_no_failure(address, tmp_path):
+    """Between the file's last step and the answer in the journal."""
+    disk = Disk(1500)  # not enough for two of the files
+    reader = WeightReader([FileSource()])
+    reader.save_in(tmp_path, disk, "")
+    reader.publish_in(tmp_path / "published", 1000.0, disk, "")
+    for folder in (tmp_path / "default", tmp_path / "published" / "default"):
+        (folder / ".x.safetensors.unfinished-0").write_bytes(bytes(1000))  # left by an executor that died
+    tensors = {1: torch.arange(200.0), 2: torch.ones(3, dtype=torch.int8)}
+    runtime, values = CpuRuntime(), ValueTable()
+    for handle, tensor in tensors.items():
+        values[handle] = tensor
+    reads = WeightReads(runtime, values, UploadAssembly(runtime, values, None), reader)
+    asked = SaveWeights(address, ("a", "b"), pack_handles(list(tensors)))
+
+    def save_again(notes, dies_at):
+        channel = DyingChannel(notes, dies_at)
+        with contextlib.suppress(SystemError):
+            answer_once(channel, lambda again: save_values(asked, values, reads, reader, torch.clone, again))
+        return channel.sent
+
+    def files():
+        return {path: path.stat().st_ino for path in tmp_path.rglob("*.safetensors")}
+
+    notes = []
+    assert not save_again(notes, 1)
+    (file,) = there = files()
+    assert save_again(notes, 9) == save_again(notes, 9) == [SaveWeightsReply(file.stat().st_size)]
+    assert files() == there
+    assert load_file(file)["a"].equal(tensors[1])
+    notes.pop()
+    values[1] = tensors[1] = tensors[1] + 1  # another file of this size lies there, which the save was to replace
+    disk.limit = 4000
+    assert not save_again(notes, 1)
+    assert all(load_file(path)["a"].equal(tensors[1]) for path in files().keys() - there.keys() or {file})
+
+    notes.clear()
+    for dies_at in (1, 9, 9):
+        channel = DyingChannel(notes, dies_at)
+        with contextlib.suppress(SystemError):
+            answer_once(channel, lambda again: remove(reader, RemoveWeights(address), again))
+        assert not files()
+    assert channel.sent == [RemoveWeightsReply()]
+    assert remove(reader, RemoveWeights(address)).refused

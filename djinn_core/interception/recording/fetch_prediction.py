@@ -50,15 +50,11 @@ class _Known(NamedTuple):
 
 
 class _Fetched(msgspec.Struct, frozen=True):
-    """Elements that were fetched when the recorder had this epoch.
-
-    `schedules` and `sessions`: how many schedules had been executed by hand, which may write into any storage, and how many sessions had ended.
-    """
+    """Elements that were fetched when the recorder had this epoch, and the port these `memory_changes`."""
 
     elements: torch.Tensor
     epoch: int
-    schedules: int
-    sessions: int
+    changes: int
 
 
 class FetchPredictor:
@@ -114,7 +110,7 @@ class FetchPredictor:
     def _remember(self, handle: int, tensor: torch.Tensor, epoch: int) -> None:
         values = self._values
         # A copy: the tensor is the caller's, or has the memory of a whole answer.
-        values[handle] = _Fetched(tensor.clone(), epoch, port.reissued, port.sessions_ended)
+        values[handle] = _Fetched(tensor.clone(), epoch, port.memory_changes)
         if len(values) > REMEMBERED:
             del values[next(iter(values))]
 
@@ -132,7 +128,7 @@ class FetchPredictor:
         if not recorder.entries and handle != self._first and len(self._fetched) < MOST:
             self._fetched.append(handle)
         found = self._values.get(handle)
-        if found is None or found.schedules != port.reissued or found.sessions != port.sessions_ended:
+        if found is None or found.changes != port.memory_changes:
             return None
         if storage.written is not recorder or storage.written_at >= found.epoch:
             return None

@@ -551,6 +551,7 @@ class Recorders:
             self.unsent.clear()
             self.absent.clear()
             port.sessions_ended += 1
+            port.memory_changes += 1
 
     def forget_everything(self) -> None:
         """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""

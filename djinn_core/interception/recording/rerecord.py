@@ -25,7 +25,7 @@ def reissue(
     Raises:
         DjinnError: a given input does not have the metadata of the one that it stands for.
     """
-    port.reissued += 1
+    port.memory_changes += 1
     instructions = list(program.instructions())
     tensors: dict[int, LazyTensor] = {}
     for node in nodes:

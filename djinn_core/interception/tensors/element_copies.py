@@ -27,15 +27,15 @@ class ElementCopy:
     Attributes:
         fetches: parts that were fetched since the storage was written last.
         memory: its bytes; None as long as there are none.
-        reissued: how many schedules had been executed by hand: they may write into any storage, in the names of a capture.
+        changes: `port.memory_changes` when it was made.
     """
 
-    __slots__ = ("fetches", "memory", "reissued")
+    __slots__ = ("changes", "fetches", "memory")
 
     def __init__(self) -> None:
         self.fetches = 0
         self.memory: torch.Tensor | None = None
-        self.reissued = port.reissued
+        self.changes = port.memory_changes
 
 
 def is_small_part(tensor: LazyTensor) -> bool:
@@ -53,7 +53,7 @@ def fetch_part(tensor: LazyTensor, fetch: Callable[[LazyTensor], torch.Tensor]) 
     value = tensor.remote
     storage = value.storage
     copy = getattr(storage, "elements", None)
-    if copy is None or copy.reissued != port.reissued:
+    if copy is None or copy.changes != port.memory_changes:
         copy = storage.elements = ElementCopy()
     if copy.memory is None:
         copy.fetches += 1

@@ -38,7 +38,7 @@ from djinn_core.system.files import CLOEXEC, NOFOLLOW
 from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Buffer, Frame
 
-_MAGIC: Final = b"DJNJ1\n"
+_MAGIC: Final = b"DJNJ2\n"
 _HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
 _CUT: Final = b"X"
 _CUT_AT: Final = struct.Struct("<QQ")

@@ -172,7 +172,7 @@ class PublishedWeights:
         name = address.removeprefix(f"{SCHEME}:")
         found = [one for one in self.listing() if one.name == name]
         if not found:
-            raise WeightsUnavailable(f"nothing is published as {name!r}")
+            raise WeightsUnavailable(f"nothing is published as {name!r}") from FileNotFoundError()
         try:
             self.remove_older(name, found[0].made + 1)
         except OSError as error:

@@ -166,6 +166,7 @@ class WeightReads:
         mapped = self._reader.map(origin.address, origin.key)
         if mapped is not None:
             self._share(header, self._reader.shared.share(origin.key, mapped.untyped_storage()), origin, offset)
+            self._reader.populate(origin.key)
         return mapped is not None
 
     # --- memory that others have -----------------------------------------------------------------------------------

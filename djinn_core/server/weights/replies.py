@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -15,11 +16,12 @@ from djinn_core.server.running.cancellation import LOOK_SECONDS
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.weights.published import PublishedSink, PublishedWeights
 from djinn_core.server.weights.reads import WeightReads
-from djinn_core.server.weights.saving import save
+from djinn_core.server.weights.saving import DifferentContents, save
 from djinn_core.server.weights.weight_reader import OpenedWeights, WeightReader
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import unpack_handles
 from djinn_core.wire.frames import Frame
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import encode
 from djinn_core.wire.weight_messages import (
     OpenWeights,
@@ -68,11 +70,28 @@ def list_published(published: PublishedWeights | None) -> PublishedReply:
     )
 
 
-def remove(reader: WeightReader, request: RemoveWeights) -> RemoveWeightsReply:
-    """Remove what an address names; the answer."""
+def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:
+    """Answer with what `do` has done to files, which a session that is recovered does not do again.
+
+    `do` gets True where an executor began it and died before its answer was in the journal: it may have been done.
+    """
+    begun: list[bytes | None] = []
+
+    def begin(before: bytes | None) -> bytes:
+        begun.append(before)
+        return YES
+
+    connection.decide(begin)
+    connection.send(Frame(connection.decide(lambda before: before or encode(do(begun[0] is not None)))))
+
+
+def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) -> RemoveWeightsReply:
+    """Remove what an address names; the answer. `again`: it may have been removed already."""
     try:
         reader.remove(request.address)
     except WeightsUnavailable as error:
+        if again and isinstance(error.__cause__, FileNotFoundError):
+            return RemoveWeightsReply()
         return RemoveWeightsReply(str(error)[: limits.FAILURE_TEXT])
     return RemoveWeightsReply()
 
@@ -115,10 +134,12 @@ def save_values(
     reads: WeightReads,
     weights: WeightReader,
     deliver: Callable[[torch.Tensor], torch.Tensor],
+    again: bool = False,
 ) -> SaveWeightsReply:
     """Write values of a session at an address; the answer says what was wrong, if anything was.
 
-    `deliver`: gives the host's copy of a value. What is published is lent to sessions that read it, by `reads`.
+    `deliver`: gives the host's copy of a value. `again`: they may be there already, and are looked for first. What is published is
+    lent to sessions that read it, by `reads`.
     """
     handles = unpack_handles(request.handles)
     if len(handles) != len(request.names):
@@ -139,6 +160,9 @@ def save_values(
 
     try:
         with torch.inference_mode():
+            if again and (there := weights.written(request.address)) is not None:
+                with contextlib.suppress(DifferentContents, OSError):
+                    return SaveWeightsReply(save(tensors, dict(request.metadata), there, deliver))
             nbytes = save(tensors, dict(request.metadata), create, deliver)
         for sink in made:
             if isinstance(sink, PublishedSink):

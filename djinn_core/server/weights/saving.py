@@ -9,12 +9,14 @@ from typing import Final
 
 import torch
 
+from djinn_core.builtins.weights import UNFINISHED, remove_abandoned
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import WeightSink
+from djinn_core.hookspecs.weights import WeightFile, WeightSink
 from djinn_core.server.weights.disk import Disk, free_bytes
 from djinn_core.server.weights.formats.safetensors import make_header
 
 MOST_FILES: Final = 10_000  # that a tenant has saved
+_COMPARED: Final = 1 << 20  # bytes of a file that are compared at a time
 
 
 def save(
@@ -52,6 +54,42 @@ def save(
     return size
 
 
+class DifferentContents(Exception):  # noqa: N818 - an answer, and no failure
+    """A file does not have the contents that were to be written."""
+
+
+class WrittenFile:
+    """A file that may have been written already, as `WeightSink`: it is compared with what is to be written.
+
+    Its methods raise `DifferentContents` where it is another one.
+    """
+
+    def __init__(self, file: WeightFile, size: int) -> None:
+        self._file = file
+        self._version = file.version()
+        self._at = 0
+        self._check(file.size == size)
+
+    def write(self, data: memoryview) -> None:
+        """As `WeightSink.write`."""
+        while data:
+            there = bytearray(min(len(data), _COMPARED))
+            self._file.read_into(self._at, memoryview(there))
+            self._check(data[: len(there)] == there)
+            self._at, data = self._at + len(there), data[len(there) :]
+
+    def commit(self) -> None:
+        """As `WeightSink.commit`."""
+        self._check(self._file.version() == self._version)
+
+    def discard(self) -> None:
+        """As `WeightSink.discard`: nothing was begun."""
+
+    def _check(self, same: bool) -> None:
+        if not same:
+            raise DifferentContents
+
+
 def _bytes(tensor: torch.Tensor) -> memoryview:
     with torch.inference_mode():
         dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -74,6 +112,8 @@ class SavedBytes:
         Raises:
             WeightsUnavailable: that is more than the tenant may have, or than the disk has left.
         """
+        for folder in {self._folder, *(path.parent for path in self._folder.rglob(f".*{UNFINISHED}*"))}:
+            remove_abandoned(folder)  # they would count
         there = self._sizes()
         if len(there) >= self._most:
             raise WeightsUnavailable(

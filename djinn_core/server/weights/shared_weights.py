@@ -49,6 +49,11 @@ class SharedWeights:
                 self.hit_bytes += key.size
             return found
 
+    def held(self, key: WeightKey) -> torch.UntypedStorage | None:
+        """The memory that a session has read this into and holds; it counts as no use."""
+        with self._lock:
+            return self.storages.get(key)
+
     def share(self, key: WeightKey, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Share `storage` with sessions that come later; the memory to use, which is another's where that came first."""
         with self._lock:

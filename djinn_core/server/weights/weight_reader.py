@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +34,9 @@ from djinn_core.server.weights.formats.file_header import HeaderEntry
 from djinn_core.server.weights.openings import Opening, Openings
 from djinn_core.server.weights.published import SCHEME as PUBLISHED
 from djinn_core.server.weights.published import PublishedWeights
-from djinn_core.server.weights.saving import SavedBytes
+from djinn_core.server.weights.saving import SavedBytes, WrittenFile
 from djinn_core.server.weights.shared_weights import SharedWeights, WeightKey
+from djinn_core.system.mappings import populate
 from djinn_core.wire import limits
 from djinn_core.wire.digests import ContentHash
 
@@ -207,6 +209,15 @@ class WeightReader:
             self._saved.check(size)
         return source.create(address, size, self._permissions)
 
+    def written(self, address: str) -> Callable[[int], WeightSink] | None:
+        """As `create`, where a file is at that address: it is compared with what is written. None where there is none."""
+        try:
+            places = self.open(address).tensors.values()
+        except WeightsUnavailable:
+            return None
+        found = next(iter(places), None)
+        return partial(WrittenFile, found.file) if found is not None else None
+
     def remove(self, address: str) -> None:
         """Remove the file at an address that can be saved to, or a published name.
 
@@ -236,14 +247,12 @@ class WeightReader:
             coming = self._under_way.get(key)
         if coming is not None:
             return coming
-        place = self._place(address, key)
+        place, readers = self._place(address, key), self._threads()
         with self._lock:
-            if self._readers is None:
-                self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
             self.reads += 1
             self.read_bytes += key.size
             begun = Reading()
-            begun.data = self._readers.submit(_read, weakref.ref(begun), address, place, key.start, key.size)
+            begun.data = readers.submit(_read, weakref.ref(begun), address, place, key.start, key.size)
             self._under_way[key] = begun
         return begun
 
@@ -287,6 +296,22 @@ class WeightReader:
             self.reads += 1
             self.read_bytes += key.size
         return data
+
+    def populate(self, key: WeightKey) -> None:
+        """Begin to read what is mapped for a key, as long as a session holds it: it will be used soon, and from end to end."""
+
+        def populate_held() -> None:
+            storage = self.shared.held(key)
+            if storage is not None:
+                populate(storage.data_ptr(), storage.nbytes())
+
+        self._threads().submit(populate_held)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._readers is None:
+                self._readers = ThreadPoolExecutor(READERS, "djinn-weights")
+            return self._readers
 
     def _place(self, address: str, key: WeightKey) -> StoredPlace:
         """The place of what a key names, in the files that are open or that are there now."""
