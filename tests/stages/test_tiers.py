@@ -41,6 +41,7 @@ def captured_graph(model, x):
 MAKERS = {
     "export": lambda model, x: fx_graph(torch.export.export(model, (x,))),
     "fx": lambda model, x: fx_graph(torch.fx.symbolic_trace(model), x),
+    "module": fx_graph,
     "capture": captured_graph,
 }
 
