@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from djinn_core.ir.profile import (
 
 
 def semantic_metadata(
-    graph: Graph, profile: WorkloadProfile, costs: Costs | None = None, waited: Set[int] = frozenset()
+    graph: Graph, profile: WorkloadProfile, costs: Costs | None = None, waited: AbstractSet[int] = frozenset()
 ) -> tuple[SemanticMetadata, ...]:
     """One record per node, in order; with what it costs on the first device, where `costs` are given.
 
@@ -51,7 +51,7 @@ def _of_node(
     matches: list[PatternMatch],
     depth: int,
     cost: CostEstimate | None,
-    waited: Set[int],
+    waited: AbstractSet[int],
 ) -> SemanticMetadata:
     lineage = profile.lineage[node.id] if profile.lineage else Lineage.NOTHING
     metas = [graph.meta(v) for v in node.outputs]

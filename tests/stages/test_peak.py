@@ -18,7 +18,9 @@ KIB = 1024
 
 def planned(graph, residency=None, devices=1):
     topology = NetworkTopology(tuple(DeviceCapabilities(f"{n}/cpu:0", "cpu") for n in range(devices)))
-    result = plan(graph, Registry(cost_models=(Roofline(),)), Request(topology, resident=dict.fromkeys(graph.inputs, "0/cpu:0")))
+    result = plan(
+        graph, Registry(cost_models=(Roofline(),)), Request(topology, resident=dict.fromkeys(graph.inputs, "0/cpu:0"))
+    )
     return attrs.evolve(result, profile=attrs.evolve(result.profile, residency=residency or {}))
 
 

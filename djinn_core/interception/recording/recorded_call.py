@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from djinn_core.interception.recording.call_site import user_site
-from djinn_core.interception.recording.entry import Entry, new_tuple, Taken
+from djinn_core.interception.recording.entry import Entry, Taken, new_tuple
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
