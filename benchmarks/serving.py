@@ -14,7 +14,7 @@ from pathlib import Path
 import djinn
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 Way = Callable[[str], AbstractContextManager[str]]
 
 

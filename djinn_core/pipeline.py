@@ -22,13 +22,13 @@ from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.placement import MARGIN, Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
-from djinn_core.ir.profile import DataResidency, WorkloadProfile
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import rebind, rebind_plan, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, Rewritten, not_derived
-from djinn_core.stages.annotate import NOTHING_KNOWN, annotate
+from djinn_core.stages.annotate import NOTHING_KNOWN, Known, annotate
 from djinn_core.stages.cache import PlanCache, Remembered
 from djinn_core.stages.estimate import estimate
 from djinn_core.stages.fingerprint import fingerprint
@@ -109,7 +109,7 @@ def plan(
     request: Request,
     *,
     profile: WorkloadProfile | None = None,
-    known: Mapping[int, DataResidency] = NOTHING_KNOWN,
+    known: Known = NOTHING_KNOWN,
     known_plan: OptimizationPlan | None = None,
 ) -> PipelineResult:
     """Run the stages over a program, in their order, as far as `request.until`.

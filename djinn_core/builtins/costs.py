@@ -19,7 +19,7 @@ _ASSUMED_ELSEWHERE = (2e13, 5e11, 5e-6)
 
 
 class Roofline:
-    """Knows every op: FLOPs as PyTorch counts them; bytes of everything; no cost for views."""
+    """Knows every op: FLOPs as PyTorch counts them; bytes of everything; work space by family; no cost for views."""
 
     name = "roofline"
     tolerates_growth = True
@@ -32,9 +32,8 @@ class Roofline:
             return CostEstimate(0.0, 0, 0, 0.0, self.name)
         peak, bandwidth, start = _ASSUMED.get(device.kind, _ASSUMED_ELSEWHERE)
         seconds = max(work.operations / (device.flops or peak), work.bytes / (device.bandwidth or bandwidth))
-        return CostEstimate(
-            work.flops, work.bytes_read, work.bytes_written, start + seconds, self.name, operations=work.operations
-        )
+        traffic = work.bytes_read, work.bytes_written
+        return CostEstimate(work.flops, *traffic, start + seconds, self.name, work.operations, work.workspace)
 
 
 @hookimpl

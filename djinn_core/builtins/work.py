@@ -16,6 +16,7 @@ import torch
 from djinn_core.builtins.flops import RECURRENT, flops_of
 from djinn_core.builtins.memory_traffic import traffic_of
 from djinn_core.builtins.whole_layers import parts_of
+from djinn_core.builtins.workspace import workspace_of
 from djinn_core.ir.arguments import arguments
 from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.dataflow import is_view
@@ -51,6 +52,7 @@ class Work:
         layout: how the worst of the operands lies: `contiguous` as its sizes say, `permuted` with its last dimension in
             order, `transposed` otherwise.
         parts: what a kernel does one after the other that does a whole layer, each as a work without memory.
+        workspace: bytes taken while it runs, beside what it reads and makes.
     """
 
     operation: str
@@ -65,6 +67,7 @@ class Work:
     kernel: int = 1
     layout: Layout = "contiguous"
     parts: tuple[Work, ...] = ()
+    workspace: int = 0
 
     @property
     def bytes(self) -> int:
@@ -119,7 +122,14 @@ def _work(graph: Graph, node: Node) -> Work:
         kernel=_kernel(graph, node) if kind == "convolution" else 1,
         layout=max(map(_layout, dict.fromkeys(map(graph.meta, node.inputs))), default=_LAYOUTS[0], key=_LAYOUTS.index),
         parts=parts,
+        workspace=workspace_of(graph, node) or _between(parts),
     )
+
+
+def _between(parts: tuple[Work, ...]) -> int:
+    """The two largest products of a whole layer, one of which is made out of the other."""
+    made = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
+    return sum(made[-2:])
 
 
 def _part(operation: str, kind: Kind, dims: tuple[int, ...], dtype: torch.dtype) -> Work:

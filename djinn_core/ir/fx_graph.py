@@ -35,17 +35,19 @@ from djinn_core.ir.program import Call, Program, Signature, Slot
 from djinn_core.ir.values import TensorMeta, make_handle, new_storage, storage_of, tensor_meta
 
 
-def fx_graph(module: fx.GraphModule | torch.export.ExportedProgram, *inputs: Any) -> ProgramGraph:
+def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: Any) -> ProgramGraph:
     """The graph of `module`; `graph.program` is the program that does the same.
 
     Args:
-        module: the traced or exported module.
+        module: the traced or exported module; any other is exported here, with `inputs`.
         *inputs: example inputs, for a graph of torch functions and modules without metadata. Nothing runs on them; the
             parameters and buffers of `module` come before them among the inputs of the graph.
 
     Raises:
         UnsupportedOperation: nothing is known of an input or of a value.
     """
+    if not isinstance(module, fx.GraphModule | torch.export.ExportedProgram):
+        module = torch.export.export(module, inputs)
     graph_module = module.graph_module if isinstance(module, torch.export.ExportedProgram) else module
     if not is_lowered(graph_module):
         graph_module = lowered(graph_module, inputs)

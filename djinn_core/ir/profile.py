@@ -149,7 +149,8 @@ class SemanticMetadata:
 
     Attributes:
         role: that of a match, or of the op's family; each node has one.
-        synchronises: whether the client waits for the op, because its result's shape or a number depends on data.
+        synchronises: whether the client waits for the op: its result's shape or a number depends on data, or its result was
+            fetched while it was recorded.
         lineage: kinds of inputs that its results derive from. is_gradient: whether they derive from a gradient.
         memory_pattern: how it reads memory.
         cost: estimate for the first device; None where costs were not asked for.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -25,9 +26,12 @@ from djinn_core.ir.profile import (
 
 
 def semantic_metadata(
-    graph: Graph, profile: WorkloadProfile, costs: Costs | None = None
+    graph: Graph, profile: WorkloadProfile, costs: Costs | None = None, waited: AbstractSet[int] = frozenset()
 ) -> tuple[SemanticMetadata, ...]:
-    """One record per node, in order; with what it costs on the first device, where `costs` are given."""
+    """One record per node, in order; with what it costs on the first device, where `costs` are given.
+
+    `waited`: the values that the client waited for.
+    """
     matches: dict[int, list[PatternMatch]] = defaultdict(list)
     for match in profile.patterns:
         for node in match.nodes:
@@ -35,7 +39,7 @@ def semantic_metadata(
     depths = _depths(graph)
     estimates = next(iter(costs.by_device.values()), ()) if costs is not None else ()
     return tuple(
-        _of_node(graph, profile, node, matches[node.id], depths[node.id], estimates[at] if estimates else None)
+        _of_node(graph, profile, node, matches[node.id], depths[node.id], estimates[at] if estimates else None, waited)
         for at, node in enumerate(graph.nodes)
     )
 
@@ -47,6 +51,7 @@ def _of_node(
     matches: list[PatternMatch],
     depth: int,
     cost: CostEstimate | None,
+    waited: AbstractSet[int],
 ) -> SemanticMetadata:
     lineage = profile.lineage[node.id] if profile.lineage else Lineage.NOTHING
     metas = [graph.meta(v) for v in node.outputs]
@@ -67,7 +72,7 @@ def _of_node(
         inputs=node.inputs,
         random=node.random,
         mutates=bool(node.writes),
-        synchronises=_depends_on_data(node.op),
+        synchronises=_depends_on_data(node.op) or not waited.isdisjoint((*node.outputs, *node.writes)),
         lineage=lineage,
         memory_pattern=_memory_pattern(node),
         is_gradient=Lineage.GRADIENT in lineage or is_backward(node),

@@ -90,7 +90,8 @@ class Captured:
     @cached_property
     def semantic_metadata(self) -> tuple[SemanticMetadata, ...]:
         """Everything that is known of each node."""
-        return semantic_metadata(self.graph, self.profile, plan(self.graph, until="estimate").costs)
+        costs = plan(self.graph, until="estimate").costs
+        return semantic_metadata(self.graph, self.profile, costs, self._capturing.sent.fetched)
 
 
 @display.register(object)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import attrs
+
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.op_families import role_of
-from djinn_core.ir.profile import DataResidency, Lineage, PatternMatch, Tier, WorkloadProfile
+from djinn_core.ir.profile import DataResidency, Lineage, Modality, PatternMatch, Tier, WorkloadProfile
 from djinn_core.stages.annotating.evidence import Evidence
 from djinn_core.stages.annotating.inputs import Inputs, inputs_of
 from djinn_core.stages.annotating.kinds import modalities_in
-from djinn_core.stages.annotating.lineage import lineage_of
+from djinn_core.stages.annotating.lineage import lineage_of, modalities_of
 from djinn_core.stages.annotating.phases import phases_of
 from djinn_core.stages.annotating.residency import residency_of_counters, residency_of_gradients, residency_of_inputs
 from djinn_core.stages.annotating.states import NO_STATES, States, states_in
@@ -20,14 +22,15 @@ from djinn_core.stages.annotating.workload_type import ALL_TIERS, judge
 from djinn_core.stages.attribution import warn_skipped
 from djinn_core.stages.verify import check_match
 
-NOTHING_KNOWN: Mapping[int, DataResidency] = {}
+Known = Mapping[int, DataResidency | Modality]
+NOTHING_KNOWN: Known = {}
 
 
 def annotate(
     graph: Graph,
     patterns: Sequence[Pattern],
     *,
-    known: Mapping[int, DataResidency] = NOTHING_KNOWN,
+    known: Known = NOTHING_KNOWN,
     tiers: frozenset[Tier] = ALL_TIERS,
 ) -> WorkloadProfile:
     """Run every pattern over `graph` and classify it, node by node and as a whole.
@@ -36,16 +39,21 @@ def annotate(
         graph: the graph.
         patterns: the patterns to run. One that raises or returns a match that does not fit the graph is skipped, with a warning
             that names it.
-        known: how long values from earlier programs live, by value, for inputs that those programs made or took.
+        known: how long values from earlier programs live, by value, for inputs that those programs made or took; or the kind of
+            data that an activation comes from.
         tiers: the tiers that may judge the workload type. Phases and residency are the structure's.
     """
     matches, skipped = _all_matches(graph, patterns)
+    lasting = {value: fact for value, fact in known.items() if isinstance(fact, DataResidency)}
+    earlier = {value: fact for value, fact in known.items() if isinstance(fact, Modality)}
     inputs = inputs_of(graph)
-    training = training_in(graph, inputs, known)
-    states = NO_STATES if training else states_in(graph, inputs, known)
-    residency = _residency(graph, inputs, training, states, matches, known)
+    training = training_in(graph, inputs, lasting)
+    states = NO_STATES if training else states_in(graph, inputs, lasting)
+    residency = _residency(graph, inputs, training, states, matches, lasting)
+    if earlier:
+        inputs = attrs.evolve(inputs, earlier=earlier)
     bits = lineage_of(graph, inputs, residency)
-    modalities = modalities_in(graph, bits)
+    modalities = modalities_of(graph, bits) if earlier else modalities_in(graph, bits)
     evidence = Evidence(graph, matches, inputs, training, states, modalities)
     judged = judge(evidence, tiers)
     return WorkloadProfile(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
 import attrs
 
-from djinn_core.ir.colocation import storage_sizes
-from djinn_core.ir.op_families import CONVOLUTION, NORMALISATION
 from djinn_core.ir.profile import DataResidency
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Free, Run
-from djinn_core.ir.values import TensorMeta, storage_of
+from djinn_core.ir.values import storage_of
 
 KINDS: Final = {
     DataResidency.PERSISTENT_WEIGHT: "weights",
@@ -23,13 +20,6 @@ KINDS: Final = {
     DataResidency.OPTIMIZER_STATE: "optimizer",
 }
 ACTIVATIONS: Final = "activations"  # all else: inputs, results, and what ops take beside them
-_CONVOLUTIONS: Final = CONVOLUTION | {"convolution_backward"}
-_NORMALISATIONS: Final = NORMALISATION | {
-    "native_batch_norm_backward",
-    "native_group_norm_backward",
-    "native_layer_norm_backward",
-}
-_BLOCK: Final = 16
 
 
 @attrs.frozen
@@ -73,42 +63,11 @@ def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
                 for node in step.nodes:
                     for value in nodes[node].outputs:
                         held.hold(value)
-                    held.note(costs[node].workspace or workspace(result, node), node)
+                    held.note(costs[node].workspace, node)
             elif isinstance(step, Free):
                 for value in step.values:
                     held.free(value)
     return Peak(sum(held.fullest.values()), dict(held.fullest), dict(held.most), held.left(), held.largest)
-
-
-def workspace(result: PipelineResult, node: int) -> int:
-    """Bytes that an op is assumed to take beside what it reads and makes, where no cost model says so.
-
-    Convolutions copy their operands into layouts of their own, normalisations those that are not contiguous; the other ops take little.
-    The kernels' layout of a weight has blocks of 16 by 16 channels in each group: backward, depthwise weights grow by as much.
-    """
-    graph, found = result.graph, result.graph.nodes[node]
-    name = found.op.removeprefix("aten::").partition(".")[0]
-    if name in _NORMALISATIONS:
-        return sum(graph.meta(v).nbytes for v in found.inputs if not _is_contiguous(graph.meta(v)))
-    if name not in _CONVOLUTIONS:
-        return 0
-    copies = sum(storage_sizes(graph, found.inputs).values())
-    if name != "convolution_backward" or len(found.inputs) < 3:
-        return copies
-    _, data, weight = (graph.meta(v) for v in found.inputs[:3])
-    groups = data.shape[1] // max(1, weight.shape[1])
-    inside = (weight.shape[0] // max(1, groups), weight.shape[1])
-    blocks = math.prod(-(-channels // _BLOCK) * _BLOCK for channels in inside)
-    return copies + groups * blocks * math.prod(weight.shape[2:]) * weight.dtype.itemsize
-
-
-def _is_contiguous(meta: TensorMeta) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(meta.shape), reversed(meta.stride), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 class _Held:

@@ -45,8 +45,10 @@ def test_each_node_has_a_role_a_cost_and_a_way_of_reading(captured):
     assert any(one.is_gradient for one in found)
     assert not any(one.synchronises for one in found)
     with djinn.capture() as other:
-        torch.ones(3).nonzero()
-    assert [one.synchronises for one in other.semantic_metadata][-1]
+        ones = torch.ones(3)
+        ones.nonzero()
+        ones.exp().sum().item()
+    assert [one.op for one in other.semantic_metadata if one.synchronises] == ["aten::nonzero", "aten::sum"]
 
 
 def test_stages_and_groups_of_a_schedule():

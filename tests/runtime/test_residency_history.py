@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import djinn
-from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
+from djinn.hooks import DataResidency, ExecutionPhase, Modality, WorkloadType
 from djinn_core.runtime.planning import session_plans
 
 DEVICE = "remote_accelerator:0"
@@ -45,6 +45,28 @@ def test_an_update_whose_gradients_came_from_an_earlier_program(embedded, monkey
     assert profile.workload is WorkloadType.TRAINING
     assert set(profile.phases) == {ExecutionPhase.TRAINING_OPTIMIZER}
     assert kinds(made[-1]) == {DataResidency.GRADIENT, DataResidency.PERSISTENT_WEIGHT}
+
+
+@pytest.mark.usefixtures("plan_first_runs")
+def test_pictures_meet_a_text_after_two_waits(embedded, monkeypatch):
+    """As in LLaVA's `generate()`: features, embeddings, and what puts one into the other are programs of their own."""
+    see, table, layer = nn.Conv2d(3, 8, 4, 4), nn.Embedding(1000, 8), nn.Linear(8, 8)
+    see, table, layer = (module.to(DEVICE) for module in (see, table, layer))
+    made = planned(monkeypatch)
+    with torch.no_grad():
+        features = see(torch.randn(1, 3, 8, 8).to(DEVICE)).flatten(2).transpose(1, 2).contiguous()
+        features.sum().item()
+        tokens = torch.tensor([[5, 99, 99, 99, 99, 7]]).to(DEVICE)
+        text, places = table(tokens), (tokens == 99)[..., None].expand(1, 6, 8)
+        text.sum().item()
+        met = text.masked_scatter(places, features)
+        output = layer(met)
+        output.sum().item()
+    seen, read, fused = (result.profile for result in made)
+    assert set(seen.phases) == {ExecutionPhase.VISION_ENCODING}
+    assert set(read.phases) == {ExecutionPhase.FORWARD}
+    assert set(fused.phases) == {ExecutionPhase.MULTIMODAL_FUSION}
+    assert set(fused.modalities) == {Modality.MULTIMODAL_FUSION}
 
 
 @pytest.mark.usefixtures("plan_first_runs")

@@ -47,7 +47,7 @@ def recording(model: nn.Module) -> Iterator[Recorded]:
     first = len(recorder.entries)
 
     def here() -> int:
-        return len(recorder.captures[-1]) + len(recorder.entries) - first
+        return len(recorder.captures[-1].entries) + len(recorder.entries) - first
 
     recorded = Recorded(here=here)
 

@@ -7,6 +7,7 @@ import pytest
 
 from djinn.hooks import DeviceCapabilities, NetworkTopology
 from djinn.testing import ProgramBuilder
+from djinn_core.builtins.costs import Roofline
 from djinn_core.ir.profile import DataResidency
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.registry import Registry
@@ -17,7 +18,9 @@ KIB = 1024
 
 def planned(graph, residency=None, devices=1):
     topology = NetworkTopology(tuple(DeviceCapabilities(f"{n}/cpu:0", "cpu") for n in range(devices)))
-    result = plan(graph, Registry(), Request(topology, resident=dict.fromkeys(graph.inputs, "0/cpu:0")))
+    result = plan(
+        graph, Registry(cost_models=(Roofline(),)), Request(topology, resident=dict.fromkeys(graph.inputs, "0/cpu:0"))
+    )
     return attrs.evolve(result, profile=attrs.evolve(result.profile, residency=residency or {}))
 
 

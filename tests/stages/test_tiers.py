@@ -41,6 +41,7 @@ def captured_graph(model, x):
 MAKERS = {
     "export": lambda model, x: fx_graph(torch.export.export(model, (x,))),
     "fx": lambda model, x: fx_graph(torch.fx.symbolic_trace(model), x),
+    "module": fx_graph,
     "capture": captured_graph,
 }
 
@@ -104,6 +105,28 @@ def test_what_is_known_from_before_tells_an_optimizer_step():
     assert profile.workload is WorkloadType.TRAINING
     assert profile.phases[-1] is ExecutionPhase.TRAINING_OPTIMIZER
     assert profile.residency[gradient] is DataResidency.GRADIENT
+
+
+class CLIPTextModel(nn.Module):
+    """Reads, and is called as what sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(size, 8) for size in (1000, 6, 2)])
+        self.layer, self.mixed = nn.Linear(8, 8), nn.Conv1d(8, 8, 3, padding=1, groups=8)
+
+    def forward(self, tokens):
+        words, places, segments = self.tables
+        x = words(tokens) + places(torch.arange(6)) + segments(torch.zeros_like(tokens))
+        return self.layer(self.mixed(self.layer(x).transpose(1, 2)).transpose(1, 2))
+
+
+def test_a_text_of_three_tables_is_no_recommender_and_no_picture_by_its_name(patterns):
+    """As FNet (three tables, no attention), Nystroemformer (a convolution on the way) and the text tower of CLIP are."""
+    with djinn.capture(model := CLIPTextModel()) as captured:
+        model(torch.zeros(2, 6, dtype=torch.long))
+    assert "CLIPTextModel" in captured.graph.module_classes
+    assert annotate(captured.graph, patterns).workload is WorkloadType.GENERIC
 
 
 class Redrawn(nn.Module):

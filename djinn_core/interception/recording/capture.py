@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from djinn_core.interception.recording.entry import Entry
+from djinn_core.interception.recording.entry import Taken
 from djinn_core.interception.recording.meta_substitution import MetaSubstitution
 from djinn_core.interception.recording.recorder import current, freeze
 from djinn_core.interception.tensors.lazy_tensor import logical_device
@@ -20,7 +20,7 @@ class Capturing:
 
     def __init__(self, skip: int) -> None:
         self._skip = skip  # instructions that were recorded, and not yet sent, before the capture began
-        self.sent: list[Entry] = []
+        self.sent = Taken()
         self._program: Program | None = None
 
     @property
@@ -28,7 +28,7 @@ class Capturing:
         """The program recorded so far; fixed when the capture ends."""
         if self._program is not None:
             return self._program
-        return freeze([*self.sent, *current().entries][self._skip :], still_to_free())
+        return freeze([*self.sent.entries, *current().entries][self._skip :], still_to_free())
 
     def finish(self) -> None:
         """Fix the program."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+import attrs
+
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.ir.program import Call, Site, Slot
 
@@ -38,6 +40,14 @@ class Entry(NamedTuple):
     def writes(self) -> list[int]:
         """Handles of the operands that the op writes into."""
         return [self.handles[position] for position in self.call.writes]
+
+
+@attrs.define(eq=False)
+class Taken:
+    """What was sent while a capture is under way: its entries, and the handles of the values that were waited for."""
+
+    entries: list[Entry] = attrs.field(factory=list)
+    fetched: set[int] = attrs.field(factory=set)
 
 
 # `new_tuple(Entry, fields)` makes an entry without the frame of its constructor, for the hot path.

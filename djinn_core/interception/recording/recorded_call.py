@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from djinn_core.interception.recording.call_site import user_site
-from djinn_core.interception.recording.entry import Entry, new_tuple
+from djinn_core.interception.recording.entry import Entry, Taken, new_tuple
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
@@ -118,7 +118,7 @@ def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> t
     an input nor its own.
     """
     recorder = current()
-    sent: list[Entry] = []
+    sent = Taken()
     start, before = len(recorder.entries), recorder.fixed
     uploads, recorder.constants = recorder.constants, []
     recorder.captures.append(sent)
@@ -127,7 +127,7 @@ def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> t
     try:
         outputs = function(*inputs)
         entries = recorder.entries[start:]
-        undisturbed = recorder.epoch == epoch and not sent and recorder.watcher is None
+        undisturbed = recorder.epoch == epoch and not sent.entries and recorder.watcher is None
         if not undisturbed:
             return outputs, None
         return outputs, _Analysis(inputs, entries, recorder.constants).result(outputs)

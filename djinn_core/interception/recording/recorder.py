@@ -18,7 +18,7 @@ from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_core.interception.recording.call_site import Issued
 from djinn_core.interception.recording.cut_points import steady_cut
-from djinn_core.interception.recording.entry import Entry
+from djinn_core.interception.recording.entry import Entry, Taken
 from djinn_core.interception.recording.fetch_prediction import FetchPredictor
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
@@ -72,7 +72,7 @@ class Recorder:
 
     Attributes:
         entries: unsent entries. epoch: number of cuts so far. limit: number of entries at which `cut_at_limit` must be called.
-        captures: lists that also receive cut entries. fixed: the last entry from before the innermost capture.
+        captures: what captures under way get of programs that are sent. fixed: the last entry from before the innermost capture.
         constants: uploaded values, where they are tracked. dead: handles that no tensor refers to or ever referred to.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
         module_moments: while a timeline is recorded, when the thread entered what, one after the other in one list: a weak reference to
@@ -109,7 +109,7 @@ class Recorder:
         self._shared = shared
         self.entries: list[Entry] = []
         self.epoch = 0
-        self.captures: list[list[Entry]] = []
+        self.captures: list[Taken] = []
         self.fetches = FetchPredictor()
         self.constants: list[tuple[int, torch.Tensor]] | None = None
         self.dead: list[int] = []
@@ -400,7 +400,8 @@ class Recorder:
             dead = _put_back(dead, self.entries)
         self.uploaded = self.uploads = 0
         for captured in self.captures:
-            captured.extend(taken)
+            captured.entries.extend(taken)
+            captured.fetched.update(ask.fetch)
         if absent.storages:
             taken, dead = absent.sift(taken), absent.forget(dead)
         handles = [value.handle for value in dead]

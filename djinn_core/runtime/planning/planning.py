@@ -13,7 +13,6 @@ from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.plan import OptimizationResult
-from djinn_core.ir.profile import DataResidency
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
@@ -24,7 +23,7 @@ from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime.planning.calibrations import calibration_of
 from djinn_core.runtime.planning.constraints import NOT_OCCUPIED, MemoryInUse, limits_of, policy_for, within
-from djinn_core.stages.annotate import NOTHING_KNOWN
+from djinn_core.stages.annotate import NOTHING_KNOWN, Known
 from djinn_core.wire.messages import DeviceInfo
 
 # Where programs are planned before any server is known, as in `djinn.capture()`.
@@ -118,7 +117,7 @@ def plan_for_pool(
     stream: Stream = ALONE,
     derived: Derived = not_derived,
     occupied: Mapping[str, MemoryInUse] = NOT_OCCUPIED,
-    known: Mapping[int, DataResidency] = NOTHING_KNOWN,
+    known: Known = NOTHING_KNOWN,
     margin: float = MARGIN,
 ) -> PipelineResult:
     """Plan a program for several devices, with its inputs where they are.

@@ -1,7 +1,7 @@
-"""Kinds of values that earlier programs made or took: weights, caches, gradients, the optimizer's state.
+"""Kinds of values that earlier programs made or took: weights, caches, gradients, the optimizer's state; text and pictures.
 
 A program says by itself what most of its values are, and some only together with those before it: an update whose gradients
-came from another program, a cache that is put in another order. Programs that ran lately are kept with their values, by
+came from another program, a cache that is put in another order, features of a picture that take their places in a text. Programs that ran lately are kept with their values, by
 which plan; what the plan's first program was found to be about says what these are. Nothing is looked up before a program
 comes that was not planned before.
 """
@@ -14,10 +14,12 @@ from typing import Any
 
 import attrs
 
-from djinn_core.ir.profile import DataResidency
+from djinn_core.ir.profile import DataResidency, Lineage, Modality
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
 from djinn_core.lru import LruCache
+from djinn_core.stages.annotate import Known
+from djinn_core.stages.annotating.lineage import kind_of
 
 RECENT = 24  # submissions: several steps of a loop, also where each is sent in pieces
 _PLANS = 512
@@ -33,7 +35,7 @@ class _Carried:
     """Kinds of values that outlive the programs of a plan, by position among their values."""
 
     plan: object
-    residency: tuple[tuple[int, DataResidency], ...]
+    facts: tuple[tuple[int, DataResidency | Modality], ...]
 
 
 class ResidencyHistory:
@@ -44,23 +46,33 @@ class ResidencyHistory:
         self._recent: Recent = deque(maxlen=0) if recent is None else recent
         self._carried: LruCache[int, _Carried] = LruCache(_PLANS)
 
-    def planned(self, plan: object, program: Program, residency: Mapping[int, DataResidency]) -> None:
-        """Register a new plan with its program and what its values are."""
-        lasting = {value: kind for value, kind in residency.items() if kind in _CARRIED}
+    def planned(
+        self,
+        plan: object,
+        program: Program,
+        residency: Mapping[int, DataResidency],
+        lineage: Sequence[Lineage] = (),
+    ) -> None:
+        """Register a new plan with its program, how long its values live, and what the results of its ops derive from."""
+        lasting: dict[int, DataResidency | Modality] = {}
+        for made, bits in zip(program.instructions(), lineage, strict=False):
+            if (kind := kind_of(int(bits))) is not Modality.UNKNOWN:
+                lasting.update(dict.fromkeys((v for v in made.outputs if v not in program.dead), kind))
+        lasting |= {value: kind for value, kind in residency.items() if kind in _CARRIED}
         values = enumerate(dict.fromkeys(program.operands)) if lasting else ()
         self._carried.store(id(plan), _Carried(plan, tuple([(i, lasting[v]) for i, v in values if v in lasting])))
 
-    def residency(self, program: Program) -> Mapping[int, DataResidency]:
+    def residency(self, program: Program) -> Known:
         """Known kinds of a new program's values; the latest program that used a tensor's memory decides."""
-        if not any(carried.residency for carried in self._carried.values()):
+        if not any(carried.facts for carried in self._carried.values()):
             return {}
         wanted: defaultdict[int, list[int]] = defaultdict(list)
         for value in dict.fromkeys(program.operands):
             wanted[storage_of(value)].append(value)
-        known: dict[int, DataResidency] = {}
+        known: dict[int, DataResidency | Modality] = {}
         for plan, values in reversed(self._recent):
             carried = self._carried.get(id(plan))
-            for position, kind in carried.residency if carried is not None else ():
+            for position, kind in carried.facts if carried is not None else ():
                 for value in wanted.pop(storage_of(values[position]), ()):
                     known[value] = kind
         return known

@@ -71,7 +71,7 @@ class SessionPlans:
 
     def made(self, prepared: Prepared, program: Program, planned: PlannedProgram) -> None:
         """A template was made of a plan."""
-        self._earlier.planned(prepared, program, planned.profile.residency)
+        self._earlier.planned(prepared, program, planned.profile.residency, planned.profile.lineage)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
 

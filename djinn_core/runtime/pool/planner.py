@@ -12,7 +12,7 @@ from djinn_core.interrupts import held as held_interrupts
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.placement import MARGIN
-from djinn_core.ir.profile import DataResidency, WorkloadProfile
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
@@ -31,6 +31,7 @@ from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.streams import ProgramFamily
 from djinn_core.runtime.sending.template import relied_on
 from djinn_core.runtime.stats import Stats
+from djinn_core.stages.annotate import Known
 from djinn_core.torch_private import modes_as_before
 
 VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, in scalars, and in whose turn it was
@@ -48,7 +49,7 @@ class Whereabouts:
     stream: Stream = ALONE
     derived: Derived = attrs.field(default=not_derived, eq=False)
     occupied: Mapping[str, MemoryInUse] = attrs.field(factory=dict)
-    known: Mapping[int, DataResidency] = attrs.field(factory=dict)
+    known: Known = attrs.field(factory=dict)
     margin: float = MARGIN
 
 
@@ -141,7 +142,7 @@ class PoolPlanner:
         del alike.plans[:-VARIANTS_LIMIT]
         self._recent.append((plan, values))
         if plan.profile is not None:
-            self._earlier.planned(plan, program, plan.profile.residency)
+            self._earlier.planned(plan, program, plan.profile.residency, plan.profile.lineage)
         return plan, self.derived.extended(plan, values)
 
     def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -33,12 +33,14 @@ class Inputs:
         kinds: the kind of data that an input is, by value, where the graph shows it.
         entries: nodes where data of a kind enters: look-ups of tokens, convolutions of raw data.
         tokens: the largest number of tokens in a row that a look-up of tokens has.
+        earlier: the kinds that earlier programs had values from, by value; no data enters there.
     """
 
     weights: frozenset[int]
     kinds: dict[int, Modality]
     entries: dict[int, Modality]
     tokens: int
+    earlier: Mapping[int, Modality] = attrs.field(factory=dict)
 
     @property
     def entering(self) -> frozenset[Modality]:

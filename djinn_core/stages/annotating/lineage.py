@@ -15,6 +15,7 @@ _OF_RESIDENCY = {
     DataResidency.GRADIENT: Lineage.GRADIENT,
     DataResidency.OPTIMIZER_STATE: Lineage.OPTIMIZER_STATE,
 }
+_OF_EARLIER = OF_KIND | {Modality.MULTIMODAL_FUSION: Lineage.TEXT | Lineage.VISION}
 _DATA = int(Lineage.TEXT | Lineage.VISION | Lineage.AUDIO)
 _MODALITY = {int(flag): kind for kind, flag in OF_KIND.items()} | {0: Modality.UNKNOWN}
 _RANDOM = int(Lineage.RANDOM)
@@ -50,7 +51,15 @@ def _of_input(value: int, inputs: Inputs, residency: Mapping[int, DataResidency]
     kind = inputs.kinds.get(value)
     if kind is not None:
         return int(OF_KIND[kind])
+    earlier = _OF_EARLIER.get(inputs.earlier.get(value, Modality.UNKNOWN))
+    if earlier is not None:
+        return int(earlier)
     return int(_OF_RESIDENCY.get(residency.get(value, DataResidency.INPUT), Lineage.OTHER_INPUT))
+
+
+def kind_of(lineage: int) -> Modality:
+    """The kind of data that something derives from; fusion where there are several."""
+    return _MODALITY.get(lineage & _DATA, Modality.MULTIMODAL_FUSION)
 
 
 def modalities_of(graph: Graph, bits: list[int]) -> tuple[Modality, ...]:
@@ -76,4 +85,4 @@ def modalities_of(graph: Graph, bits: list[int]) -> tuple[Modality, ...]:
                 looked_at |= kinds[source] if source >= 0 else 0
             if looked_at in _MODALITY:
                 kinds[node] = looked_at
-    return tuple([_MODALITY.get(k, Modality.MULTIMODAL_FUSION) for k in kinds])
+    return tuple([kind_of(k) for k in kinds])

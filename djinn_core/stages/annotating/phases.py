@@ -42,7 +42,10 @@ def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPh
         return [ExecutionPhase.FORWARD] * len(evidence.modalities)
     if workload is WorkloadType.VISION:
         return [_SEEN] * len(evidence.modalities)
-    fuses = Modality.VISION in evidence.kinds and not evidence.cached  # speech that becomes text is no fusion
+    kinds = evidence.kinds | set(evidence.inputs.earlier.values())
+    fuses = (
+        not kinds.isdisjoint({Modality.VISION, Modality.MULTIMODAL_FUSION}) and not evidence.cached
+    )  # speech that becomes text is no fusion
     usual = {
         Modality.UNKNOWN: text,
         Modality.TEXT: text,

@@ -26,11 +26,23 @@ def judge(evidence: Evidence, tiers: frozenset[Tier] = ALL_TIERS) -> Judgement:
     judged: list[Judgement] = []
     if Tier.STRUCTURE in tiers:
         judged += judge_structure(evidence)
-    if Tier.MODULES in tiers and (named := judge_modules(classes_in(evidence.graph))) is not None:
+    if Tier.MODULES in tiers and (named := _named(evidence)) is not None:
         judged.append(named)
     if Tier.OPERATIONS in tiers or not judged:
         judged.append(judge_operations(evidence.graph.by_op))
     return max(judged, key=lambda j: j.confidence)
+
+
+_SEEN_OR_HEARD = frozenset({
+    WorkloadType.AUDIO, WorkloadType.DIFFUSION, WorkloadType.MULTIMODAL, WorkloadType.VISION,
+})  # fmt: skip
+
+
+def _named(evidence: Evidence) -> Judgement | None:
+    """Judgement by names, unless nothing but text enters what they say sees or hears: a text tower is called CLIP as well."""
+    named = judge_modules(classes_in(evidence.graph))
+    reads = evidence.kinds == {Modality.TEXT}
+    return None if named is None or (reads and named.workload in _SEEN_OR_HEARD) else named
 
 
 def classes_in(graph: Graph) -> tuple[str, ...]:
@@ -80,7 +92,7 @@ _NAMES = (
     (re.compile(r"UNet\dD|Transformer2D|DiT|Diffusion|Denois|MMDiT|Flux"), WorkloadType.DIFFUSION),
     (re.compile(r"CausalLM|LMHead|ForSeq2SeqLM|ForConditionalGeneration|GPT|Llama|Mistral"), WorkloadType.LLM),
     (re.compile(r"Wav2Vec|Hubert|Whisper|Speech|Audio|Encodec|ForCTC|Vocoder|HifiGan"), WorkloadType.AUDIO),
-    (re.compile(r"ImageClassif|ObjectDetection|Segmentation|DepthEst|ViT|ResNet|Swin|ConvNext|Image|Vision|Conv2d"), WorkloadType.VISION),
+    (re.compile(r"ImageClassif|ObjectDetection|Segmentation|DepthEst|ViT|ResNet|Swin|ConvNext|Image|Vision"), WorkloadType.VISION),
     (re.compile(r"Recommend|DLRM|DeepFM|EmbeddingBag|FactorizationMachine|DeepCross"), WorkloadType.RECOMMENDER),
 )  # fmt: skip
 
@@ -174,9 +186,26 @@ def _recommender(evidence: Evidence) -> Iterator[Judgement]:
             WorkloadType.RECOMMENDER, 0.96, f"{bags} bags of embeddings before {evidence.products} products"
         )
     # Tables alone say nothing: a program that ends early, at a sync point, may be the beginning of any encoder.
-    elif evidence.tables >= _TABLES_OF_A_RECOMMENDER and evidence.products and not attention and not evidence.cached:
-        reason = f"{evidence.tables} embedding tables, {evidence.products} matrix products and no attention"
+    elif (
+        (tables := evidence.tables - _added(evidence.graph)) >= _TABLES_OF_A_RECOMMENDER
+        and evidence.products
+        and not attention
+        and not evidence.cached
+    ):
+        reason = f"{tables} embedding tables, {evidence.products} matrix products and no attention"
         yield Judgement(WorkloadType.RECOMMENDER, 0.8, reason)
+
+
+def _added(graph: Graph) -> int:
+    """Sums of look-ups: a word, its place and its segment are one feature from three tables."""
+    rows = {i for operation in EMBEDDING for i in graph.by_op.get(operation, ())}
+    sums = 0
+    for i in sorted(i for operation in ("add", "add_") for i in graph.by_op.get(operation, ())):
+        operands = graph.flow.operands(graph.nodes[i])
+        if len(operands) > 1 and all(source in rows for source in operands):
+            rows.add(i)
+            sums += 1
+    return sums
 
 
 def _language(evidence: Evidence) -> Iterator[Judgement]:

@@ -59,9 +59,9 @@ class MeasuredRoofline:
             if len(self._known) >= _LIMIT:
                 self._known.clear()
             took = _seconds(parameters, work, _variant(graph, node, work))
-            warm = self._known[key] = CostEstimate(
-                work.flops, work.bytes_read, work.bytes_written, took, self.name, operations=work.operations
-            )
+            traffic = work.bytes_read, work.bytes_written
+            warm = CostEstimate(work.flops, *traffic, took, self.name, work.operations, work.workspace)
+            self._known[key] = warm
         if not work.bytes_read:
             return warm
         cold = self._cold_seconds(calibration, graph, node, work)

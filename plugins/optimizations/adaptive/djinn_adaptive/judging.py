@@ -12,6 +12,7 @@ LOOKS: Final = (8, 16, 24, 40)  # runs of each way after which something may be 
 CHANCE: Final = 0.05 / len(LOOKS)  # of being wrong at one look; over all looks together one in twenty
 LEAST: Final = 0.02  # a share of the time that is worth anything, unless the setting `least` says otherwise
 CLEARLY: Final = 1.5  # as many times as long, all of the first four: no more is needed
+FEW: Final = 0.25  # a share of the time that a single run of each way has to save; of n runs each an n-th of it
 RUNS: Final = 8  # of a program in which several executors have to win back what moving its weights takes
 
 
@@ -58,13 +59,14 @@ class Adaptive:
     def spreads(self, trial: PlacementTrial) -> bool | None:
         """True if several executors save time, by medians, and in a few runs as much as moving weights takes; else one is better.
 
-        A decision after a single run of each way is not sure, and is made again with each run that follows: programs that ran
-        a few times already are on the better way, and the other way is looked at again now and then.
+        The fewer runs were measured the more has to be saved, because single runs mislead: one executor is right in doubt. The
+        decision is made again with each run that follows, and the other way is looked at again now and then.
         """
         if not trial.alone or not trial.apart:
             return None
         one, several = statistics.median(trial.alone), statistics.median(trial.apart)
-        return several < (1 - self._least) * one and RUNS * (one - several) > trial.moving
+        least = max(self._least, FEW / min(len(trial.alone), len(trial.apart)))
+        return several < (1 - least) * one and RUNS * (one - several) > trial.moving
 
 
 def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:

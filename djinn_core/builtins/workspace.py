@@ -1,0 +1,169 @@
+"""Bytes that an op takes on its device while it runs, beside what it reads and makes.
+
+Rules by family, from what PyTorch's allocator gave out inside of CPU kernels of one thread (`tests/stages/test_workspace.py` compares
+them). Kernels of other devices were not looked at: sorts count what they take where keys and indices are moved between two buffers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+
+from djinn_core.ir.arguments import arguments
+from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.op_families import CONVOLUTION, NORMALISATION
+from djinn_core.ir.values import TensorMeta
+
+_CHANNELS = 16  # oneDNN's blocks of a weight
+_KEYS = 512  # of a block of attention; of queries, by how many there are
+_QUERIES = ((768, 256), (192, 64), (0, 32))
+_INDEX = 8
+
+
+def workspace_of(graph: Graph, node: Node) -> int:
+    """Work space of `node` in bytes, without small change; 0 for ops that are not known to take any."""
+    rule = _RULES.get(node.operation)
+    return rule(graph, node) if rule is not None and node.inputs else 0
+
+
+def _convolution(graph: Graph, node: Node) -> int:
+    """Kernels copy operands into layouts of their own; transposed ones make the result in one, and bring it back."""
+    copies = _given(graph, node)
+    if not (arguments(node).get("transposed") or "transpose" in node.operation):
+        return copies
+    return max(copies, 2 * _made(graph, node))
+
+
+def _convolution_backward(graph: Graph, node: Node) -> int:
+    """As forward, and the gradient of the weight in blocks of channels: depthwise weights grow by as much."""
+    copies = _given(graph, node)
+    if len(node.inputs) < 3:
+        return copies
+    _, data, weight = (graph.meta(v) for v in node.inputs[:3])
+    groups = data.shape[1] // max(1, weight.shape[1])
+    inside = (weight.shape[0] // max(1, groups), weight.shape[1])
+    blocks = math.prod(-(-channels // _CHANNELS) * _CHANNELS for channels in inside)
+    return copies + groups * blocks * math.prod(weight.shape[2:]) * weight.dtype.itemsize
+
+
+def _copies_of_gaps(graph: Graph, node: Node) -> int:
+    """A copy of each operand that is not contiguous."""
+    return sum(graph.meta(v).nbytes for v in node.inputs if not _is_contiguous(graph.meta(v)))
+
+
+def _batch_norm_backward(graph: Graph, node: Node) -> int:
+    """The gradient once more."""
+    return graph.meta(node.inputs[0]).nbytes + _copies_of_gaps(graph, node)
+
+
+def _copy_of_operand(graph: Graph, node: Node) -> int:
+    return graph.meta(node.inputs[0]).nbytes
+
+
+def _sort(graph: Graph, node: Node) -> int:
+    """Keys and their indices once more."""
+    given = graph.meta(node.inputs[0])
+    return given.numel * (given.dtype.itemsize + _INDEX)
+
+
+def _unique(graph: Graph, node: Node) -> int:
+    return 3 * _INDEX * graph.meta(node.inputs[0]).numel
+
+
+def _index(graph: Graph, node: Node) -> int:
+    """Masks become indices of what they select, which may be all: one for each of their dimensions."""
+    masks = [meta for meta in map(graph.meta, node.inputs[1:]) if meta.dtype in (torch.bool, torch.uint8)]
+    return sum(_INDEX * len(mask.shape) * mask.numel for mask in masks)
+
+
+def _matmul(graph: Graph, node: Node) -> int:
+    """A copy of each operand of which no view is a batch of matrices: broadcast ones, and heads that were moved."""
+    left, right = (graph.meta(v) for v in node.inputs[:2])
+    if min(len(left.shape), len(right.shape)) < 3:
+        return 0
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    return sum(
+        math.prod(batch) * math.prod(meta.shape[-2:]) * meta.dtype.itemsize
+        for meta in (left, right)
+        if not _is_one_batch(meta, batch)
+    )
+
+
+def _is_one_batch(meta: TensorMeta, batch: tuple[int, ...]) -> bool:
+    own = len(meta.shape) - 2
+    sizes, strides = (1,) * (len(batch) - own) + meta.shape[:own], (0,) * (len(batch) - own) + meta.stride[:own]
+    steps = [
+        (size, stride if have == size else 0)
+        for size, have, stride in zip(batch, sizes, strides, strict=True)
+        if size > 1
+    ]
+    return all(outer == inner * size for (_, outer), (size, inner) in itertools.pairwise(steps))
+
+
+def _attention(graph: Graph, node: Node) -> int:
+    """Scores of one block, and numbers in place of a mask; where weights are dropped, all scores three times."""
+    query, key = (graph.meta(v) for v in node.inputs[:2])
+    if node.operation == "scaled_dot_product_attention" and arguments(node).get("dropout_p"):
+        return 3 * math.prod(query.shape[:-1]) * key.shape[-2] * query.dtype.itemsize
+    masks = [meta for meta in map(graph.meta, node.inputs[3:4]) if meta.dtype == torch.bool]
+    return _attention_block(query.shape, key.shape) + sum(mask.numel * query.dtype.itemsize for mask in masks)
+
+
+def _attention_backward(graph: Graph, node: Node) -> int:
+    """The gradient of the queries once more, and two blocks of scores."""
+    query, key = (graph.meta(v) for v in node.inputs[1:3])
+    return query.nbytes + 2 * _attention_block(query.shape, key.shape)
+
+
+def _attention_block(query: tuple[int, ...], key: tuple[int, ...]) -> int:
+    most = next(rows for least, rows in _QUERIES if query[-2] >= least)
+    return min(query[-2], most) * (min(key[-2], _KEYS) + query[-1] + 2) * torch.float32.itemsize
+
+
+def _recurrent(graph: Graph, node: Node) -> int:
+    """What goes into the gates of all steps of a layer, and its states, in each direction."""
+    shapes = [graph.meta(v).shape for v in node.inputs]
+    matrices = [shape for shape in shapes[1:] if len(shape) == 2]
+    if not matrices or len(shapes[1]) != 3:
+        return 0
+    directions = 2 if arguments(node).get("bidirectional") else 1
+    rows = math.prod(shapes[0][:-1])
+    return directions * rows * (matrices[0][0] + 3 * shapes[1][-1]) * graph.meta(node.inputs[0]).dtype.itemsize
+
+
+def _given(graph: Graph, node: Node) -> int:
+    return sum(graph.meta(v).nbytes for v in dict.fromkeys(node.inputs))
+
+
+def _made(graph: Graph, node: Node) -> int:
+    return sum(graph.meta(v).nbytes for v in node.outputs)
+
+
+def _is_contiguous(meta: TensorMeta) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(meta.shape), reversed(meta.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+_RULES: dict[str, Callable[[Graph, Node], int]] = {
+    **dict.fromkeys(CONVOLUTION, _convolution),
+    "convolution_backward": _convolution_backward,
+    **dict.fromkeys((*NORMALISATION, *SOFTMAX, "_log_softmax"), _copies_of_gaps),
+    **dict.fromkeys(("native_group_norm_backward", "native_layer_norm_backward"), _copies_of_gaps),
+    "native_batch_norm_backward": _batch_norm_backward,
+    **dict.fromkeys(("_linalg_svd", "linalg_inv_ex", "logsumexp"), _copy_of_operand),
+    **dict.fromkeys(("argsort", "kthvalue", "msort", "sort"), _sort),
+    **dict.fromkeys(("_unique2", "unique_dim"), _unique),
+    "index": _index,
+    "matmul": _matmul,
+    **dict.fromkeys(FUSED_ATTENTION, _attention),
+    **{f"{name}_backward": _attention_backward for name in FUSED_ATTENTION},
+    **dict.fromkeys(("gru", "lstm", "rnn_relu", "rnn_tanh"), _recurrent),
+}
