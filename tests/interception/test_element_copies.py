@@ -32,6 +32,18 @@ def test_elements_take_a_handful_of_round_trips():
     assert found == (x * 2).tolist()
 
 
+def test_elements_of_a_large_tensor_come_page_by_page():
+    x = torch.arange(50_000.0)  # four pages
+    remote = x.to(DEVICE)
+    found = []
+    assert round_trips(lambda: found.extend(float(e) for e in remote[10_000:40_000:10])) <= 4 * 3
+    assert found == x[10_000:40_000:10].tolist()
+    across = [remote[begin : begin + 8].tolist() for begin in range(16_380, 16_390)]  # the pages meet at 16,384
+    assert across == [x[begin : begin + 8].tolist() for begin in range(16_380, 16_390)]
+    remote[16_383] = 7.0
+    assert [remote[i].item() for i in range(16_380, 16_388)] == remote.cpu()[16_380:16_388].tolist()
+
+
 @pytest.mark.parametrize(
     "look",
     [

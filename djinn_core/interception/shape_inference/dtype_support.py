@@ -61,12 +61,13 @@ def may_lack_kernel(func: Any, operands: Sequence[TensorMeta], args: Sequence[An
     """True if only the executor knows if it has a kernel of `func` for operands of these dtypes; the arguments are meta tensors."""
     if _kinds(func, args, kwargs) in inference_cache.supported:
         return False
-    if not ((operands and _is_unusual(func, operands[0].dtype)) or _cpu_lacks_kernel(func, operands, args, kwargs)):
+    if not ((operands and is_unusual(func, operands[0].dtype)) or _cpu_lacks_kernel(func, operands, args, kwargs)):
         return False
     return port.is_open() or not current().captures  # a capture starts no server
 
 
-def _is_unusual(func: Any, dtype: torch.dtype) -> bool:
+def is_unusual(func: Any, dtype: torch.dtype) -> bool:
+    """True if kernels of `func` for tensors of this dtype are rare, so that the executor's device may have none."""
     packet = func.name().removeprefix("aten::").partition(".")[0]
     plain = packet if packet.endswith("__") else packet.removesuffix("_")
     if plain in _FLOATING:

@@ -24,10 +24,11 @@ from djinn_core.interception.shape_inference.argument_checks import (
     check_distribution,
     is_doubtful,
 )
-from djinn_core.interception.shape_inference.dtype_support import may_lack_kernel
+from djinn_core.interception.shape_inference.dtype_support import is_unusual, may_lack_kernel
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.shape_inference.meta_overrides import is_random, may_be_of_other_dtypes, must_ask, rule_for
 from djinn_core.interception.shape_inference.scalar_ranges import refuse_scalars, rule_of_call
+from djinn_core.interception.shape_inference.small_trials import pointwise_result
 from djinn_core.interception.shape_inference.write_checks import (
     check_cast,
     check_targets,
@@ -131,6 +132,9 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     check_targets(func, args, kwargs)
     if must_ask(func, kwargs) or _returns_number(func):
         raise UnknownResult
+    pointwise = _infer_pointwise(func, args, kwargs, device)
+    if pointwise is not None:
+        return pointwise
     check_distribution(func, args, kwargs)
     device = _index_given(kwargs, device)
     world = MetaConverter()
@@ -163,6 +167,39 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     if only_kernels_know(func, call) or (may_be_of_other_dtypes(func, before) and call.signature.dtypes is None):
         raise UnknownResult
     return call
+
+
+def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call | None:
+    """The call of a pointwise op that the CPU's kernel takes; None if its meta kernel must be run."""
+    with held, torch.no_grad():
+        made = pointwise_result(func, args, kwargs, device)
+    if made is None:
+        return None
+    operands = [a for a in (*args, *kwargs.values()) if isinstance(a, LazyTensor)]
+    before, target = tuple([o.remote.meta for o in operands]), made.target
+    if is_unusual(func, before[0].dtype) or is_doubtful(func, args, kwargs):
+        return None
+    form = encode_form(func, args, kwargs, [target is None], sequence=False)
+    signature = signature_of(form, before)
+    result = made.meta if target is not None or not signature.orders else laid_out(made.meta, signature.orders[0])
+    same = alias = -1
+    if target is not None:
+        same = next(i for i, o in enumerate(operands) if o is target)
+        alias = next(i for i, o in enumerate(operands) if o.remote.storage is target.remote.storage)
+    return Call(
+        signature=signature,
+        operands=before,
+        results=(result,),
+        aliases=(alias,),
+        inplace=(same,),
+        writes=() if target is None else written_operands(func, args, kwargs),
+        random=False,
+        operand_count=form.operand_count,
+        slot_count=form.slot_count,
+        new_count=form.new_count,
+        changes=() if target is None or made.meta is before[same] else ((same, made.meta),),
+        nbytes=(0 if target is not None else made.meta.nbytes,),
+    )
 
 
 def _refused_scalar(func: Any, meta_args: Sequence[Any], meta_kwargs: dict[str, Any]) -> RuntimeError | None:

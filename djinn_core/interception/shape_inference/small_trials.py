@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 import torch
 
 from djinn_core import torch_private
+from djinn_core.interception.shape_inference.shape_formulas import broadcast, is_pointwise
+from djinn_core.interception.shape_inference.write_checks import returning
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 
 aten = torch.ops.aten
 _SIZES: Final = frozenset({"size", "pad"})
 _PADDINGS: Final = frozenset({"padding", "output_padding"})
 _COUNTS: Final = {"steps": 2, "bins": 2, "n": 2, "m": 2, "window_length": 2, "k": 1, "num_samples": 1}
+_CHOICES: Final = frozenset(
+    {torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Generator, list, tuple}
+)
 _RANGE: Final = {"start": 0, "end": 1, "step": 1}
 # These write a number to a single element without a check.
 _FILLING: Final = frozenset({aten.fill_.Scalar, aten.full.default, aten.full_like.default, aten.new_full.default})
 
 
-def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Call the CPU's kernel with these arguments, whose tensors are made to have one element. No random number is drawn.
+def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the CPU's kernel returns for these arguments, whose tensors are made to have one element. No random number is drawn.
 
     The element is a 1 where elements do not index others: division by 0 is refused.
 
@@ -34,10 +42,69 @@ def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
     named = {name: _small(name, value, length, filled) for name, value in kwargs.items()}
     state = torch.default_generator.get_state() if torch.Tag.nondeterministic_seeded in func.tags else None
     try:
-        func(*small, **named)
+        return func(*small, **named)
     finally:
         if state is not None:
             torch.default_generator.set_state(state)
+
+
+@attrs.frozen
+class PointwiseResult:
+    """The metadata of a pointwise op's result, and the operand that is written, to which it gives this metadata; None if it is new."""
+
+    meta: TensorMeta
+    target: LazyTensor | None
+
+
+def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: int) -> PointwiseResult | None:
+    """The result of a pointwise op, by a trial; None where a meta kernel must tell.
+
+    PyTorch's meta kernels of these ops are written in Python and take fifty times as long as the CPU's kernel for one element. That
+    tells the dtype; the shape follows from those of the operands, and row-major operands give a row-major result.
+    """
+    out = kwargs.get("out")
+    plain = func if out is None else returning(func)
+    if plain is None or not is_pointwise(plain) or torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    others = kwargs if out is None else {name: value for name, value in kwargs.items() if name != "out"}
+    given = (*args, *others.values())
+    tensors = [a for a in given if isinstance(a, LazyTensor)]
+    if not tensors or not all(_is_plain(t.remote.meta) for t in tensors) or any(type(a) in _CHOICES for a in given):
+        return None
+    shape = _shape_together(plain, [t.remote.meta.shape for t in tensors])
+    if shape is None:
+        return None
+    try:
+        made = try_small(plain, args, others)
+    except Exception:
+        return None  # the other way finds the error that PyTorch raises
+    meta = tensor_meta(shape, contiguous_strides(shape), 0, made.dtype, device)
+    target = args[0] if torch_private.schema_of(plain).returns[0].alias_info is not None else out
+    return PointwiseResult(meta, None) if target is None else _written(meta, target, tensors)
+
+
+def _written(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> PointwiseResult | None:
+    """The result as it is written to a tensor that has the same dtype and shape, or no elements yet."""
+    before = target.remote.meta if isinstance(target, LazyTensor) else None
+    if before is None or before.dtype is not meta.dtype or before.conj or before.neg:
+        return None
+    if before.shape == meta.shape and _is_plain(before):
+        return PointwiseResult(before, target)
+    if before.numel or any(o.remote.storage is target.remote.storage for o in operands):
+        return None
+    return PointwiseResult(tensor_meta(meta.shape, meta.stride, before.offset, meta.dtype, before.device), target)
+
+
+def _is_plain(meta: TensorMeta) -> bool:
+    """True if a tensor lies in memory row by row, and has elements."""
+    return 0 not in meta.shape and meta.stride == contiguous_strides(meta.shape) and not (meta.conj or meta.neg)
+
+
+def _shape_together(func: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape that operands broadcast to; None where they do not, or where the op does not broadcast."""
+    if "_backward" in func.name() and any(shape != shapes[0] for shape in shapes):
+        return None
+    return broadcast(shapes)
 
 
 def _small(name: str, argument: Any, length: int, filled: int) -> Any:

@@ -108,7 +108,7 @@ def may_refuse_target(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
     Some kernels cast in this case, some refuse; meta kernels do not always do the same.
     """
     names = _targets(func)
-    twin = _returning(func) if names else None
+    twin = returning(func) if names else None
     if twin is None:
         return False
     made = twin(*args, **{name: value for name, value in kwargs.items() if name not in names})
@@ -125,7 +125,7 @@ def _targets(func: Any) -> tuple[str, ...]:
 
 
 @functools.cache
-def _returning(func: Any) -> Any:
+def returning(func: Any) -> Any:
     """The op that returns what `func` writes to its `out=` arguments; None if there is none."""
     packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])
     wanted = [(a.name, str(a.type)) for a in torch_private.schema_of(func).arguments if not a.is_out]

@@ -1,7 +1,7 @@
-"""CPU copies of small storages whose elements are fetched one by one.
+"""CPU copies of memory whose elements are fetched one by one.
 
-Each fetch is a round trip. A program that asks for a third part of the same memory, which has not been written since the first,
-is given it and all further ones from a copy of the whole. The first write that is recorded drops the copy.
+Each fetch is a round trip. A program that asks for a third part of the same page of a storage, which has not been written since
+the first, is given it and all further ones from a copy of the page. The first write that is recorded drops the copies.
 """
 
 from __future__ import annotations
@@ -14,54 +14,67 @@ import torch
 from djinn_core.errors import RemoteError
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interception.tensors.memory_views import from_the_beginning, view_of
+from djinn_core.interception.tensors.memory_views import memory_between, view_of
+from djinn_core.lru import LruCache
 
-LIMIT: Final = 1 << 16  # bytes of a storage: as much as travels in the time of a round trip over most links
-SMALL_PART: Final = 4  # how many times as large as a part a storage is at least
-_FETCHES: Final = 2  # parts that are fetched by themselves
+PAGE: Final = 1 << 16  # bytes: as much as travels in the time of a round trip over most links
+PAGES: Final = 64  # of one storage, whose copies are kept
+SMALL_PART: Final = 4  # how many times as large as a part its page is at least
+_FETCHES: Final = 2  # parts of a page that are fetched by themselves
 
 
 class ElementCopy:
-    """Copy of a storage that is made when enough parts of it were fetched.
+    """Copies of those pages of a storage of which enough parts were fetched.
 
     Attributes:
-        fetches: parts that were fetched since the storage was written last.
-        memory: its bytes; None as long as there are none.
+        fetches: parts of a page that were fetched since the storage was written last.
+        pages: the bytes of pages.
         changes: `port.memory_changes` when it was made.
     """
 
-    __slots__ = ("changes", "fetches", "memory")
+    __slots__ = ("changes", "fetches", "pages")
 
     def __init__(self) -> None:
-        self.fetches = 0
-        self.memory: torch.Tensor | None = None
+        self.fetches: dict[int, int] = {}
+        self.pages: LruCache[int, torch.Tensor] = LruCache(PAGES)
         self.changes = port.memory_changes
 
 
 def is_small_part(tensor: LazyTensor) -> bool:
-    """True if `tensor` is a small part of a small storage."""
+    """True if `tensor` is a small part of a page of its storage."""
     value = tensor.remote
-    return value.meta.nbytes * SMALL_PART <= value.storage.nbytes <= LIMIT
+    meta = value.meta
+    if meta.nbytes * SMALL_PART > min(value.storage.nbytes, PAGE):
+        return False
+    return value.storage.nbytes <= PAGE or _page_of(tensor) == (meta.extent * meta.dtype.itemsize - 1) // PAGE
 
 
 def fetch_part(tensor: LazyTensor, fetch: Callable[[LazyTensor], torch.Tensor]) -> torch.Tensor:
-    """The elements of a part of a storage: `fetch` gets them, or those of the whole, where they are not here.
+    """The elements of a part of a page: `fetch` gets them, or those of the page, where they are not here.
 
     Raises:
         RemoteError: they could not be computed.
     """
     value = tensor.remote
-    storage = value.storage
+    storage, page = value.storage, _page_of(tensor)
     copy = getattr(storage, "elements", None)
     if copy is None or copy.changes != port.memory_changes:
         copy = storage.elements = ElementCopy()
-    if copy.memory is None:
-        copy.fetches += 1
-        if copy.fetches <= _FETCHES:
+    memory = copy.pages.use(page)
+    if memory is None:
+        copy.fetches[page] = count = copy.fetches.get(page, 0) + 1
+        if count <= _FETCHES:
             return fetch(tensor)
         try:
             # A write in another thread in the meantime takes `copy` from the storage, so nothing is found in it later.
-            copy.memory = fetch(from_the_beginning(value, storage.nbytes)).clone()
+            end = min(storage.nbytes, (page + 1) * PAGE)
+            memory = fetch(memory_between(value, page * PAGE, end)).clone()
         except RemoteError:  # of this part, or of one that was not asked for
             return fetch(tensor)
-    return view_of(copy.memory, value.meta).clone()
+        copy.pages.store(page, memory)
+    return view_of(memory, value.meta, page * PAGE).clone()
+
+
+def _page_of(tensor: LazyTensor) -> int:
+    meta = tensor.remote.meta
+    return meta.offset * meta.dtype.itemsize // PAGE

@@ -17,23 +17,23 @@ _conj, _neg_view = (
 )  # names of ops, not private functions
 
 
-def from_the_beginning(value: Value, end: int) -> LazyTensor:
-    """The first `end` bytes of the memory that a value looks into, as one dimension."""
+def memory_between(value: Value, start: int, end: int) -> LazyTensor:
+    """The bytes from `start` to `end` of the memory that a value looks into, as one dimension; `start` is a multiple of 16."""
     with torch.no_grad():
         plain: LazyTensor = wrap(value)
         if value.meta.conj:
             plain = record(_conj, (plain,), {})
         if value.meta.neg:
             plain = record(_neg_view, (plain,), {})
-        count = -(-end // value.meta.dtype.itemsize)
-        return record(aten.as_strided.default, (plain, [count], [1], 0), {})  # type: ignore[no-any-return]
+        size = value.meta.dtype.itemsize
+        return record(aten.as_strided.default, (plain, [-(-(end - start) // size)], [1], start // size), {})  # type: ignore[no-any-return]
 
 
-def view_of(copy: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    """The tensor with this metadata over a copy of the memory."""
+def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tensor:
+    """The tensor with this metadata over a copy of the memory, which begins at byte `start`."""
     with torch.inference_mode():
         view = torch.empty(0, dtype=meta.dtype, device="cpu").set_(
-            copy.untyped_storage(), meta.offset, meta.shape, meta.stride
+            copy.untyped_storage(), meta.offset - start // meta.dtype.itemsize, meta.shape, meta.stride
         )
         if meta.conj:
             view = torch.conj(view)

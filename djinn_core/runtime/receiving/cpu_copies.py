@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from djinn_core.interception.recording.op_observer import fetch_all
-from djinn_core.interception.tensors.memory_views import from_the_beginning
+from djinn_core.interception.tensors.memory_views import memory_between
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.values import TensorMeta
 
@@ -37,7 +37,7 @@ class CpuCopies:
             elif storage not in wanted or _end(wanted[storage][1]) < _end(meta):
                 wanted[storage] = value, meta
         self._trim(kept)
-        flat = [from_the_beginning(value, _end(meta)) for value, meta in wanted.values()]
+        flat = [memory_between(value, 0, _end(meta)) for value, meta in wanted.values()]
         for storage, fetched in zip(wanted, fetch_all(flat), strict=True):
             self._bytes[storage] = fetched.clone()
 
