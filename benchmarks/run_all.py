@@ -1,7 +1,8 @@
 """All benchmarks, one after the other, and a picture of what they found: `make bench`, `make bench ARGS=--quick`.
 
 Arguments are handed to every script; with `--json` the last line is one object of all values. Figures are kept in
-`benchmarks/results` (or `--save`), which git ignores; `plot.py` draws from there.
+`benchmarks/results` (or `--save`), which git ignores; `plot.py` draws from there. Each run is a line of `history.jsonl`, and what got
+slower since the last release is told at the end (`history.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import history
+
+import djinn
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -21,6 +26,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", default=str(HERE / "results"))
     parser.add_argument("--only", default="", help="subjects, such as models,links")
+    parser.add_argument("--history", type=Path, default=history.FILE, help="the file of all runs")
     options, rest = parser.parse_known_args()
     scripts = sorted(HERE.glob("bench_*.py"))
     if options.only:
@@ -37,8 +43,13 @@ def main() -> None:
         print("no picture: `pip install matplotlib`, then `python benchmarks/plot.py`")
     else:
         subprocess.run([sys.executable, str(HERE / "plot.py"), "--results", options.save], check=False)
+    values = values_in(Path(options.save), [script for script in scripts if script.name not in broken])
+    if "--small" not in rest:  # which measures nothing
+        run = history.this_run(djinn.__version__, " ".join(rest), values)
+        print(history.report(history.read(options.history), run))
+        history.add(options.history, run)
     if options.json:
-        print(json.dumps(values_in(Path(options.save), scripts)))
+        print(json.dumps(values))
     if broken:
         sys.exit(f"broken: {', '.join(broken)}")
 

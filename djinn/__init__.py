@@ -10,6 +10,8 @@ executor on this machine.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import djinn_core.loading
 from djinn_core.errors import (
     AccessRefused,
@@ -37,58 +39,61 @@ from djinn_core.errors import (
     WeightsUnavailable,
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
-from djinn_core.interception.recording.capture import is_capturing
-from djinn_core.interception.runtime_interface import CacheMemory, Publication
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
-from djinn_core.ir.graph import Graph
-from djinn_core.ir.placement import PlacementDecision
-from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
-from djinn_core.ir.profile import (
-    DataResidency,
-    ExecutionPhase,
-    Modality,
-    PatternMatch,
-    SemanticMetadata,
-    WorkloadProfile,
-    WorkloadType,
-)
-from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
-from djinn_core.logs import set_debug_level
-from djinn_core.notebook import load_ipython_extension
-from djinn_core.role import is_client
-from djinn_core.runtime.captured import capture, execute, explain, get_graph, plan
-from djinn_core.runtime.client import attach as _attach_device
-from djinn_core.runtime.client import (
-    cancel,
-    configure,
-    get_runtime_state,
-    init,
-    init_async,
-    is_initialized,
-    last_profile,
-    register_init_hook,
-    reset_stats,
-    shut_down,
-    stats,
-    synchronize,
-)
-from djinn_core.runtime.connecting.links import topology
-from djinn_core.runtime.coordinator import Coordinator, coordinator
-from djinn_core.runtime.deadlines import deadline
-from djinn_core.runtime.differences import VerificationError
-from djinn_core.runtime.kv_session import KvSession, kv_session
-from djinn_core.runtime.leaving_places import watch_places as _watch_places
-from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
-from djinn_core.runtime.published import attach, publish, published, unpublish
-from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
-from djinn_core.runtime.scaling import scale
-from djinn_core.runtime.server_files import save_at_addresses as _save_at_addresses
-from djinn_core.runtime.timeline.events import TimelineEvent
-from djinn_core.runtime.timeline.profiling import Timeline, profile
-from djinn_core.runtime.verifying import Verification, verify
-from djinn_core.runtime.waits import WaitReport, explain_waits
-from djinn_core.scheduler import Scheduler
+
+# What is here takes as long to import as everything else, so each name is imported when it is first asked for (`__getattr__`).
+if TYPE_CHECKING:
+    from djinn_core.interception.recording.capture import is_capturing
+    from djinn_core.interception.runtime_interface import CacheMemory, Publication
+    from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+    from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
+    from djinn_core.ir.graph import Graph
+    from djinn_core.ir.placement import PlacementDecision
+    from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
+    from djinn_core.ir.profile import (
+        DataResidency,
+        ExecutionPhase,
+        Modality,
+        PatternMatch,
+        SemanticMetadata,
+        WorkloadProfile,
+        WorkloadType,
+    )
+    from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
+    from djinn_core.logs import set_debug_level
+    from djinn_core.notebook import load_ipython_extension
+    from djinn_core.runtime.captured import capture, execute, explain, get_graph, plan
+    from djinn_core.runtime.client import (
+        cancel,
+        configure,
+        get_runtime_state,
+        init,
+        init_async,
+        is_initialized,
+        last_profile,
+        register_init_hook,
+        reset_stats,
+        shut_down,
+        stats,
+        synchronize,
+    )
+    from djinn_core.runtime.connecting.links import topology
+    from djinn_core.runtime.coordinator import Coordinator, coordinator
+    from djinn_core.runtime.deadlines import deadline
+    from djinn_core.runtime.differences import VerificationError
+    from djinn_core.runtime.kv_session import KvSession, kv_session
+    from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
+    from djinn_core.runtime.published import attach, publish, published, unpublish
+    from djinn_core.runtime.receiving.remote_errors import (
+        RemoteAcceleratorError,
+        RemoteLinAlgError,
+        RemoteTorchOutOfMemory,
+    )
+    from djinn_core.runtime.scaling import scale
+    from djinn_core.runtime.timeline.events import TimelineEvent
+    from djinn_core.runtime.timeline.profiling import Timeline, profile
+    from djinn_core.runtime.verifying import Verification, verify
+    from djinn_core.runtime.waits import WaitReport, explain_waits
+    from djinn_core.scheduler import Scheduler
 
 __version__ = "26.11.0"
 
@@ -187,8 +192,49 @@ __all__ = [
     "verify",
 ]
 
-if is_client():
-    _attach_device()
-    _save_at_addresses()
-    _watch_places()
-del _attach_device, _save_at_addresses, _watch_places, is_client
+_PLACES = {
+    "djinn_core.interception.recording.capture": "is_capturing",
+    "djinn_core.interception.runtime_interface": "CacheMemory Publication",
+    "djinn_core.interception.tensors.lazy_tensor": "LazyTensor",
+    "djinn_core.ir.costs": "CostEstimate DeviceCapabilities NetworkTopology",
+    "djinn_core.ir.graph": "Graph",
+    "djinn_core.ir.placement": "PlacementDecision",
+    "djinn_core.ir.plan": "OptimizationPlan OptimizationResult",
+    "djinn_core.ir.profile": "DataResidency ExecutionPhase Modality PatternMatch SemanticMetadata WorkloadProfile WorkloadType",
+    "djinn_core.ir.schedule": "ExecutionSchedule SchedulingGroup SchedulingStrategy",
+    "djinn_core.logs": "set_debug_level",
+    "djinn_core.notebook": "load_ipython_extension",
+    "djinn_core.runtime.captured": "capture execute explain get_graph plan",
+    "djinn_core.runtime.client": "cancel configure get_runtime_state init init_async is_initialized last_profile register_init_hook reset_stats shut_down stats synchronize",
+    "djinn_core.runtime.connecting.links": "topology",
+    "djinn_core.runtime.coordinator": "Coordinator coordinator",
+    "djinn_core.runtime.deadlines": "deadline",
+    "djinn_core.runtime.differences": "VerificationError",
+    "djinn_core.runtime.kv_session": "KvSession kv_session",
+    "djinn_core.runtime.open_weights": "RemoteWeights open_weights remove_weights save_weights",
+    "djinn_core.runtime.published": "attach publish published unpublish",
+    "djinn_core.runtime.receiving.remote_errors": "RemoteAcceleratorError RemoteLinAlgError RemoteTorchOutOfMemory",
+    "djinn_core.runtime.scaling": "scale",
+    "djinn_core.runtime.timeline.events": "TimelineEvent",
+    "djinn_core.runtime.timeline.profiling": "Timeline profile",
+    "djinn_core.runtime.verifying": "Verification verify",
+    "djinn_core.runtime.waits": "WaitReport explain_waits",
+    "djinn_core.scheduler": "Scheduler",
+}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # type checkers know the names from above
+
+    def __getattr__(name: str) -> Any:
+        module = _MODULES.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = djinn_core.loading.name_in(module, name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+
+djinn_core.loading.attach()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import attrs
 
 from djinn_core.system.processes import lock_file
+
+_LOOK_SECONDS: Final = 0.01  # between two looks for a lock that another process holds
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -52,12 +56,31 @@ def version_of(path: Path) -> FileVersion:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
     """Hold the lock file beside `path`, which one process at a time can, for a change of what the file says.
 
+    `seconds`: how long to wait for another process that holds it; None: until it lets go.
+
     Raises:
+        BlockingIOError: it was held for longer.
         OSError: there cannot be one.
     """
     with (path.parent / f".{path.name}.lock").open("w") as file:
-        lock_file(file.fileno(), wait=True)
+        if seconds is None:
+            lock_file(file.fileno(), wait=True)
+        else:
+            _lock_within(file.fileno(), seconds)
         yield
+
+
+def _lock_within(descriptor: int, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            lock_file(descriptor)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return

@@ -1,17 +1,23 @@
-"""Imports what a client consists of without garbage collection: each would look at all that PyTorch has made, up to 0.15 s."""
+"""Imports without garbage collection: each would look at all that PyTorch has made, up to 0.15 s."""
 
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.role import is_client
 
-with collect_later:
-    importlib.import_module("djinn_core.runtime.client")
-    importlib.import_module("djinn_core.runtime.captured")
-    importlib.import_module("djinn_core.runtime.open_weights")
-    importlib.import_module("djinn_core.runtime.published")
-    importlib.import_module("djinn_core.runtime.server_files")
-    importlib.import_module("djinn_core.runtime.verifying")
-    importlib.import_module("djinn_core.runtime.waits")
-    importlib.import_module("djinn_core.scheduler")
+
+def name_in(module: str, name: str) -> Any:
+    """What a module of Djinn has under that name; imports it."""
+    with collect_later:
+        return getattr(importlib.import_module(module), name)
+
+
+def attach() -> None:
+    """Register the device, where this process is a client."""
+    if is_client():
+        with collect_later:
+            importlib.import_module("djinn_core.runtime.attaching").attach()
+            importlib.import_module("djinn_core.runtime.server_files").save_at_addresses()

@@ -435,6 +435,33 @@ def in_dispatch_modes() -> bool:
     return bool(torch._C._len_torch_dispatch_stack())
 
 
+def spare_dispatch_rules(cls: type[torch.Tensor]) -> None:
+    """Answer PyTorch's question for a rule of `cls`, which it asks before each op, in one step in place of five.
+
+    `torch.library.register_torch_dispatch` makes such rules; from the first one for `cls` on PyTorch looks them up itself.
+    C++ keeps the function that it finds at the first op on a tensor of any subclass, so this comes before.
+    """
+    rules = torch._library.simple_registry
+    holder, look_up = rules.GenericTorchDispatchRuleHolder, rules.find_torch_dispatch_rule
+    register = holder.register
+    spared: type | None = cls
+
+    def find(op: Any, torch_dispatch_class: type) -> Callable[..., Any] | None:
+        if torch_dispatch_class is spared:
+            return None
+        found: Callable[..., Any] | None = look_up(op, torch_dispatch_class)
+        return found
+
+    def noted(self: Any, kind: type, rule: Callable[..., Any]) -> Any:
+        nonlocal spared
+        if kind is spared:
+            spared = None
+        return register(self, kind, rule)
+
+    rules.find_torch_dispatch_rule = find
+    setattr(holder, "register", noted)  # noqa: B010 - type checkers refuse to have it assigned
+
+
 def without_modes(function: F) -> F:
     """Decorator: what the function computes is not seen by modes that are in force, such as those that trace."""
 

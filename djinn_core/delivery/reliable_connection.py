@@ -14,7 +14,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
 from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
-from djinn_core.wire.frame_order import AckFlags, FrameOrder, Inbox, Outbox, Prefix, pack_prefix, split
+from djinn_core.wire.frame_order import COUNT_MASK, AckFlags, FrameOrder, Inbox, Outbox, Prefix, pack_prefix, split
 
 _NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
 _NOTE_BYTES: Final = 1 << 20
@@ -138,7 +138,7 @@ class ReliableConnection(ReconnectingConnection):
                 inner = self._inner
                 with self._keeping:
                     number = outbox.put(frame)
-                if outbox.repeats:
+                if outbox.ahead is not None:
                     return
                 if self._unrepeated is not inner:  # otherwise the retransmission sends it, after those before it
                     self._frames = self._bytes = 0
@@ -293,12 +293,16 @@ class ReliableConnection(ReconnectingConnection):
                 return None  # not counted, so the peer retransmits it over the new connection
             with self._keeping:
                 self._outbox.acknowledge(prefix.received)
-            judged = self._inbox.judge(prefix.number) if head else None
-            if judged is FrameOrder.NEXT:
-                news = Frame(head, frame.body)
-                if self._journaled:
-                    news = self._accept(news)
-                self._inbox.take()
+            inbox, judged = self._inbox, None
+            if head:
+                if prefix.number == (inbox.received + 1) & COUNT_MASK:  # as mostly
+                    judged = FrameOrder.NEXT
+                    news = Frame(head, frame.body)
+                    if self._journaled:
+                        news = self._accept(news)
+                    inbox.received = prefix.number
+                else:
+                    judged = inbox.judge(prefix.number)
         if judged is None:
             self._handle_note(prefix, inner)
         elif judged is FrameOrder.AHEAD:
@@ -308,18 +312,15 @@ class ReliableConnection(ReconnectingConnection):
             self._garbled = 0
             self._frames += 1
             if frame.body or self._frames >= _NOTE_FRAMES:
-                self._count(_bytes_of(frame))
+                self._bytes += (nbytes := _bytes_of(frame))
+                if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
+                    self._note()
             return news
         return None
 
     def _accept(self, frame: Frame) -> Frame:
         """Process a frame before it is acknowledged, where they are `_journaled`; the frame for the reader."""
         return frame
-
-    def _count(self, nbytes: int) -> None:
-        self._bytes += nbytes
-        if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
-            self._note()
 
     def _handle_note(self, note: Prefix, inner: Connection) -> None:
         """Handle a note: do what it requests, and detect lost frames from it."""

@@ -45,6 +45,7 @@ from djinn_core.torch_private import (
     register_backend,
     replace_accelerator_functions,
     replace_classes,
+    spare_dispatch_rules,
     take_in_lists,
     wrap_engine,
     wrap_module_apply,
@@ -84,6 +85,7 @@ def install() -> None:
     wrap_set_default_dtype(noting_changes(forget_calls))
     wrap_module_call(follow_modules)
     torch.nn.TransformerEncoder.forward = pad_with_zeros(torch.nn.TransformerEncoder.forward)  # type: ignore[method-assign]
+    spare_dispatch_rules(lazy_tensor.LazyTensor)
     spare_dtensor(call_on_import)
     spare_dynamo(call_on_import)
     adapt_libraries()

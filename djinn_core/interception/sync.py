@@ -44,7 +44,7 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 
 
 def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
-    recorder = current()
+    recorder = recorders.thread.recorder
     value = tensor.remote
     if value.storage.user is not recorder:
         recorder.order_after(value.storage)
@@ -69,7 +69,7 @@ def _fetch_first(value: Value, recorder: Recorder) -> torch.Tensor:
     if not ahead:
         return _ask(value, recorder)
     try:
-        fetched, *others = recorder.ask(SyncRequest(fetch=(value.handle, *ahead))).tensors
+        fetched, *others = recorder.ask_unseen(SyncRequest(fetch=(value.handle, *ahead))).tensors
     except (RemoteError, SessionLost):  # of this value, or of one that was not asked for
         recorder.fetches.failed()
         return _ask(value, recorder)
@@ -78,7 +78,7 @@ def _fetch_first(value: Value, recorder: Recorder) -> torch.Tensor:
 
 
 def _ask(value: Value, recorder: Recorder) -> torch.Tensor:
-    return recorder.ask(SyncRequest(fetch=(value.handle,))).tensors[0]
+    return recorder.ask_unseen(SyncRequest(fetch=(value.handle,))).tensors[0]
 
 
 def synchronize() -> None:

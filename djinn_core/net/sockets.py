@@ -70,15 +70,6 @@ def send_buffers(
         OSError: the socket's; `TimeoutError` where the deadline has passed.
     """
     parts = [] if parts is None else parts
-    if len(buffers) == 1 and not parts:  # what most messages are
-        try:
-            parts.extend(map(sock.send, buffers))
-        except BlockingIOError:
-            pass
-        else:
-            count_sent(parts[0])
-            if parts[0] == len(buffers[0]):
-                return []
     pending, send = list(buffers), gathering(sock)
     first, sent = 0, sum(parts)
     while True:
@@ -171,8 +162,18 @@ class SocketConnection(StreamConnection):
         return self._taking
 
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        if not self._sent:
+        parts = self._sent
+        if not parts:
             self._sent_before = self.bytes_sent
+            if len(buffers) == 1:  # what most messages are
+                try:
+                    parts.extend(map(self._socket.send, buffers))
+                except BlockingIOError:
+                    pass
+                else:
+                    self._count_sent(parts[0])
+                    if parts[0] == len(buffers[0]):
+                        return ()
         return send_buffers(self._socket, buffers, self._count_sent, self._sent)
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:

@@ -23,6 +23,7 @@ from djinn_core.plugins.report import PluginRow, Status
 
 ENTRY_POINT_GROUP: Final = "djinn"
 INTEGRATION_GROUP: Final = "djinn.integrations"
+RUN: Final = "djinn-run"  # in place of a library, for plugins with integrations that are loaded when `djinn run` begins
 CORE_DISTRIBUTION: Final = "djinn"
 
 

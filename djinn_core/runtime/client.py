@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import multiprocessing
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,11 +19,9 @@ from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.observers import Observer
 from djinn_core.interception import interpreter_shutdown, sync
 from djinn_core.interception.dispatch import forget_calls, forget_what_was_learnt
-from djinn_core.interception.install import install
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import Runtime, port
-from djinn_core.interrupts import handle_interrupts, warn_without_lock
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
@@ -45,7 +41,7 @@ from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.status import why_unavailable
 from djinn_core.runtime.context import ClientContext, InitHook
 from djinn_core.runtime.counting import counters, reset_counters
-from djinn_core.runtime.integrations import integrate_registered, integrate_when_imported
+from djinn_core.runtime.integrations import integrate_registered
 from djinn_core.runtime.planning import session_plans
 from djinn_core.runtime.planning.ab_tests import Without
 from djinn_core.runtime.planning.first_calibration import calibrate_in_background
@@ -63,12 +59,10 @@ from djinn_core.runtime.reconfiguring import (
 )
 from djinn_core.runtime.sending.progress import progress_observers
 from djinn_core.runtime.session import Session
-from djinn_core.system.processes import in_forked_child
 from djinn_core.tracebacks import for_users
 from djinn_core.wire.messages import DeviceInfo
 
 __all__ = [
-    "attach",
     "cancel",
     "configure",
     "device",
@@ -273,6 +267,10 @@ def _session() -> ClientSession:
         session = _open()
         hooks = list(context.hooks)
     # Without the lock: hooks may use the device, also from threads that they start.
+    if any(one.executor is not None and one.executor.notices for one in context.opened):
+        from djinn_core.runtime import leaving_places  # not needed otherwise
+
+        leaving_places.watch()
     for hook in hooks:
         hook()
     return session
@@ -658,8 +656,8 @@ def _residence(storage: int, index: int) -> str:
     return place if pool is None else f"executor {number} ({place})"
 
 
-def _after_fork() -> None:
-    """A child shares neither the session nor the programs of its parent: it is inert, and must not write to the socket.
+def after_fork() -> None:
+    """In a forked child: it shares neither the session nor the programs of its parent: it is inert, and must not write to the socket.
 
     Where the parent had no session yet, the child is a client of its own.
     """
@@ -671,25 +669,10 @@ def _after_fork() -> None:
         # Sockets and processes of the parent's: finalizing them here, at whatever moment the interpreter ends, would warn.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.opened))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.session))
-    recorders.forget_everything()
 
 
-def _at_exit() -> None:
-    interpreter_shutdown.begin()
-    try:
-        shut_down()
-    except DjinnError as error:
-        log.debug("shutting down", reason=str(error))
-    interpreter_shutdown.settle()
-
-
-def attach() -> None:
-    """Register the device and become its runtime; called once, when `djinn` is imported by a client."""
-    with collect_later:
-        install()
-        integrate_when_imported(context)
-    handle_interrupts()
-    warn_without_lock()
+def become_runtime() -> None:
+    """Become the runtime of the device."""
     port.start = _runtime
     port.is_open = is_initialized
     port.is_available = _is_available
@@ -698,17 +681,3 @@ def attach() -> None:
     port.residence = _residence
     port.device_count = _device_count
     port.counts_when_open = lambda: not is_initialized() and _named_servers()
-    in_forked_child(_after_fork)
-    atexit.register(_at_exit)
-    if _starts_at_import():
-        start_early()
-
-
-def _starts_at_import() -> bool:
-    """True if the setting says so, and this is no worker process of a program that has imported Djinn before."""
-    if multiprocessing.current_process().name != "MainProcess":  # set before a spawned worker imports the program
-        return False
-    try:
-        return resolve().settings.start_at_import
-    except DjinnError:
-        return False  # the first use says what is wrong

@@ -27,6 +27,7 @@ class ExecutorLink:
         sent: how many frames were sent.
         reading: held by the thread that reads the channel.
         writing: held around what is sent as one, so that other threads wait for it where they can be interrupted.
+        busy: whether a thread is sending just now, and holds `writing`.
     """
 
     def __init__(self, channel: ClientChannel, server: str, called: str = "") -> None:
@@ -37,6 +38,7 @@ class ExecutorLink:
         self.sent = 0
         self.reading = InterruptibleLock()
         self.writing = InterruptibleLock()
+        self.busy = False
 
     def check(self) -> None:
         """Raise `SessionLost` where the session is lost."""
@@ -50,14 +52,20 @@ class ExecutorLink:
         try:
             if held.whole.depth:
                 with self.writing:
-                    self.sent += 1
-                    self.channel.send(frame)
+                    self._send(frame)
             else:
                 with held.whole, self.writing:
-                    self.sent += 1
-                    self.channel.send(frame)
+                    self._send(frame)
         except TransportError as error:
             self._lose_with_reason(error)
+
+    def _send(self, frame: Frame) -> None:
+        self.sent += 1
+        self.busy = True
+        try:
+            self.channel.send(frame)
+        finally:
+            self.busy = False
 
     def send_message(self, message: Message) -> None:
         """Send a message without a body, as `send`."""

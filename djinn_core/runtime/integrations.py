@@ -11,28 +11,18 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
-from typing import Final
 
 from djinn_core.config import Settings, resolve
 from djinn_core.errors import ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.integrations import Integration
-from djinn_core.interception.libraries.on_import import adapt_on_import, call_on_import
+from djinn_core.interception.libraries.on_import import adapt_on_import
 from djinn_core.logs import get_logger
-from djinn_core.plugins.discovery import PluginCandidate, integrating
+from djinn_core.plugins.discovery import RUN, PluginCandidate, integrating
 from djinn_core.plugins.loading import load, shown
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.context import ClientContext
 
-RUN: Final = "djinn-run"  # in place of a library, for plugins that are loaded when `djinn run` begins
-
 _log = get_logger("djinn.plugins")
-
-
-def integrate_when_imported(context: ClientContext) -> None:
-    """Have plugins with integrations loaded when the libraries that they name are imported, or at once where they are."""
-    for library, candidates in integrating().items():
-        if library != RUN:
-            call_on_import(library, partial(_integrate_candidates, context, candidates))
 
 
 def integrate_under_run(context: ClientContext) -> None:
@@ -55,9 +45,8 @@ def integrate_registered(context: ClientContext, registry: Registry) -> None:
         _integrate(context, one, row.name, row.label)
 
 
-def _integrate_candidates(context: ClientContext, candidates: Iterable[PluginCandidate], library: ModuleType) -> None:
-    """Called in the middle of the import of `library`, which goes on whatever a plugin does."""
-    del library
+def integrate_candidates(context: ClientContext, candidates: Iterable[PluginCandidate]) -> None:
+    """Load plugins in the middle of the import of a library, which goes on whatever a plugin does."""
     settings = _settings(context)
     for candidate in candidates:
         try:

@@ -20,14 +20,9 @@ LOOK_SECONDS: Final = 2.0
 _log = get_logger("djinn.client")
 
 
-def watch_places() -> None:
-    """Watch the places of the executors of each session that begins, where their engine says beforehand that it takes one away."""
-    client.register_init_hook(_watch)
-
-
-def _watch() -> None:
-    if any(one.executor is not None and one.executor.notices for one in context.opened):
-        threading.Thread(target=_look, name="djinn-places", daemon=True).start()
+def watch() -> None:
+    """Watch the places of the executors of the open session, whose engine says beforehand that it takes one away."""
+    threading.Thread(target=_look, name="djinn-places", daemon=True).start()
 
 
 def _look() -> None:

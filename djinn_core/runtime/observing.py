@@ -40,6 +40,7 @@ class Observers:
 
     Attributes:
         timeline: is told of submissions while a timeline is recorded.
+        tracing: the first observer with trace contexts, or None.
         unwanted: names of the events of every submission that no observer wants, so that they need not be told.
     """
 
@@ -56,7 +57,7 @@ class Observers:
 
     def _set(self, observers: list[Observer]) -> None:
         self._observers = observers
-        self._tracing: Any = next((o for o in observers if isinstance(o, TracingObserver)), None)
+        self.tracing: Any = next((o for o in observers if isinstance(o, TracingObserver)), None)
         self._look()
 
     def _look(self) -> None:
@@ -94,7 +95,7 @@ class Observers:
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
         """As `TracingObserver.trace_context`, of the first observer that has it; empty without one, and where it is none."""
-        tracing = self._tracing
+        tracing = self.tracing
         if tracing is None:
             return ""
         found: list[str] = []

@@ -24,7 +24,6 @@ import torch
 from djinn_core.errors import ConfigurationError, ProtocolError, UnsupportedOperation, WeightsUnavailable
 from djinn_core.interception.tensors.batched_fetch import fetched_together
 from djinn_core.interception.tensors.lazy_tensor import is_remote
-from djinn_core.runtime.open_weights import open_weights, write_weights
 from djinn_core.wire.tensors import dtype_from_name, dtype_name
 
 _ADDRESS: Final = re.compile(r"file:|published:|[a-z][a-z0-9+.-]*://")
@@ -98,6 +97,8 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
             return save(obj, f, *args, **options)
         tree = _Encoder()
         structure = json.dumps(tree.encode(obj, ""))
+        from djinn_core.runtime.open_weights import write_weights
+
         write_weights(tree.tensors, _file(address), {_STRUCTURE: structure, "format": "pt"})
         write_pointer_file(address, _file(address))
         return None
@@ -127,6 +128,8 @@ def _load(address: str, map_location: Any) -> object:
         raise UnsupportedOperation("from an address, tensors are loaded to one device or to where they were") from error
     if device is not None and device.type != "cpu" and not is_remote(device):
         raise ConfigurationError(f"what is at {address!r} is loaded to a remote device or the CPU, not to {device}")
+    from djinn_core.runtime.open_weights import open_weights
+
     opened = open_weights(_file(address), device if device is not None and is_remote(device) else 0)
     text = (opened.metadata() or {}).get(_STRUCTURE)
     if text is None:

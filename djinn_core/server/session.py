@@ -175,20 +175,21 @@ class ExecutorSession:
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
         frame = self._backlog.popleft() if self._backlog else self._idle.receive(connection, self._state_here)
-        if self._reads:
+        if self._reads.reading:
             self._reads.take_finished()
         started = time.perf_counter()
         message = _read(frame)
         if self._idle.aside is not None and not isinstance(message, Goodbye):
             self._idle.come_back()
-        if type(message) is Submit and not frame.body:
-            self._usage.message("Submit", 0)
+        if type(message) is Submit:
+            if frame.body:
+                self._usage.count("received_bytes", sum(map(len, frame.body)))
+            if self._usage.quota.requests_a_second:
+                self._usage.pace()
             self._submit(message, connection, started)
             return True
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
-        if isinstance(message, Submit):
-            self._submit(message, connection, started)
-        elif isinstance(message, Unreadable):
+        if isinstance(message, Unreadable):
             self._pass_over(message, connection)
         elif isinstance(message, UploadPart):
             self._take_upload(message, frame)
@@ -344,25 +345,28 @@ class ExecutorSession:
 
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> None:
         work = self._begin(submit)
-        decoded = time.perf_counter()
+        decoded = waited = time.perf_counter()
         if self._uploads.wanted:
             self._await_offered(connection)
+            waited = time.perf_counter()
         try:
             if work.unreadable:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
             known = self._known(submit, work, connection)
         except _Refused as refused:
+            self._usage.message("Submit", 0)
             if self._observed:
                 self._tell(submit, Timing(), 1)
             self._await_reads(connection)
             self._refuse(work, refused, submit.digest, connection)
             return
         self._wanted.begin(work)
-        if self._reads:
+        if self._reads.reading:
             self._await_operands(known, work, connection)
-        waited = time.perf_counter()
+            waited = time.perf_counter()
         connection.own()  # what was sent and not taken yet may be written now
-        timings = self._timings
+        timings, values = self._timings, self.values
+        unused: set[int] = set()
         with self._turn, self._usage.account:
             begun = time.perf_counter()
             if timings is not None and timings.ops and known is not None:
@@ -370,16 +374,18 @@ class ExecutorSession:
             if (
                 work.free and self._memory is None
             ):  # what it does not use makes room for it; a limit is kept by other means
-                self.values.free(set(work.free).difference(work.inputs, work.outputs, work.fetch, work.describe))
+                unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
+                values.free(unused)
             run = self._run_or_refuse(known, work)
             self._wanted.end(work, run)
             if work.synchronize:
                 self._synchronize(work, run)
             executed = time.perf_counter()
-            results, body, described = collect(work, self.values, self.device.runtime, connection.limits.body)
-        self.values.note_peak()
-        self.values.free(work.free)
-        if self._reads:
+            results, body, described = collect(work, values, self.device.runtime, connection.limits.body)
+        values.highest = max(values.highest, values.held)
+        if work.free and unused != {*work.free}:
+            values.free(work.free)
+        if self._reads.reading:
             self._reads.forget(work.free)
         if self._reads.shares.storages:
             self._reads.shares.forget([*work.free, *(_consumed(known, work) if known is not None else ())])
@@ -401,13 +407,15 @@ class ExecutorSession:
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
         found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
-        room = self._room.due(self.values.held, run.failures)
+        room = self._room.due(values.held, run.failures)
         times: ExecutionTimes | None = None
         if timings is not None:
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
             ops = work.op_times.packed(len(known.template.steps)) if known is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, ops)
-        completed = Completed(submit.sequence, *found, timing, tuple(self.exchange.sightings.take()), room, times)
+        sightings = self.exchange.sightings
+        links = tuple(sightings.take()) if sightings.some else ()
+        completed = Completed(submit.sequence, *found, timing, links, room, times)
         connection.send(Frame(encode(completed), body))
 
     def _begin(self, submit: Submit) -> RunRequest:
@@ -641,7 +649,8 @@ class ExecutorSession:
         if known is None:
             return RunOutcome()
         device = self.device
-        device.numeric_settings.compute_under(self._numeric_settings)
+        if self._numeric_settings is not device.numeric_settings.now:
+            device.numeric_settings.compute_under(self._numeric_settings)
         if known.template.random:
             device.randomness.hand_to(self._randomness)
         if self._reads.shares.storages:
@@ -697,7 +706,7 @@ class ExecutorSession:
 
     def live_values(self) -> int:
         """Number of live values, including those that are still to be uploaded or read: each has a file in the journal."""
-        return len(self.values) + len(self._uploads.wanted) + len(self._reads)
+        return len(self.values) + len(self._uploads.wanted) + len(self._reads.reading)
 
     def counted(self) -> Mapping[str, float]:
         """As `MeteredSession.counted`."""

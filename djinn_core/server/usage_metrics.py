@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,9 @@ _CAUSES: Final = MappingProxyType({
 _OTHER: Final = "other"
 ANSWERED_LIMIT: Final = 1024  # submissions that are counted together
 _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
+
+
+_nbytes_of: Final = attrgetter("nbytes")
 
 
 class Histogram:
@@ -106,7 +110,7 @@ class UsageMetrics:
         self._labelled.update(dict.fromkeys([("op_failures", cause) for cause in (*_CAUSES.values(), _OTHER)], 0))
         self._holders: set[MeteredSession] = set()
         self._queued, self._executed = Histogram(), Histogram()
-        self._answered: deque[tuple[Timing, int, list[int]]] = deque()  # and not counted yet
+        self._answered: deque[tuple[Timing, int, tuple[int, ...]]] = deque()  # and not counted yet
         self._requests = Buckets()
         self._process: psutil.Process | None = None
         self.account = UsageQuota()
@@ -122,18 +126,22 @@ class UsageMetrics:
             self._labelled[what, label] += 1
 
     def message(self, kind: str, nbytes: int) -> None:
-        """Count a message with `nbytes` bytes beside it. Waits where the tenant has sent more than it may: who sends is slowed."""
+        """Count a message with `nbytes` bytes beside it, and `pace`."""
         with self._lock:
             self._messages[kind] += 1
             self._totals["received_bytes"] += nbytes
+        self.pace()
+
+    def pace(self) -> None:
+        """Wait where the tenant has sent more than it may: who sends is slowed."""
         if self.quota.requests_a_second:
             wait = self._requests.of("", self.quota.requests_a_second, self.quota.requests_a_second).pace()
             if wait:
                 time.sleep(wait)
 
     def completed(self, timing: Timing, ops: int, failures: Sequence[Failure], fetched: Sequence[memoryview]) -> None:
-        """A submission was answered. Counted with others, when a report is asked for or they are many."""
-        self._answered.append((timing, ops, [view.nbytes for view in fetched]))
+        """A submission, which was not counted by `message`, was answered. Counted with others, when a report is asked for or they are many."""
+        self._answered.append((timing, ops, tuple(map(_nbytes_of, fetched))))
         if failures:
             with self._lock:
                 self._labelled.update(("op_failures", _CAUSES.get(failure.kind, _OTHER)) for failure in failures)
@@ -143,10 +151,11 @@ class UsageMetrics:
 
     def _count_answered(self) -> None:
         """Add up what was answered since the last time. The caller holds the lock."""
-        totals, seconds, answered = self._totals, self._seconds, self._answered
+        totals, seconds, answered, messages = self._totals, self._seconds, self._answered, self._messages
         while answered:
             timing, ops, fetched = answered.popleft()
             totals["submissions"] += 1
+            messages["Submit"] += 1
             totals["ops"] += ops
             totals["fetched_tensors"] += len(fetched)
             totals["fetched_bytes"] += sum(fetched)

@@ -78,7 +78,7 @@ class UsageQuota:
         now = time.monotonic()
         self._used += now - self._since
         self._since = now
-        self._write()
+        _LAYOUT.pack_into(self._memory, 0, self._began, self._used)
 
     def _write(self) -> None:
         _LAYOUT.pack_into(self._memory, 0, self._began, self._used)

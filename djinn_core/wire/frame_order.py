@@ -25,7 +25,7 @@ _PREFIX: Final = struct.Struct("<IIB")
 pack_prefix: Final = _PREFIX.pack
 _PREFIX_BYTES: Final = _PREFIX.size
 _ASKED: Final = struct.Struct("<I")
-_MASK: Final = (1 << 32) - 1
+COUNT_MASK: Final = (1 << 32) - 1  # counts of frames wrap here
 _HALF: Final = 1 << 31
 KEPT_LIMIT: Final = 1 << 16  # frames that may wait to be received
 COPIED_AT_ONCE: Final = 4096  # bytes of a body that are not worth borrowing
@@ -118,20 +118,20 @@ class Outbox:
 
     Attributes:
         borrows: True if some of the kept bodies refer to memory that the caller owns.
+        ahead: during a replay, the number of frames that the other end has received from an earlier process: what is put then was
+            acknowledged before. None otherwise.
     """
 
     def __init__(self) -> None:
         self._kept: deque[_Kept] = deque()
         self._sent = 0
         self.borrows = False
-        self._ahead: int | None = (
-            None  # during a replay: number of frames that the other end has received from an earlier process
-        )
+        self.ahead: int | None = None
 
     @property
     def sent(self) -> int:
         """Number of frames that were numbered, modulo 2^32."""
-        return self._sent & _MASK
+        return self._sent & COUNT_MASK
 
     def put(self, frame: Frame) -> int:
         """Keep a frame until it is acknowledged; returns its number. Its body is borrowed until `own`, unless it is small.
@@ -142,16 +142,16 @@ class Outbox:
         if len(self._kept) >= KEPT_LIMIT:
             raise ProtocolError(f"the other end has not received one of {KEPT_LIMIT:,} frames")
         self._sent += 1
-        if self._ahead is not None and (self._ahead - self._sent) & _MASK < _HALF:
+        if self.ahead is not None and (self.ahead - self._sent) & COUNT_MASK < _HALF:
             return self.sent
-        self._ahead = None
+        self.ahead = None
         nbytes = _size(frame) if frame.body else 0
         borrowed = nbytes > COPIED_AT_ONCE
         if nbytes and not borrowed:
             frame = _copied(frame)
         self._kept.append(_Kept(frame, nbytes, borrowed))
         self.borrows |= borrowed
-        return self._sent & _MASK
+        return self._sent & COUNT_MASK
 
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
         """Continue after another process that sent `sent` frames, the last ones of which, `kept`, were not acknowledged."""
@@ -160,16 +160,11 @@ class Outbox:
 
     def repeat(self, received: int) -> None:
         """Begin a replay: frames up to number `received` were already received by the peer and are neither kept nor sent again."""
-        if 0 < (received - self._sent) & _MASK < _HALF:
+        if 0 < (received - self._sent) & COUNT_MASK < _HALF:
             self._kept.clear()
-            self._ahead = received
+            self.ahead = received
         else:
             self.acknowledge(received)
-
-    @property
-    def repeats(self) -> bool:
-        """True if the last frame that was put had been acknowledged before."""
-        return self._ahead is not None
 
     def acknowledge(self, received: int) -> None:
         """Drop the frames up to number `received`, which the other end has.
@@ -177,10 +172,10 @@ class Outbox:
         Raises:
             ProtocolError: it cannot have received that many.
         """
-        if self._ahead is not None:
-            self._ahead = received
+        if self.ahead is not None:
+            self.ahead = received
             return
-        waiting = (self._sent - received) & _MASK
+        waiting = (self._sent - received) & COUNT_MASK
         kept = self._kept
         over = len(kept) - waiting
         if over < 0:
@@ -203,17 +198,17 @@ class Outbox:
     def kept(self) -> list[tuple[int, Frame]]:
         """Frames that were not received yet, with their numbers, oldest first."""
         first = self._sent - len(self._kept) + 1
-        return [((first + i) & _MASK, kept.frame) for i, kept in enumerate(self._kept)]
+        return [((first + i) & COUNT_MASK, kept.frame) for i, kept in enumerate(self._kept)]
 
     @property
     def acknowledged(self) -> int:
         """Number of frames that the other end has acknowledged, modulo 2^32."""
-        return (self._sent - len(self._kept)) & _MASK
+        return (self._sent - len(self._kept)) & COUNT_MASK
 
     @staticmethod
     def sent_after(received: int, sent: int) -> bool:
         """True if `sent` is after `received`; both are counts modulo 2^32."""
-        return 0 < (sent - received) & _MASK < _HALF
+        return 0 < (sent - received) & COUNT_MASK < _HALF
 
     @property
     def empty(self) -> bool:
@@ -242,15 +237,15 @@ class Inbox:
 
     def judge(self, number: int) -> FrameOrder:
         """Classify a frame of this number."""
-        ahead = (number - self.received - 1) & _MASK
+        ahead = (number - self.received - 1) & COUNT_MASK
         if not ahead:
             return FrameOrder.NEXT
         return FrameOrder.AHEAD if ahead < _HALF else FrameOrder.REPEATED
 
     def take(self, frames: int = 1) -> None:
         """Count `frames` as received."""
-        self.received = (self.received + frames) & _MASK
+        self.received = (self.received + frames) & COUNT_MASK
 
     def misses(self, sent: int) -> bool:
         """True if some of the `sent` frames of the peer were not received."""
-        return 0 < (sent - self.received) & _MASK < _HALF
+        return 0 < (sent - self.received) & COUNT_MASK < _HALF

@@ -88,14 +88,20 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
     head = frame.head
     size = len(head)
     if not frame.body:
-        limits.check(size, 0, 0)
+        if size > limits.head:
+            limits.check(size, 0, 0)
         return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 0, 0) + head]
-    body = [flatten(buffer) for buffer in frame.body]
-    lengths = [view.nbytes for view in body]
-    count, total = len(body), sum(lengths)
-    limits.check(size, count, total)
+    body = [*map(flatten, frame.body)]
+    if len(body) == 1:  # as most answers have
+        count, total = 1, body[0].nbytes
+        packed = _LENGTH.pack(total)
+    else:
+        lengths = [view.nbytes for view in body]
+        count, total = len(body), sum(lengths)
+        packed = struct.pack(f"<{count}Q", *lengths)
+    if size > limits.head or count > limits.buffers or total > limits.body:
+        limits.check(size, count, total)
     prefix = _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, count, total)
-    packed = _LENGTH.pack(total) if count == 1 else struct.pack(f"<{count}Q", *lengths)
     if total < _SMALL_BYTES:  # one buffer takes the shortest way through a socket
         return [b"".join((prefix, head, packed, *body))]
     return [prefix + head + packed, *[view for view in body if view.nbytes]]
@@ -254,7 +260,9 @@ class FrameDecoder:
             raise ProtocolError(
                 f"frame version {version} (flags {reserved}) met version {FRAME_VERSION}; update one end"
             )
-        self.limits.check(head, buffers, body)
+        limits = self.limits
+        if head > limits.head or buffers > limits.buffers or body > limits.body:
+            limits.check(head, buffers, body)
         if body and not buffers:
             raise ProtocolError(f"a frame without buffers says that they take {body:,} bytes")
         return head, buffers, body

@@ -6,7 +6,8 @@ every field. Tensor data travels beside the message, as the body of the frame.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -576,9 +577,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 M = TypeVar("M", bound=Message)
 
 
-def encode(message: Message) -> bytes:
-    """The message as MessagePack."""
-    return _encoder.encode(message)
+encode: Final[Callable[[Message], bytes]] = _encoder.encode  # the message as MessagePack
 
 
 def decode(head: bytes | memoryview) -> AnyMessage:

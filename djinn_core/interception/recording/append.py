@@ -11,7 +11,7 @@ from djinn_core.interception.recording.call_site import user_site
 from djinn_core.interception.recording.entry import Entry, new_tuple
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.module_calls import at_node
-from djinn_core.interception.recording.recorder import Recorder, current
+from djinn_core.interception.recording.recorder import Recorder, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.meta_infer import infer
 from djinn_core.interception.shape_inference.write_checks import check_overlap, refuses_overlap
@@ -35,7 +35,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     if call.changes:
         for changed, _ in call.changes:
             own_value(operands[changed])
-    recorder = current()
+    recorder = recorders.thread.recorder
     watcher = recorder.watcher
     if watcher is not None:
         watcher.before(call, operands)

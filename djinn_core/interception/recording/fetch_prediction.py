@@ -105,7 +105,10 @@ class FetchPredictor:
     def fetched(self, value: Value, tensor: torch.Tensor, epoch: int) -> None:
         """Remember what was fetched, if it is small: programs look at the same number again."""
         if value.meta.nbytes <= LARGEST:
-            self._remember(value.handle, tensor, epoch)
+            values = self._values
+            values[value.handle] = _Fetched(tensor.clone(), epoch, port.reissued, port.sessions_ended)
+            if len(values) > REMEMBERED:
+                del values[next(iter(values))]
 
     def _remember(self, handle: int, tensor: torch.Tensor, epoch: int) -> None:
         values = self._values

@@ -13,22 +13,28 @@ import threading
 from types import TracebackType
 
 
-class _Depth(threading.local):
-    here = 0
+class _Thread(threading.local):
+    depth = 0
+    only_waits = False
 
 
 class GcPause:
-    """Context manager, reentrant, one for all threads."""
+    """Context manager, reentrant, one for all threads.
+
+    Attributes:
+        thread: of the present thread, how often it is inside (`depth`), and whether it only waits there (`only_waits`): it holds no
+            locks that a finalizer might wait for.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._inside = 0
         self._wanted = False
-        self._depth = _Depth()
+        self.thread = _Thread()
 
     def __enter__(self) -> None:
-        self._depth.here += 1
-        if self._depth.here > 1:
+        self.thread.depth += 1
+        if self.thread.depth > 1:
             return
         with self._lock:
             if not self._inside:
@@ -39,8 +45,8 @@ class GcPause:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._depth.here -= 1
-        if self._depth.here:
+        self.thread.depth -= 1
+        if self.thread.depth:
             return
         with self._lock:
             self._inside -= 1
@@ -48,6 +54,11 @@ class GcPause:
             if last and self._wanted:
                 gc.enable()
         if not last and self._wanted:
+            collect_what_is_due()
+
+    def catch_up(self) -> None:
+        """In a long wait: make up for the collections that are due, where this thread only waits."""
+        if self.thread.only_waits and self._wanted:
             collect_what_is_due()
 
     @property
@@ -61,7 +72,7 @@ class GcPause:
             gc.enable()
         self._lock = threading.RLock()
         self._inside = 0
-        self._depth = _Depth()
+        self.thread = _Thread()
 
 
 def collect_what_is_due() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Final
 
 import attrs
@@ -263,8 +264,11 @@ class ProgramPredictor:
         self._last = ended
 
 
+_id_of: Final = attrgetter("call.signature.id")
+
+
 def _ids(entries: Sequence[Entry]) -> Ids:
-    return tuple([entry.call.signature.id for entry in entries])
+    return tuple(map(_id_of, entries))
 
 
 def _opening(ids: Ids) -> Ids:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
@@ -271,6 +272,10 @@ class Recorder:
     @without_modes
     def ask(self, ask: SyncRequest) -> SubmissionReply:
         """Send what was recorded so far and wait for what `ask` names."""
+        return self.ask_unseen(ask)
+
+    def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
+        """As `ask`, for a caller that no modes see."""
         if len(ask.fetch) > limits.BUFFERS:  # that many come with one answer
             first = self.ask(attrs.evolve(ask, fetch=ask.fetch[: limits.BUFFERS]))
             rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
@@ -281,7 +286,12 @@ class Recorder:
             try:
                 with collect_later:
                     runtime, number = self._send_held(runtime, ask)
-                return runtime.wait(number)
+                    pause = collect_later.thread
+                    before, pause.only_waits = pause.only_waits, pause.depth == 1
+                    try:
+                        return runtime.wait(number)
+                    finally:
+                        pause.only_waits = before
             except KeyboardInterrupt:
                 runtime.interrupted()
                 raise
@@ -404,12 +414,12 @@ class Recorder:
             captured.fetched.update(ask.fetch)
         if absent.storages:
             taken, dead = absent.sift(taken), absent.forget(dead)
-        handles = [value.handle for value in dead]
+        handles = [*map(_handle_of, dead)]
         if self.dead:
             handles += self._take_dead()
         program = freeze(taken, handles)
         inside = program.dead
-        free = tuple([h for h in handles if h not in inside]) if inside != set(handles) else ()
+        free = tuple([h for h in handles if h not in inside]) if handles and inside != set(handles) else ()
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize)
 
     def _take_dead(self) -> list[int]:
@@ -426,7 +436,8 @@ class Recorder:
         """Freed values that no other thread's unsent program uses; the others wait."""
         gone = take_freed()
         shared = self._shared
-        alone = not gone or shared.has_only(self)  # as mostly, and a weak set takes long to walk through
+        # As mostly, and a weak set takes long to walk through.
+        alone = not gone or shared.made == 1 or shared.has_only(self)
         busy = set() if alone else {other for other in shared.all() if other.entries and other is not self}
         if not busy:
             shared.waiting = 0
@@ -450,7 +461,8 @@ def _put_back(dead: list[Value], entries: list[Entry]) -> list[Value]:
 
 def _runtime() -> Runtime:
     try:
-        return port.runtime()
+        start = port.start
+        return start() if start is not None else port.runtime()
     except DjinnError as error:
         suppress_at_shutdown.at(error)
         raise
@@ -466,6 +478,9 @@ def freeze(entries: list[Entry], dead: list[int]) -> Program:
     return Program(calls, operands, tuple(chain.from_iterable(slots)), inside, sites, modules)
 
 
+_handle_of: Final = attrgetter("handle")
+
+
 class Recorders:
     """The recorders of all threads, and what they share: how programs follow one another, and what waits to be sent.
 
@@ -477,7 +492,7 @@ class Recorders:
         held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
         unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
         waiting: number of freed handles that wait for the unsent programs of other threads.
-        absent: storages without data. predictable_programs: programs as they were recorded last time.
+        made: number of recorders that there have been. absent: storages without data. predictable_programs: programs as they were recorded last time.
     """
 
     def __init__(self) -> None:
@@ -488,7 +503,7 @@ class Recorders:
         self.predictable_programs = PredictablePrograms()
         # Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
         self._all: weakref.WeakSet[Recorder] = weakref.WeakSet()
-        self._made = 0
+        self.made = 0
         self._make_locks()
         self.thread: _PerThread | _Refusing = _PerThread(self)
 
@@ -502,7 +517,7 @@ class Recorders:
         made = Recorder(self)
         with self._all_lock:
             self._all.add(made)
-            self._made += 1
+            self.made += 1
         if (timeline := port.timeline) is not None:
             timeline.follow(made)
         return made
@@ -514,7 +529,7 @@ class Recorders:
 
     def has_only(self, recorder: Recorder) -> bool:
         """True if no thread has another recorder than this one."""
-        return self._made == 1 or (len(self._all) == 1 and recorder in self._all)
+        return self.made == 1 or (len(self._all) == 1 and recorder in self._all)
 
     def send_held_back(self, runtime: Runtime) -> None:
         """Upload what captures have held back. The caller holds `sending`."""
@@ -559,7 +574,7 @@ class Recorders:
         self._make_locks()
         collect_later.restart()
         self._all.clear()
-        self._made = 0
+        self.made = 0
         device_state.freed.clear()
         self.held_back.clear()
         self.unsent.clear()

@@ -48,6 +48,7 @@ BYTES_LIMIT: Final = 8 << 20  # of a file; the same
 FILES_LIMIT: Final = 32  # in the directory; the same
 VARIANTS_LIMIT: Final = 8  # plans of one content, for other sizes and scalars
 SAVE_SECONDS: Final = 30.0  # between two writes, at least, while a session goes on
+LOCK_SECONDS: Final = 0.2  # that a save waits for another process: the recorders' lock is held meanwhile
 _MAGIC: Final = b"DJNP"
 _CHECKSUM_BYTES: Final = 16
 _KINDS_LIMIT: Final = 65536
@@ -149,12 +150,14 @@ class KeptPlans:
         try:
             if self._new:
                 _make_directory(self._path.parent)
-                with locked(self._path):
+                with locked(self._path, LOCK_SECONDS):
                     self._write()
                 _remove_oldest(self._path.parent)
                 self._new = False
             elif self._own:
                 os.utime(self._path)
+        except BlockingIOError:  # the program goes on, and the next save has these plans, too
+            _log.debug("plans are not kept yet", file=str(self._path), error="another process is writing them")
         except (OSError, OverflowError) as error:  # numbers of more than 64 bits are not encoded
             _log.debug("plans are not kept", file=str(self._path), error=str(error))
             self._new = False

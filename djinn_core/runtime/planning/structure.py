@@ -58,6 +58,8 @@ class ProgramStructure:
 
     def _are_apart(self, outside: tuple[int, ...], made: tuple[int, ...]) -> bool:
         """True if these values are distinct, and the inputs among them alias each other as this structure says."""
+        if len(outside) == 1 and self.storages is None:  # as of an op on a tensor
+            return outside[0] not in made
         different = {*outside}
         if len(different) != len(outside) or not different.isdisjoint(made):
             return False

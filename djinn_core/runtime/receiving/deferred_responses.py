@@ -57,24 +57,24 @@ class DeferredResponses:
 
 
 class RoundTrips:
-    """The link's round trip: what a lone submission takes beyond the server's own time, at the least of late."""
+    """The link's round trip: what a lone submission takes beyond the server's own time, at the least of late.
+
+    Attributes:
+        alone: the last submission that was sent while no other was under way, and when, in seconds of `time.perf_counter`.
+    """
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
-        self._alone = (0, 0.0)
+        self.alone = 0, 0.0
 
     @property
     def seconds(self) -> float | None:
         """None until one was seen."""
         return min(self._samples, default=None)
 
-    def sent_alone(self, number: int) -> None:
-        """Submission `number` is being sent while no other is under way."""
-        self._alone = (number, time.perf_counter())
-
     def came(self, number: int, server_seconds: float) -> None:
         """Note the response that a thread has waited for; `server_seconds` of the wait were the server's."""
-        alone, began = self._alone
+        alone, began = self.alone
         if alone == number:
             seconds = time.perf_counter() - began - server_seconds
             self._samples.append(max(0.0, seconds))

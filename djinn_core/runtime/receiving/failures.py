@@ -30,7 +30,7 @@ class Failures:
 
     def __init__(self) -> None:
         self._programs: LruCache[_Run, tuple[Program, Sequence[int]]] = LruCache(REMEMBERED)
-        self._unseen: dict[tuple[int, int, int], Failure] = {}
+        self.unseen: dict[tuple[int, int, int], Failure] = {}
         # By op who was heard of. Programs are kept, so that no other one takes their ids.
         self._told: LruCache[_Op, tuple[int, Program]] = LruCache(REMEMBERED)
         self._read: dict[int, Callable[[int], None]] = {}
@@ -46,8 +46,8 @@ class Failures:
         """
         self.remember(run, program, nodes)
         for failure in failures:
-            if len(self._unseen) < REMEMBERED and not self._is_known(failure):
-                self._unseen[_key(failure)] = failure
+            if len(self.unseen) < REMEMBERED and not self._is_known(failure):
+                self.unseen[_key(failure)] = failure
 
     def remember(self, run: _Run, program: Program, nodes: Sequence[int]) -> None:
         """Remember what was run, for the errors of those who look at what failed in it."""
@@ -74,17 +74,17 @@ class Failures:
         if op is None or not failure.executor:
             return False
         known = [self._told[op][0]] if op in self._told else []
-        known += [other.executor for other in self._unseen.values() if self._op(other) == op]
+        known += [other.executor for other in self.unseen.values() if self._op(other) == op]
         return any(executor != failure.executor for executor in known)
 
     def _tell(self, failure: Failure) -> None:
         """Mark a failure as reported, on every executor that ran its op."""
-        self._unseen.pop(_key(failure), None)
+        self.unseen.pop(_key(failure), None)
         op = self._op(failure)
         if op is None or not failure.executor:
             return
-        for key in [key for key, other in self._unseen.items() if self._op(other) == op]:
-            del self._unseen[key]
+        for key in [key for key, other in self.unseen.items() if self._op(other) == op]:
+            del self.unseen[key]
         self._told.store(op, (failure.executor, self._programs[_run(failure)][0]))
 
     def _op(self, failure: Failure) -> _Op | None:
@@ -107,16 +107,14 @@ class Failures:
     def mark_unobserved(self, after: _Run) -> None:
         """Drop unreported failures on that executor after that submission; using a failed value still raises."""
         executor, sequence = after
-        self._unseen = {
-            key: failure for key, failure in self._unseen.items() if key[0] != executor or key[1] <= sequence
-        }
+        self.unseen = {key: failure for key, failure in self.unseen.items() if key[0] != executor or key[1] <= sequence}
 
     def take_check(self, until: _Run) -> DjinnError | None:
         """A failure that no fetch will ever report, because its op makes nothing: it only checks, such as an assertion.
 
         Of that executor's submissions up to that one.
         """
-        for failure in self._unseen.values():
+        for failure in self.unseen.values():
             if failure.executor != until[0] or failure.sequence > until[1]:
                 continue
             program, nodes = self._programs.get(_run(failure), (None, ()))
@@ -128,10 +126,10 @@ class Failures:
 
     def take_unseen(self) -> DjinnError | None:
         """The first failure since the last call that no fetch has reported, with the others as notes."""
-        if not self._unseen:
+        if not self.unseen:
             return None
-        unseen = list(self._unseen.values())
-        self._unseen.clear()
+        unseen = list(self.unseen.values())
+        self.unseen.clear()
         error, *others = [self.error(failure) for failure in unseen]
         for other in others[:SHOWN]:
             error.add_note(f"also: {other}")

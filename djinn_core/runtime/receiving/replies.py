@@ -19,7 +19,7 @@ from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.deferred_responses import DeferredResponses, RoundTrips
 from djinn_core.runtime.sending.binding import settle_claims
 from djinn_core.runtime.sending.cancellation import Cancellation
-from djinn_core.runtime.sending.pending import PendingSubmission, seconds_of
+from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.runtime.stats import Stats
 from djinn_core.stack_room import require_stack_room
 from djinn_core.wire.message_base import Message
@@ -106,7 +106,7 @@ class Replies:
     def expect(self, number: int, pending: PendingSubmission) -> None:
         """Submission `number` is being sent."""
         if not self.pending:
-            self._round_trips.sent_alone(number)
+            self._round_trips.alone = number, time.perf_counter()
         self.pending[number] = pending
 
     @property
@@ -162,9 +162,11 @@ class Replies:
         reader = self.reader
         tensors = reader.tensors(completed, body)
         described = reader.described(completed) if completed.described else ()
-        unseen = reader.failures.take_unseen() if synchronize else reader.failures.take_check((reader.number, number))
-        if unseen is not None:
-            raise unseen
+        if reader.failures.unseen:
+            failures = reader.failures
+            unseen = failures.take_unseen() if synchronize else failures.take_check((reader.number, number))
+            if unseen is not None:
+                raise unseen
         return SubmissionReply(tensors, described, spent)
 
     def defer(self, number: int, nbytes: int) -> None:
@@ -281,11 +283,17 @@ class Replies:
                 raise exceeded(link.called)
             if link.reading.acquire(timeout=left):
                 try:
-                    with collect_later:
+                    if collect_later.thread.depth:
                         if number in self.pending:
                             self._receive_one(left)
+                    else:
+                        with collect_later:
+                            if number in self.pending:
+                                self._receive_one(left)
                 finally:
                     link.reading.release()
+            if number in self.pending:
+                collect_later.catch_up()
 
     def take_what_came(self) -> None:
         """Take in the answers that are there, so that neither end waits for the other to read.
@@ -392,8 +400,10 @@ class Replies:
             self._tell(completed)
         if (timeline := observers.timeline) is not None:
             timeline.completed(self.reader.number, number, pending, completed, sum(map(len, body)))
-        pending.spent(timing, self._stats)
-        seconds = seconds_of(completed)
+        self._stats.spent(timing)
+        if pending.prepared is not None and pending.prepared.took is not None:
+            pending.prepared.took(timing.execute)
+        seconds = timing.queue + timing.decode + timing.execute + timing.encode
         self._spent += seconds
         if completed.failures:
             self.reader.failed(completed, pending, excused=number in cancellation.excused)

@@ -39,7 +39,7 @@ def bind(prepared: Prepared, program: Program, values: Sequence[int]) -> Bound:
         slots = (*slots, *prepared.remade.constants)
     if prepared.slots is not None:
         slots = tuple([slots[i] for i in prepared.slots])
-    return Bound(slots, [values[i] for i in prepared.inputs], values, prepared.written)
+    return Bound(slots, [*map(values.__getitem__, prepared.inputs)], values, prepared.written)
 
 
 def open_claims(prepared: Prepared, program: Program) -> tuple[Claim, ...]:

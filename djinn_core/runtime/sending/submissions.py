@@ -26,8 +26,8 @@ from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire import limits
-from djinn_core.wire.binding_delta import diff_inputs, diff_slots, pack_handles
-from djinn_core.wire.messages import InitialBindings, Submit, TemplateReply, TemplateRequest, encode
+from djinn_core.wire.binding_delta import Handles, InputChanges, SlotChanges, diff_inputs, diff_slots, pack_handles
+from djinn_core.wire.messages import Claim, InitialBindings, Submit, Template, TemplateReply, TemplateRequest, encode
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
 
@@ -43,42 +43,15 @@ class KnownTemplates:
         """Forget the last bindings of a template: it is sent again."""
         self._bound.drop(prepared.digest)
 
-    def run_message(
-        self, submit: Submit, prepared: Prepared, bound: Bound, values: Sequence[int], program: Program
-    ) -> Submit:
-        """`submit`, with the template to run."""
+    def before(self, prepared: Prepared, bound: Bound) -> Bound | None:
+        """The bindings of the template's last run, in the place of which there are these now; None where it has to be sent."""
         before = self._bound.replace(prepared.digest, bound)
-        outputs = pack_handles([values[i] for i in prepared.outputs])
         if before is not None:
             self._stats.templates_reused += 1
-            return Submit(
-                submit.sequence,
-                fetch=submit.fetch,
-                free=submit.free,
-                digest=prepared.digest,
-                outputs=outputs,
-                slot_changes=() if before.slots == bound.slots == () else diff_slots(before.slots, bound.slots),
-                input_changes=() if before.inputs == bound.inputs else diff_inputs(before.inputs, bound.inputs),
-                describe=submit.describe,
-                claims=open_claims(prepared, program) if prepared.claims else (),
-                synchronize=submit.synchronize,
-                trace=submit.trace,
-            )
-        self._bound.put(prepared.digest, bound, len(prepared.template.code))
-        self._stats.templates_sent += 1
-        return Submit(
-            submit.sequence,
-            fetch=submit.fetch,
-            free=submit.free,
-            digest=prepared.digest,
-            outputs=outputs,
-            first=bound.as_first(),
-            template=prepared.template,
-            describe=submit.describe,
-            claims=open_claims(prepared, program) if prepared.claims else (),
-            synchronize=submit.synchronize,
-            trace=submit.trace,
-        )
+        else:
+            self._bound.put(prepared.digest, bound, len(prepared.template.code))
+            self._stats.templates_sent += 1
+        return before
 
 
 # What encoding raises for numbers of more than 64 bits, invalid texts, and what is too deep or too large.
@@ -198,21 +171,23 @@ class Submissions:
             self._link.check()
         if held.caught is not None:
             held.check()
+        replies = self._replies
         try:
-            self._await_room()
+            if len(replies.pending) >= self.unread or replies.overdue:
+                self._await_room()
+            if self._link.busy:  # another thread may be sending for as long as the executor does not read
+                with self._link.writing:
+                    return
         except KeyboardInterrupt:
-            self._replies.cancellation.interrupted()
+            replies.cancellation.interrupted()
             raise
 
     def _await_room(self) -> None:
         replies = self._replies
-        if len(replies.pending) >= self.unread or replies.overdue:
-            replies.make_room(0)
-            replies.take_what_came()
-            while len(replies.pending) >= WINDOW:
-                replies.await_answer(next(iter(replies.pending)))
-        with self._link.writing:  # another thread may be sending for as long as the executor does not read
-            return
+        replies.make_room(0)
+        replies.take_what_came()
+        while len(replies.pending) >= WINDOW:
+            replies.await_answer(next(iter(replies.pending)))
 
     def run(
         self,
@@ -240,28 +215,20 @@ class Submissions:
         program = submission.program
         number = self.last_number + 1
         bound = bind(prepared, program, values) if prepared is not None else None
-        message = Submit(
-            number,
-            fetch=pack_handles(submission.fetch),
-            free=pack_handles(submission.free),
-            describe=pack_handles(submission.describe),
-            synchronize=submission.synchronize,
-            trace=self._observers.trace_context("submission", self._replies.reader.number, number),
-        )
         frame: Frame | None = None
         claimed: tuple[int, ...] = ()
         if prepared is not None and bound is not None:
-            plain = message
             try:
-                message = self._known.run_message(plain, prepared, bound, values, program)
+                message = self._message(number, submission, prepared, bound)
                 frame = framed(message)
             except UNSENDABLE as error:
                 self._known.forget(prepared)
-                message = refusing(plain, program, str(error))
+                refused = str(error) or type(error).__name__
                 prepared = bound = None
-        elif refused:
-            message = refusing(message, program, refused)
         if frame is None:
+            message = self._message(number, submission)
+            if refused:
+                message = refusing(message, program, refused)
             frame = framed(message)
         if prepared is not None and prepared.hints is not None and (message.template or not prepared.hinted):
             # Before the template that they are about; after it where that ran as it was recorded before it was planned.
@@ -286,6 +253,50 @@ class Submissions:
         if "submitted" not in observers.unwanted:
             observers.tell("submitted", submission=number, executor=replies.reader.number, instructions=len(program))
         return number
+
+    def _message(
+        self, number: int, submission: Submission, prepared: Prepared | None = None, bound: Bound | None = None
+    ) -> Submit:
+        """The message of a submission that runs what is `prepared`, if anything is."""
+        digest = b""
+        outputs: Handles = ()
+        slot_changes: SlotChanges = ()
+        input_changes: InputChanges = ()
+        claims: tuple[Claim, ...] = ()
+        first: InitialBindings | None = None
+        template: Template | None = None
+        if prepared is not None and bound is not None:
+            digest = prepared.digest
+            if prepared.outputs:
+                outputs = pack_handles([*map(bound.values.__getitem__, prepared.outputs)])
+            before = self._known.before(prepared, bound)
+            if before is None:
+                first, template = bound.as_first(), prepared.template
+            else:
+                if before.slots or bound.slots:
+                    slot_changes = diff_slots(before.slots, bound.slots)
+                if before.inputs != bound.inputs:
+                    input_changes = diff_inputs(before.inputs, bound.inputs)
+            if prepared.claims:
+                claims = open_claims(prepared, submission.program)
+        observers = self._observers
+        return Submit(
+            number,
+            fetch=pack_handles(submission.fetch) if submission.fetch else (),
+            free=pack_handles(submission.free) if submission.free else (),
+            digest=digest,
+            outputs=outputs,
+            slot_changes=slot_changes,
+            input_changes=input_changes,
+            first=first,
+            template=template,
+            describe=pack_handles(submission.describe) if submission.describe else (),
+            claims=claims,
+            synchronize=submission.synchronize,
+            trace=observers.trace_context("submission", self._replies.reader.number, number)
+            if observers.tracing
+            else "",
+        )
 
     def _define(self, needed: TemplateRequest, _: Sequence[Buffer]) -> None:
         pending = self._replies.pending.get(needed.sequence)

@@ -23,10 +23,14 @@ Receive = Callable[[float], Frame]
 
 
 class Sightings:
-    """Measurements of links that the client has not been told of yet."""
+    """Measurements of links that the client has not been told of yet.
+
+    Attributes:
+        some: those that there are.
+    """
 
     def __init__(self) -> None:
-        self._seen: deque[LinkMeasurement] = deque(maxlen=_KEPT)
+        self.some: deque[LinkMeasurement] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
 
     def arrived(self, source: int, nbytes: int, seconds: float) -> None:
@@ -37,15 +41,13 @@ class Sightings:
     def note(self, seen: LinkMeasurement) -> None:
         """Something was seen."""
         with self._lock:
-            self._seen.append(seen)
+            self.some.append(seen)
 
     def take(self) -> list[LinkMeasurement]:
         """Return and remove the measurements that the client is to be told."""
-        if not self._seen:
-            return []
         with self._lock:
-            seen = list(self._seen)
-            self._seen.clear()
+            seen = list(self.some)
+            self.some.clear()
         return seen
 
 

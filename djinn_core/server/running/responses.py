@@ -27,18 +27,21 @@ def collect(
     body: list[memoryview] = []
     if not work.fetch and not work.describe:
         return results, body, []
-    told = FailureTexts()
+    told: FailureTexts | None = None
     with inference():
         for handle in work.fetch:
             result = _fetch(_value(handle, work, values), work, runtime, limit if len(body) < BUFFERS else -1)
-            if isinstance(result, Failure):
-                results.append(told.fitting(result))
-            else:
+            if type(result) is tuple:
                 results.append(result[0])
                 body.append(result[1])
                 limit -= result[1].nbytes
+            else:
+                assert isinstance(result, Failure)
+                told = told or FailureTexts()
+                results.append(told.fitting(result))
     if not work.describe:
         return results, body, []
+    told = told or FailureTexts()
     described = [_describe(_value(handle, work, values), work) for handle in work.describe]
     return results, body, [told.fitting(one) if isinstance(one, Failure) else one for one in described]
 
@@ -58,19 +61,20 @@ class FailureTexts:
 
 
 def _value(handle: int, work: RunRequest, values: ValueTable) -> Any:
-    if handle not in values:
+    try:
+        value = values[handle]
+    except KeyError:
         return no_such_value(work.sequence, handle)
-    value = values[handle]
-    return value.failure if isinstance(value, Poison) else value
+    return value.failure if type(value) is Poison else value
 
 
 def _fetch(
     value: Any, work: RunRequest, runtime: DeviceRuntime, room: int
 ) -> Failure | tuple[TensorHeader, memoryview]:
-    if isinstance(value, Failure):
-        return value
     tensor = value
     if type(value) is not torch.Tensor:
+        if isinstance(value, Failure):
+            return value
         if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
             return Failure(work.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)

@@ -179,7 +179,7 @@ def environment_of(
         inputs = values.bound(work.inputs)
     except KeyError:
         inputs = [_bound(values, handle, work.sequence) for handle in work.inputs]
-    return template.environment(slots, inputs)
+    return [*template.constants, *slots, *inputs, *([None] * template.made)]
 
 
 class Stopped(Exception):  # noqa: N818 - a signal between two functions

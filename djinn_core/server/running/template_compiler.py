@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, Final
 
@@ -87,10 +87,6 @@ class CompiledTemplate:
     consumed: tuple[int, ...]
     random: bool
     moves: bool
-
-    def environment(self, slots: Sequence[Any], inputs: Sequence[Any]) -> Environment:
-        """The environment of one run."""
-        return [*self.constants, *slots, *inputs, *([None] * self.made)]
 
 
 def compile_template(template: Template, device: torch.device, own: OwnOperators) -> CompiledTemplate:
@@ -188,8 +184,8 @@ class _Compiler:
         positional = self._getter([self._place(a, taken) for a in form.args])
         keywords = {name: self._single(self._place(a, taken)) for name, a in form.kwargs}
         targets = tuple(zip([i for i, r in enumerate(form.results) if r == "new"], makes, strict=True))
-        store = _make_store(_make_call(function, positional, keywords), targets, form.sequence)
-        run = _and_release(store, release) if release else store
+        store = _make_step(function, positional, keywords, targets, form.sequence)
+        run = _make_step(function, positional, keywords, targets, form.sequence, release) if release else store
         moves = bool(writes) and _MOVES.search(form.op) is not None
         return CompiledStep(run, store, form.op, tuple(operands), targets, writes, release, moves)
 
@@ -241,6 +237,8 @@ class _Compiler:
             return itemgetter(slice(0, 0))
         if len(places) > 1 and all(isinstance(p, int) for p in places):
             return itemgetter(*places)
+        if len(places) == 1 and isinstance(places[0], int):
+            return itemgetter(slice(places[0], places[0] + 1))
         getters = [self._single(p) for p in places]
         return lambda env: [get(env) for get in getters]
 
@@ -252,10 +250,37 @@ class _Compiler:
 def _list_getter(places: list[Any]) -> Get:
     if places and all(isinstance(p, int) for p in places):
         if len(places) == 1:
-            only = places[0]
-            return lambda env: [env[only]]
+            return itemgetter(slice(places[0], places[0] + 1))
         return itemgetter(*places)
     return lambda env: [env[p] if isinstance(p, int) else p(env) for p in places]
+
+
+def _make_step(
+    function: Callable[..., Any],
+    positional: Get,
+    keywords: dict[str, Get],
+    targets: tuple[tuple[int, int], ...],
+    sequence: bool,
+    release: tuple[int, ...] = (),
+) -> Step:
+    """What runs an instruction: one function, and no function within it, for the kinds that nearly all are."""
+    if len(targets) != 1 or sequence or keywords:
+        store = _make_store(_make_call(function, positional, keywords), targets, sequence)
+        return _and_release(store, release) if release else store
+    ((_, only),) = targets
+    if not release:
+
+        def store_one(env: Environment) -> None:
+            env[only] = function(*positional(env))
+
+        return store_one
+
+    def store_one_and_release(env: Environment) -> None:
+        env[only] = function(*positional(env))
+        for place in release:
+            env[place] = None
+
+    return store_one_and_release
 
 
 def _make_call(function: Callable[..., Any], positional: Get, keywords: dict[str, Get]) -> Get:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import attrs
 import msgspec
 import torch
 
 from djinn_core import torch_private
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.values import VIEW_BITS, storage_of
 from djinn_core.wire.message_base import Failure
 
 
@@ -105,14 +105,19 @@ class MemoryIndex:
 
 
 class ValueTable:
-    """Values by handle."""
+    """Values by handle.
+
+    Attributes:
+        held: bytes of the storages that are held, wherever their bytes lie, as they were when they were put in here.
+        highest: the most that was held after a run.
+    """
 
     def __init__(self) -> None:
         self._values: dict[int, Stored] = {}
         self._index: MemoryIndex | None = None  # from the first write that fails on
         self._storages: dict[int, _Held] = {}
-        self._held = 0
-        self._peak = 0
+        self.held = 0
+        self.highest = 0
 
     def __len__(self) -> int:
         return len(self._values)
@@ -137,7 +142,11 @@ class ValueTable:
         return list(map(self._values.__getitem__, handles))
 
     def __setitem__(self, handle: int, value: Stored) -> None:
-        storage, nbytes = storage_of(handle), value.untyped_storage().nbytes() if _has_storage(value) else 0
+        storage = handle >> VIEW_BITS
+        if type(value) is torch.Tensor and value.layout is torch.strided:  # as nearly all are
+            nbytes = value.untyped_storage().nbytes()
+        else:
+            nbytes = value.untyped_storage().nbytes() if _has_storage(value) else 0
         held = self._storages.get(storage)
         if held is None:
             held = self._storages[storage] = _Held()
@@ -157,23 +166,23 @@ class ValueTable:
 
     def _count(self, held: _Held, nbytes: int) -> None:
         if nbytes > held.nbytes:
-            self._held += nbytes - held.nbytes
+            self.held += nbytes - held.nbytes
             held.nbytes = nbytes
 
     def free(self, handles: Iterable[int]) -> None:
         """Forget values; handles that are not there are ignored."""
         for handle in handles:
-            value = self._values.pop(handle, self)
-            if not isinstance(value, ValueTable):
+            value: Any = self._values.pop(handle, self)  # itself: there is none
+            if value is not self:
                 if self._index is not None:
                     self._index.remove(handle, value)
-                self._release(storage_of(handle))
+                self._release(handle >> VIEW_BITS)
 
     def _release(self, storage: int) -> None:
         held = self._storages[storage]
         held.values -= 1
         if not held.values:
-            self._held -= held.nbytes
+            self.held -= held.nbytes
             del self._storages[storage]
 
     def bytes_of(self, storage: int) -> int:
@@ -181,18 +190,14 @@ class ValueTable:
         held = self._storages.get(storage)
         return held.nbytes if held is not None else 0
 
-    def note_peak(self) -> None:
-        """Update the peak with the bytes held now."""
-        self._peak = max(self._peak, self._held)
-
     def peak(self, nbytes: int) -> int:
-        """The most bytes that were held when `note_peak` was called, or are held now (`nbytes`)."""
-        self._peak = max(self._peak, nbytes)
-        return self._peak
+        """The most bytes that were held after a run, or are held now (`nbytes`)."""
+        self.highest = max(self.highest, nbytes)
+        return self.highest
 
     def reset_peak(self) -> None:
         """Forget the peak."""
-        self._peak = 0
+        self.highest = 0
 
     @property
     def indexed(self) -> bool:
@@ -238,11 +243,6 @@ class ValueTable:
             if isinstance(value, Poison):
                 self._values[handle] = value.again(address)
 
-    @property
-    def held(self) -> int:
-        """Bytes of the storages that are held, wherever their bytes lie, as they were when they were put in here."""
-        return self._held
-
     def items(self) -> list[tuple[int, Stored]]:
         """The values with their handles."""
         return list(self._values.items())
@@ -276,4 +276,4 @@ class ValueTable:
         self._values.clear()
         self._index = None
         self._storages.clear()
-        self._held = 0
+        self.held = 0

@@ -46,6 +46,7 @@ class WeightReads:
     """The values of one session that the executor reads. Used by the session's thread.
 
     Attributes:
+        reading: the values that are being read, or wait for that, by handle.
         shares: what was read and other sessions may have as well.
         journal: the session's journal, if it has one.
     """
@@ -63,19 +64,15 @@ class WeightReads:
         self._ahead = READ_AHEAD if self._ledger is None else min(READ_AHEAD, self._ledger.limit // READ_AHEAD_SHARE)
         self.shares = SessionShares(values, self._ledger)
         self.journal: Journal | None = None
-        self._reads: OrderedDict[int, _Read] = OrderedDict()  # by handle
-
-    def __len__(self) -> int:
-        """Number of values that are being read."""
-        return len(self._reads)
+        self.reading: OrderedDict[int, _Read] = OrderedDict()  # by handle
 
     def left(self) -> int:
         """Bytes of the values that are being read, or wait for that."""
-        return sum(one.header.size for one in self._reads.values())
+        return sum(one.header.size for one in self.reading.values())
 
     def clear(self) -> None:
         """Forget everything."""
-        self.forget(list(self._reads))
+        self.forget(list(self.reading))
         self.shares.clear()
         self.journal = None
 
@@ -97,13 +94,13 @@ class WeightReads:
         except WeightsUnavailable as error:
             self._uploads.poison(request.handle, "WeightsUnavailable", str(error))
         else:
-            self._reads[request.handle] = _Read(header, origin)
+            self.reading[request.handle] = _Read(header, origin)
             self._uploads.reading.add(request.handle)
             self._begin()
 
     def _begin(self) -> None:
         """Begin to read what there is room for, in the order in which it was asked for."""
-        for handle, one in list(self._reads.items()):
+        for handle, one in list(self.reading.items()):
             size = one.header.size
             if one.reading is not None:
                 continue
@@ -123,26 +120,26 @@ class WeightReads:
     def next_of(self, handles: Collection[int] | None = None) -> Future[torch.Tensor] | None:
         """Future to wait for until these values are there, None: until all are; None if they are, or are not being read."""
         self.take_finished()
-        wanted = self._reads if handles is None else [handle for handle in handles if handle in self._reads]
+        wanted = self.reading if handles is None else [handle for handle in handles if handle in self.reading]
         for handle in wanted:
             # What is not begun comes after the oldest that is.
-            reading = self._reads[handle].reading or next(iter(self._reads.values())).reading
+            reading = self.reading[handle].reading or next(iter(self.reading.values())).reading
             return reading.data if reading is not None else None
         return None
 
     def take_finished(self) -> None:
         """Make values of what was read."""
-        for handle, one in list(self._reads.items()):
+        for handle, one in list(self.reading.items()):
             if one.reading is not None and one.reading.data.done():
                 self.forget([handle])
                 self._finish(one, one.reading)
-        if self._reads:
+        if self.reading:
             self._begin()
 
     def forget(self, handles: Iterable[int]) -> None:
         """Make no values of these: they are not needed any more."""
         for handle in handles:
-            one = self._reads.pop(handle, None)
+            one = self.reading.pop(handle, None)
             if one is not None:
                 self._uploads.reading.discard(handle)
                 self._uploads.reading_bytes -= one.header.size if one.reading is not None else 0
