@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import djinn
 import djinn_connect.records
 from djinn.testing import open_connections
-from djinn_core.net.sockets import send_buffers
 from djinn_core.cli import main
+from djinn_core.net.sockets import send_buffers
 from djinn_core.system import files, limits, mappings, memory, native_stack, processes, tcp
 
 

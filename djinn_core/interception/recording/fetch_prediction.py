@@ -106,7 +106,7 @@ class FetchPredictor:
         """Remember what was fetched, if it is small: programs look at the same number again."""
         if value.meta.nbytes <= LARGEST:
             values = self._values
-            values[value.handle] = _Fetched(tensor.clone(), epoch, port.reissued, port.sessions_ended)
+            values[value.handle] = _Fetched(tensor.clone(), epoch, port.memory_changes)
             if len(values) > REMEMBERED:
                 del values[next(iter(values))]
 
