@@ -21,7 +21,7 @@ from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
-from djinn_core.system.tcp import PARTS, PeerSilence, link_figures, unacknowledged
+from djinn_core.system.tcp import PARTS, PeerSilence, hung_up, link_figures, unacknowledged
 from djinn_core.wire.frames import Buffer, Limits
 
 _LISTEN_BACKLOG: Final = 128
@@ -163,6 +163,11 @@ class SocketConnection(StreamConnection):
         return LinkFacts(latency, self._fastest)
 
     @property
+    def hung_up(self) -> bool:
+        """True if the connection has ended, or the other end sends nothing more. Bytes that came before may be unread; any thread may ask."""
+        return bool(self._ended) or hung_up(self._socket)
+
+    @property
     def _torn(self) -> bool:
         return self._taking
 
@@ -252,7 +257,7 @@ class AcceptedConnection(SocketConnection):
         lost with it: the reason of the end above all.
         """
         if not self._ended and self._process == os.getpid():
-            self._stop_sending("the connection was closed at this end")
+            self.stop_sending("the connection was closed at this end")
             self._discard(time.monotonic() + _LINGER_SECONDS)
         super().close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import sys
@@ -60,6 +61,17 @@ def unacknowledged(sock: socket.socket) -> int:
             (left,) = struct.unpack("=i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
             return max(0, int(left) - 1)  # the end of the stream is counted, too
     return 0
+
+
+def hung_up(sock: socket.socket) -> bool:
+    """True if the other end of a connected socket sends nothing more, or the socket is closed. Reads nothing, waits for nothing."""
+    number = sock.fileno()
+    if number < 0:
+        return True
+    poll = select.poll()
+    # macOS, which has no name for it, says POLLHUP for half a connection, too.
+    poll.register(number, getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(0))
 
 
 def keep_alive(sock: socket.socket) -> None:
