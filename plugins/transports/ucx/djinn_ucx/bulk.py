@@ -96,8 +96,6 @@ class BulkChannel:
         except Exception as error:
             raise TransportError(f"UCX cannot be used: {error}") from error
         self.offer = Offer(address, self._random.to_bytes(8, "little"))
-        self._poll = select.poll()
-        self._poll.register(self._worker.epoll_file_descriptor, select.POLLIN)
 
     def __del__(self) -> None:
         # The destructors of a forked child would speak for its parent.
@@ -197,11 +195,13 @@ class BulkChannel:
         return False
 
     def _sleep(self, seconds: float) -> None:
+        poll = select.poll()  # two threads may not use one at a time
         with self._lock:
             self._check()
+            poll.register(self._worker.epoll_file_descriptor, select.POLLIN)
             armed = self._worker.arm()
         if armed:
-            self._poll.poll(seconds * 1000)
+            poll.poll(seconds * 1000)
 
     def _close_out(self) -> None:
         quiet = begun = time.monotonic()

@@ -13,7 +13,7 @@ from warm import warm_ucx  # noqa: E402 - beside this file
 
 
 class TestUcx(TransportConformance):
-    """Buffers of 64 KiB and more go over UCX, by the transports that `UCX_TLS` names."""
+    """Buffers of 192 KiB and more go over UCX, by the transports that `UCX_TLS` names."""
 
     @pytest.fixture
     def transport(self):

@@ -50,4 +50,4 @@ class Warm:
 
 
 def warm_ucx():
-    return Warm(UcxTransport(bulk_bytes=64 << 10))
+    return Warm(UcxTransport(bulk_bytes=192 << 10))
