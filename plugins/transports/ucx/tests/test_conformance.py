@@ -9,15 +9,28 @@ from djinn_ucx import UcxTransport
 
 pytest.importorskip("ucxx")
 sys.path.insert(0, str(Path(__file__).parent))
+from two_processes import TwoProcesses  # noqa: E402 - beside this file
 from warm import warm_ucx  # noqa: E402 - beside this file
+
+SHARED_MEMORY = {"UCX_TLS": "shm,self", "UCX_MM_ERROR_HANDLING": "y"}
+
+
+@pytest.fixture(scope="module", params=[{}, SHARED_MEMORY], ids=["tcp", "shm"])
+def both(request):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in request.param.items():
+            patch.setenv(name, value)
+        transport = TwoProcesses(warm_ucx)
+        yield transport
+        transport.close()
 
 
 class TestUcx(TransportConformance):
-    """Buffers of 192 KiB and more go over UCX, by the transports that `UCX_TLS` names."""
+    """Buffers of 192 KiB and more go over UCX, between two processes: over TCP and over shared memory."""
 
     @pytest.fixture
-    def transport(self):
-        return warm_ucx()
+    def transport(self, both):
+        return both
 
     @pytest.fixture
     def listen_url(self):
