@@ -38,12 +38,15 @@ class TransportCapabilities:
         same_host: it only reaches servers on this machine.
         relayed: the server's gateway passes its frames on; False if the executor listens itself.
         speed: rank among transports; the fastest that both ends have is tried first.
+        named_only: it is used where its scheme is named and nowhere else, however fast it is: by the operator
+            (`--transport ucx=5560`) and in the address that a client was given (`ucx://gpu-box:5560`).
     """
 
     zero_copy: bool
     same_host: bool
     relayed: bool
     speed: int
+    named_only: bool = False
 
 
 @runtime_checkable

@@ -49,9 +49,10 @@ class ListenAddresses:
     def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
         """Listen address of a transport; None if it does not listen. `others`: further names of the transport."""
         names = {transport.name, *transport.schemes, *others}
-        if names & self.without:
+        given = next((place for name, place in self.given.items() if name in names), None)
+        if names & self.without or (given is None and transport.capabilities.named_only):
             return None
-        given = next((place for name, place in self.given.items() if name in names), ListenAddress())
+        given = given or ListenAddress()
         return ListenAddress(given.host or self.host, given.port)
 
     def check_ports(self, operations: int | None) -> None:

@@ -26,6 +26,7 @@ from djinn_core.system.tcp import (
     PeerSilence,
     Poll,
     gathering,
+    hung_up,
     link_figures,
     poller,
     unacknowledged,
@@ -158,6 +159,11 @@ class SocketConnection(StreamConnection):
         return LinkFacts(latency, self._fastest)
 
     @property
+    def hung_up(self) -> bool:
+        """True if the connection has ended, or the other end sends nothing more. Bytes that came before may be unread; any thread may ask."""
+        return bool(self._ended) or hung_up(self._socket)
+
+    @property
     def _torn(self) -> bool:
         return self._taking
 
@@ -257,7 +263,7 @@ class AcceptedConnection(SocketConnection):
         lost with it: the reason of the end above all.
         """
         if not self._ended and self._process == os.getpid():
-            self._stop_sending("the connection was closed at this end")
+            self.stop_sending("the connection was closed at this end")
             self._discard(time.monotonic() + _LINGER_SECONDS)
         super().close()
 

@@ -139,6 +139,14 @@ class StreamConnection(ABC):
 
     # --- how it ends ----------------------------------------------------------------------------------------
 
+    def stop_sending(self, reason: str) -> str:
+        """End the sending direction alone, and return why nothing can be sent: what the other end sends can still be received."""
+        if not self._mute:
+            self._mute = f"{self.peer}: {reason}"
+            if not self._ended and self._process == os.getpid():
+                self._hang_up()
+        return self._ended or self._mute
+
     def _send(self, buffers: Sequence[Buffer]) -> None:
         if self._mute or self._ended:
             raise TransportError(self._ended or self._mute)
@@ -149,7 +157,7 @@ class StreamConnection(ABC):
             left = self._write(buffers)
             self._rest = [bytes(buffer) for buffer in left] if left else []
         except (OSError, ProtocolError) as error:
-            raise TransportError(self._stop_sending(f"cannot send: {error}")) from error
+            raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
         except BaseException:
             finished, self._rest = False, []
             try:
@@ -177,14 +185,6 @@ class StreamConnection(ABC):
                 if not came:
                     raise TimeoutError(f"{self.peer}: nothing came in time")
         return frames.popleft()
-
-    def _stop_sending(self, reason: str) -> str:
-        """End the sending direction, and return why nothing can be sent."""
-        if not self._mute:
-            self._mute = f"{self.peer}: {reason}"
-            if not self._ended and self._process == os.getpid():
-                self._hang_up()
-        return self._ended or self._mute
 
     def _end(self, reason: str) -> str:
         """End both directions, wake the threads that wait, and return the reason."""

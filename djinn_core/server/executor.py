@@ -119,11 +119,15 @@ class Executor:
         own = f"unix://{directory}/{SOCKET_NAME}"
         self._listeners.append(transport_for(own, self._registry.transports).listen(own, Limits(), self.serve))
         network = self._config.network
+        unnamed: list[Listener] = []
         for one in () if network is None else in_places(self._registry.transports, network.tls, network.places):
             if not one.transport.capabilities.relayed:
                 self._listeners.append(one.transport.listen(one.at(0), Limits(), self.serve))
-        self._peer_listener.urls = tuple(listener.url for listener in self._listeners)
-        return self._peer_listener.urls
+                if one.transport.capabilities.named_only:
+                    unnamed.append(self._listeners[-1])
+        # What has to be named is left out: the user does not see how executors reach each other.
+        self._peer_listener.urls = tuple(listener.url for listener in self._listeners if listener not in unnamed)
+        return tuple(listener.url for listener in self._listeners)
 
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""

@@ -132,6 +132,10 @@ if sys.platform == "win32":
         """As below: Windows has no such call, and small buffers are joined."""
         return getattr(sock, "sendmsg", None) or partial(_send_joined, sock)
 
+    def hung_up(sock: socket.socket) -> bool:
+        """As below: what Windows tells without a read is if the socket is closed at this end."""
+        return sock.fileno() < 0
+
     def unix_socket() -> socket.socket:
         """Raises `OSError`: Python has none on Windows."""
         raise OSError("Python has no Unix sockets on this system")
@@ -154,6 +158,16 @@ else:
     def gathering(sock: Any) -> Callable[[Sequence[Buffer]], int]:
         """A function that sends the first bytes of several buffers, and gives their number."""
         return sock.sendmsg  # type: ignore[no-any-return]
+
+    def hung_up(sock: socket.socket) -> bool:
+        """True if the other end of a connected socket sends nothing more, or the socket is closed. Reads nothing, waits for nothing."""
+        number = sock.fileno()
+        if number < 0:
+            return True
+        poll = select.poll()
+        # macOS, which has no name for it, says POLLHUP for half a connection, too.
+        poll.register(number, getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR)
+        return bool(poll.poll(0))
 
     def unix_socket() -> socket.socket:
         """A Unix socket for a stream of bytes."""

@@ -116,7 +116,7 @@ def test_an_executor_that_does_not_hang_up_does_not_keep_the_relay(relayed, monk
 
     def executor(connection):
         connection.receive(SECONDS)
-        connection._stop_sending("the test says so")  # it neither reads nor closes
+        connection.stop_sending("the test says so")  # it neither reads nor closes
         over.wait(SECONDS)
         with pytest.raises(TransportError):
             while True:

@@ -336,7 +336,7 @@ def _believed(
     """Those of a server's `urls` that a client follows, which reached it at `reached`.
 
     They lead to the same host or to a socket of this user's, so that a server cannot have clients talk to a third party, and
-    under TLS where it was reached so. `elsewhere`: they lead to any machine, under TLS with the certificate that the transports
+    under TLS where it was reached so; over a transport that has to be named only if it was reached by that. `elsewhere`: they lead to any machine, under TLS with the certificate that the transports
     accept and no other.
     """
     host, secure = reached.hostname or "", secure_schemes(transports)
@@ -346,7 +346,9 @@ def _believed(
         except (ConfigurationError, PluginError) as error:
             _log.debug("an address of the server's is left out", error=str(error))
             continue
-        if way.capabilities.same_host:
+        if way.capabilities.named_only and reached.scheme not in way.schemes:
+            _log.debug("an address is left out whose scheme was not named", url=url)
+        elif way.capabilities.same_host:
             if not elsewhere and (not host or is_loopback(host)) and is_own_socket(url):
                 yield url
         elif (elsewhere or reached.scheme in secure) and scheme not in secure:

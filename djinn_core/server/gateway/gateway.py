@@ -129,7 +129,9 @@ class Gateway:
         self._begin_pages(registry, assigner.policy.name)
         urls = self._listen(chosen, registry, context, assigner)
         named = self._config.network.tls is not None and not self._config.pinned
-        dialled = advertised(urls, self._config.advertise, named)
+        # Clients name other addresses themselves; those of the connection file they take as they are.
+        offered = [url for url, one in zip(urls, chosen, strict=True) if not one.transport.capabilities.named_only]
+        dialled = advertised(offered, self._config.advertise, named)
         path = self._config.connection_file or default_connection_file()
         content = ConnectionFile(dialled, self._token.value, self.fingerprint if self._config.pinned else "")
         write_connection_file(path, content)

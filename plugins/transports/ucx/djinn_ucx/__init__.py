@@ -1,0 +1,19 @@
+"""The transport for `ucx://` URLs: frames over a socket, large buffers beside it over UCX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn import hookimpl
+from djinn.transports import Transport
+from djinn_ucx.transport import UcxTransport
+
+__all__ = ["UcxTransport", "djinn_api_version", "djinn_register_transports"]
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_transports() -> Iterable[Transport]:
+    """The transport `ucx`. UCX itself is imported when an address names it."""
+    return [UcxTransport()]

@@ -1,0 +1,302 @@
+"""Connections: a socket for frames and their small buffers, UCX for the large ones.
+
+The socket brings who may connect and TLS, order, limits, timeouts, last words, and the end of a peer that dies.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+
+from djinn.transports import (
+    Buffer,
+    Frame,
+    Limits,
+    LinkFacts,
+    ProtocolError,
+    SocketConnection,
+    TransportError,
+    allocate,
+    get_logger,
+    held,
+)
+from djinn_ucx.bulk import BulkChannel, Message, Stranded
+from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket
+
+# Smaller buffers are quicker over the socket, which also holds them until they are read.
+BULK_BYTES: Final = 512 << 10
+_GRACE_SECONDS: Final = 2.0  # for what is under way, once the other end has hung up
+_INTERRUPTED_SECONDS: Final = 1.0  # for a buffer that the other end does not take in, after Ctrl-C
+_COMMIT: Final = b"\x01"
+log = get_logger("djinn.ucx")
+
+
+@attrs.frozen
+class _Arriving:
+    """A frame of which buffers come beside the socket; the last message says that all of them were sent as they should be."""
+
+    frame: Frame
+    messages: list[Message]
+    bulk_bytes: int
+
+
+class UcxConnection:
+    """As `Connection`. `send` of a large buffer returns when the other end has taken it: nothing in between holds it.
+
+    Nothing of UCX is made before a large buffer has come over the socket: then this end offers the other one to take such buffers
+    over UCX. So a client that has shown no token, which may send no large ones, costs what it costs over TCP.
+
+    Attributes:
+        peer: the other end, for messages.
+    """
+
+    def __init__(
+        self, carrier: SocketConnection, limits: Limits, local: bool, stranded: Stranded, bulk_bytes: int = BULK_BYTES
+    ) -> None:
+        """`local`: the other end is on this machine. `bulk_bytes`: length from which a buffer goes over UCX."""
+        self.peer = carrier.peer
+        self._carrier = carrier
+        self._limits = limits
+        self._local, self._stranded, self._bulk_bytes = local, stranded, bulk_bytes
+        self._process = os.getpid()
+        self._sending, self._receiving, self._making = threading.Lock(), threading.Lock(), threading.Lock()
+        self._channel: BulkChannel | None = None
+        self._outgoing: BulkChannel | None = None  # the same, once the other end has offered to take buffers
+        self._offered = False
+        self._arriving: _Arriving | None = None
+        self._ended = ""
+        self._mute = ""
+        self._beside_sent = self._beside_received = 0
+        carrier.limits = on_the_socket(limits)
+
+    @property
+    def limits(self) -> Limits:
+        """Maximum size of a frame, in both directions."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = limits
+        self._carrier.limits = on_the_socket(limits)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes put on the socket and sent beside it; UCX's own messages are left out."""
+        return self._carrier.bytes_sent + self._beside_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes taken off the socket and received beside it."""
+        return self._carrier.bytes_received + self._beside_received
+
+    @property
+    def held(self) -> int:
+        """As `Holding.held`."""
+        arriving = self._arriving
+        return self._carrier.held + (arriving.bulk_bytes if arriving is not None else 0)
+
+    @property
+    def certificate(self) -> bytes:
+        """As `PeerCertified.certificate`."""
+        return getattr(self._carrier, "certificate", b"")
+
+    @property
+    def link(self) -> LinkFacts:
+        """As `LinkMeasured.link`, of the socket."""
+        return self._carrier.link
+
+    @property
+    def over_ucx(self) -> bool:
+        """True if large buffers go to the other end over UCX from now on."""
+        return self._outgoing is not None
+
+    # --- sending --------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`. Ctrl-C ends the connection if the other end does not take in a large buffer within a second."""
+        views = [_flat(buffer) for buffer in frame.body]
+        self._limits.check(len(frame.head), len(views), sum(map(len, views)))
+        with held, self._sending:
+            self._check_sending()
+            channel = self._outgoing
+            large = [] if channel is None else [n for n, view in enumerate(views) if len(view) >= self._bulk_bytes]
+            if channel is not None and large:
+                self._send_beside(channel, frame.head, views, large)
+            else:
+                self._carrier.send(Frame(frame.head, [b"", *views] if views else ()))
+
+    def _check_sending(self) -> None:
+        if self._mute or self._ended:
+            raise TransportError(self._ended or self._mute)
+
+    def _send_beside(self, channel: BulkChannel, head: bytes, views: Sequence[memoryview], large: Sequence[int]) -> None:
+        if self._carrier.hung_up:
+            raise TransportError(self._stop_sending("the other end closed the connection"))
+        opening = Opening(tuple((n, len(views[n])) for n in large))
+        inline = [view for n, view in enumerate(views) if n not in {*large}]
+        look = self._looks(interruptible=True)
+        try:
+            # Before the frame, so that the other end finds them when it reads of them.
+            messages = [channel.send(views[n]) for n in large]
+            self._carrier.send(Frame(head, [encode_opening(opening), *inline]))
+            for message in messages:
+                channel.wait(message, look)
+            # The other end may have thrown them away when it closed.
+            if self._carrier.hung_up:
+                raise TransportError("the other end closed the connection")
+            # Up to here the frame does not count: a buffer may have changed that was given up while it was sent.
+            channel.wait(channel.send(_COMMIT), look)
+        except BaseException as error:
+            reason = self._stop_sending(f"cannot send: {error}")
+            if isinstance(error, Exception):
+                raise TransportError(reason) from error
+            raise
+        self._beside_sent += sum(len(views[n]) for n in large)
+
+    def _stop_sending(self, reason: str) -> str:
+        self._mute = self._mute or self._carrier.stop_sending(reason)
+        return self._mute
+
+    # --- receiving ------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
+        try:
+            while self._arriving is None:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                frame = self._carrier.receive(left)
+                if not frame.body:
+                    return frame
+                whole = self._begin(frame)
+                if whole is not None:
+                    return whole
+            return self._finish(self._arriving, deadline)
+        except ProtocolError as error:
+            raise ProtocolError(self._end(str(error))) from error
+        finally:
+            self._receiving.release()
+
+    def _begin(self, on_socket: Frame) -> Frame | None:
+        """The frame, if it has come whole; None if it was an offer, or buffers of it are still to come."""
+        first, *inline = on_socket.body
+        opening = decode_opening(first) if len(first) else Opening()
+        if opening.offer is not None:
+            self._take_offer(opening.offer)
+            return None
+        parts = layout(opening, len(on_socket.head), inline, self._limits).parts
+        if not opening.beside:
+            if not self._offered and any(len(buffer) >= self._bulk_bytes for buffer in inline):
+                self._offered = True
+                threading.Thread(target=self._make_offer, name="djinn-ucx-offer", daemon=True).start()
+            return Frame(on_socket.head, inline)
+        channel = self._channel
+        if channel is None:
+            raise ProtocolError("a buffer was sent over UCX that was not asked for")
+        buffers = [allocate(part) if isinstance(part, int) else part for part in parts]
+        places = [n for n, part in enumerate(parts) if isinstance(part, int)]
+        by_place = dict(zip(places, [memoryview(buffers[n]) for n in places], strict=True))
+        try:
+            messages = [channel.receive(by_place[n]) for n, _ in opening.beside]
+            messages.append(channel.receive(bytearray(len(_COMMIT))))
+        except TransportError as error:
+            raise TransportError(self._end(str(error))) from error
+        self._arriving = _Arriving(Frame(on_socket.head, buffers), messages, sum(map(len, by_place.values())))
+        return None
+
+    def _finish(self, arriving: _Arriving, deadline: float | None) -> Frame:
+        channel, look = self._channel, self._looks()
+        assert channel is not None
+        try:
+            for message in arriving.messages:
+                if not channel.wait(message, look, deadline):
+                    raise TimeoutError(f"{self.peer}: nothing came in time")
+        except TransportError as error:
+            raise TransportError(self._end(str(error))) from error
+        self._beside_received += arriving.bulk_bytes
+        self._arriving = None
+        return arriving.frame
+
+    # --- offers ---------------------------------------------------------------------------------------------
+
+    def _make_offer(self) -> None:
+        """Offer the other end to send large buffers over UCX. In a thread of its own, since the socket may be full."""
+        try:
+            channel = self._made_channel()
+            if channel is not None:
+                with self._sending:
+                    self._check_sending()
+                    self._carrier.send(Frame(b"", [encode_opening(Opening(offer=channel.offer))]))
+        except TransportError as error:
+            log.info("large buffers stay on the socket", peer=self.peer, reason=str(error))
+
+    def _take_offer(self, offer: Offer) -> None:
+        if self._outgoing is not None:
+            raise ProtocolError("the other end has said twice where it takes large buffers")
+        try:
+            channel = self._made_channel()
+            if channel is not None:
+                channel.connect(offer)
+                self._outgoing = channel
+        except TransportError as error:
+            log.warning("large buffers stay on the socket", peer=self.peer, reason=str(error))
+
+    def _made_channel(self) -> BulkChannel | None:
+        """The channel, made if there is none; None where UCX is not used any more."""
+        with self._making:
+            if self._ended or self._stranded.full:
+                return None
+            if self._channel is None:
+                self._channel = BulkChannel(self._local, self._stranded)
+            return self._channel
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        self._end("the connection was closed at this end")
+
+    def _end(self, reason: str) -> str:
+        """End both directions, and return the reason."""
+        with self._making:
+            self._ended = self._ended or (reason if reason.startswith(self.peer) else f"{self.peer}: {reason}")
+            channel = self._channel
+        # The channel first: the other end may be waiting for buffers to be taken, and closes only then.
+        if channel is not None:
+            channel.close()
+        self._carrier.close()
+        return self._ended
+
+    def _looks(self, interruptible: bool = False) -> Callable[[], None]:
+        """A function for waits, which raises `TransportError` where there is nothing to wait for."""
+        since: dict[str, float] = {}
+
+        def lasts(what: str, seconds: float) -> bool:
+            return time.monotonic() - since.setdefault(what, time.monotonic()) >= seconds
+
+        def look() -> None:
+            if self._ended:
+                raise TransportError(self._ended)
+            if self._carrier.hung_up and lasts("hung up", _GRACE_SECONDS):
+                raise TransportError("the other end closed the connection in the middle of a frame")
+            if interruptible and held.pending and lasts("interrupted", _INTERRUPTED_SECONDS):
+                raise TransportError("interrupted while the other end took in nothing")
+
+        return look
+
+
+def _flat(buffer: Buffer) -> memoryview:
+    """The bytes of `buffer`, without copying them."""
+    view = memoryview(buffer)
+    if not view.nbytes:
+        return memoryview(b"")
+    if not view.c_contiguous:
+        raise ProtocolError(f"a buffer of shape {view.shape} is not contiguous; copy it before sending")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")

@@ -1,0 +1,48 @@
+"""The library ucxx, imported when it is needed, and the UCX that it found."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from types import ModuleType
+
+from djinn.transports import TransportError
+
+_RDMA = re.compile(r"\b(rc|dc|ud|gga|srd|ib|efa|mlx5)(_\w+)?/")
+
+
+@functools.cache
+def library() -> ModuleType:
+    """ucxx's layer below asyncio.
+
+    Raises:
+        TransportError: it is not installed, or finds no UCX.
+    """
+    # Variables that other parts of ucxx set are unknown to some builds, which warn of them on standard output.
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    try:
+        from ucxx._lib import libucxx
+    except (ImportError, OSError) as error:
+        raise TransportError(
+            f"ucx:// needs the package ucxx ({error}); install it with `pip install 'djinn-ucx[ucx]'`, or use a tcp:// or "
+            "tcps:// address"
+        ) from error
+    found: ModuleType = libucxx
+    return found
+
+
+def facts() -> str:
+    """Version of UCX and its transports on this machine, or why there is none."""
+    try:
+        api = library()
+        context = api.UCXContext({}, feature_flags=(api.Feature.TAG,))
+        there = context.info
+    except TransportError as error:
+        return str(error)
+    except Exception as error:
+        return f"UCX cannot be used: {error}"
+    names = sorted({found for found in re.findall(r"flags -- (\S+)/", there)})
+    version = ".".join(map(str, api.get_ucx_version()))
+    rdma = "" if _RDMA.search(there) else "; no RDMA, of which this build or this machine knows nothing"
+    return f"UCX {version} with {', '.join(names)}{rdma}"

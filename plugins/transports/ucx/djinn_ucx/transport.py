@@ -1,0 +1,132 @@
+"""Addresses, connecting, listening. The socket is that of `tcp://`, or of `tcps://` under TLS."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+import attrs
+
+from djinn.transports import (
+    Connection,
+    Limits,
+    Listener,
+    SocketConnection,
+    TlsOptions,
+    Transport,
+    TransportCapabilities,
+    TransportError,
+    get_logger,
+)
+from djinn_tcp import TcpTransport
+from djinn_ucx.bulk import Stranded
+from djinn_ucx.connection import BULK_BYTES, UcxConnection
+from djinn_ucx.library import facts, library
+from djinn_ucx.opening import on_the_socket
+
+# `named_only`: what goes over UCX is not encrypted.
+_CAPABILITIES: Final = TransportCapabilities(zero_copy=True, same_host=False, relayed=False, speed=60, named_only=True)
+log = get_logger("djinn.ucx")
+
+
+class _OverSockets:
+    """What both transports share: connections over the sockets of another transport.
+
+    Attributes:
+        name, schemes, capabilities: as in `Transport`.
+    """
+
+    capabilities = _CAPABILITIES
+
+    def __init__(self, scheme: str, carrier: Transport, bulk_bytes: int, stranded: Stranded) -> None:
+        self.name = scheme
+        self.schemes: tuple[str, ...] = (scheme,)
+        self._carrier = carrier
+        self._bulk_bytes = bulk_bytes
+        self._stranded = stranded
+
+    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
+        """As `Transport.connect`."""
+        library()
+        below = self._below(url)
+        try:
+            carrier = self._carrier.connect(below, on_the_socket(limits), timeout)
+        except TransportError as error:
+            raise TransportError(str(error).replace(below, url)) from error
+        return self._over(carrier, limits, url)
+
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+        """As `Transport.listen`."""
+        library()
+        below = self._below(url)
+
+        def serve(carrier: Connection) -> None:
+            connection = self._over(carrier, limits, url)
+            try:
+                accept(connection)
+            finally:
+                connection.close()
+
+        try:
+            listener = self._carrier.listen(below, on_the_socket(limits), serve)
+        except TransportError as error:
+            raise TransportError(str(error).replace(below, url)) from error
+        log.warning("large buffers travel over UCX without encryption, for trusted networks only", url=url)
+        return _UcxListener(listener.url.replace(self._carrier.schemes[0], self.name, 1), listener)
+
+    def _below(self, url: str) -> str:
+        """The carrier's address with the same host and port."""
+        scheme, _, rest = url.partition("://")
+        if scheme != self.name:
+            raise TransportError(f"{url!r} is no UCX address; write {self.name}://HOST:PORT")
+        return f"{self._carrier.schemes[0]}://{rest}"
+
+    def _over(self, carrier: Connection, limits: Limits, url: str) -> UcxConnection:
+        assert isinstance(carrier, SocketConnection)
+        carrier.peer = carrier.peer.replace(self._below(url), url)
+        return UcxConnection(carrier, limits, _is_loopback(url), self._stranded, self._bulk_bytes)
+
+
+class UcxTransport(_OverSockets):
+    """Scheme `ucx`: frames over a plain socket."""
+
+    def __init__(self, bulk_bytes: int = BULK_BYTES) -> None:
+        """`bulk_bytes`: length from which a buffer goes over UCX, at least 64 KiB."""
+        super().__init__("ucx", TcpTransport(), bulk_bytes, Stranded())
+
+    def secured(self, tls: TlsOptions) -> Transport:
+        """As `SecurableTransport.secured`: scheme `ucxs`, whose socket is under TLS. What goes over UCX is not encrypted there either."""
+        return UcxsTransport(TcpTransport().secured(tls), self._bulk_bytes, self._stranded)
+
+    def facts(self) -> str:
+        """As `Described.facts`: the version of UCX, and its transports on this machine."""
+        return facts()
+
+
+class UcxsTransport(_OverSockets):
+    """Scheme `ucxs`: frames over a socket under TLS."""
+
+    def __init__(self, carrier: Transport, bulk_bytes: int, stranded: Stranded) -> None:
+        super().__init__("ucxs", carrier, bulk_bytes, stranded)
+
+
+@attrs.frozen
+class _UcxListener:
+    """As `Listener`."""
+
+    url: str
+    below: Listener
+
+    def close(self) -> None:
+        """As `Listener.close`."""
+        self.below.close()
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

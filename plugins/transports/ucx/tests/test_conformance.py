@@ -1,0 +1,75 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+import djinn_ucx
+from djinn.testing import PluginConformance, TlsTransportConformance, TransportConformance
+from djinn_ucx import UcxTransport
+
+pytest.importorskip("ucxx")
+sys.path.insert(0, str(Path(__file__).parent))
+from two_processes import TwoProcesses  # noqa: E402 - beside this file
+from warm import warm_ucx  # noqa: E402 - beside this file
+
+SHARED_MEMORY = {"UCX_TLS": "shm,self", "UCX_MM_ERROR_HANDLING": "y"}
+
+
+@pytest.fixture(scope="module", params=[{}, SHARED_MEMORY], ids=["tcp", "shm"])
+def both(request):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in request.param.items():
+            patch.setenv(name, value)
+        transport = TwoProcesses(warm_ucx)
+        yield transport
+        transport.close()
+
+
+class TestUcx(TransportConformance):
+    """Buffers of 192 KiB and more go over UCX, between two processes: over TCP and over shared memory."""
+
+    @pytest.fixture
+    def transport(self, both):
+        return both
+
+    @pytest.fixture
+    def listen_url(self):
+        return "ucx://127.0.0.1:0"
+
+    @pytest.fixture
+    def wire(self):
+        return False  # large buffers pass by a relay
+
+
+class TestUcxs(TlsTransportConformance):
+    """The same with frames under TLS."""
+
+    @pytest.fixture
+    def plain(self):
+        return warm_ucx()
+
+    @pytest.fixture
+    def listen_url(self):
+        return "ucxs://127.0.0.1:0"
+
+    @pytest.fixture
+    def wire(self):
+        return False
+
+
+class TestOnTheSocket(TransportConformance):
+    """Everything stays on the socket where no large buffer has come yet: what a relay and a foreign client see."""
+
+    @pytest.fixture
+    def transport(self):
+        return UcxTransport(bulk_bytes=1 << 40)
+
+    @pytest.fixture
+    def listen_url(self):
+        return "ucx://127.0.0.1:0"
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_ucx

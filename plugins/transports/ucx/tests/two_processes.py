@@ -1,0 +1,155 @@
+"""Transports whose listening end lives in a process of its own: what it does there is asked for over another connection."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import threading
+from itertools import count
+from multiprocessing.managers import BaseManager
+
+import psutil
+
+from djinn.transports import Frame
+
+
+def usage():
+    """Open files of this process, and its memory in MiB."""
+    process = psutil.Process()
+    return process.num_fds(), process.memory_info().rss >> 20
+
+
+class Other:
+    """What the other process holds: listeners and the connections that they accepted."""
+
+    def __init__(self, make):
+        self._transport = make()
+        self._listeners, self._connections, self._over = {}, {}, {}
+        self._accepted = queue.Queue()
+        self._numbers = count()
+
+    def listen(self, url, limits):
+        number = next(self._numbers)
+        listener = self._listeners[number] = self._transport.listen(url, limits, lambda one: self._accept(number, one))
+        return number, listener.url
+
+    def _accept(self, listener, connection):
+        number = next(self._numbers)
+        self._connections[number] = connection
+        over = self._over[number] = threading.Event()
+        self._accepted.put((listener, number, connection.peer))
+        over.wait()
+
+    def next_accepted(self):
+        return self._accepted.get(timeout=1.0)
+
+    def close_listener(self, number):
+        self._listeners[number].close()
+
+    def end(self, number):
+        self._over[number].set()
+
+    def send(self, number, head, body):
+        self._connections[number].send(Frame(head, body))
+
+    def receive(self, number, timeout):
+        frame = self._connections[number].receive(timeout)
+        return frame.head, [bytes(buffer) for buffer in frame.body]
+
+    def close(self, number):
+        self._connections[number].close()
+
+    def get(self, number, name):
+        return getattr(self._connections[number], name)
+
+    def usage(self):
+        return usage()
+
+    def limit(self, number, limits):
+        self._connections[number].limits = limits
+
+
+class Manager(BaseManager):
+    pass
+
+
+Manager.register("Other", Other)
+
+
+class RemoteEnd:
+    """As `Connection`: one of the other process."""
+
+    def __init__(self, other, number, peer):
+        self._other, self._number, self.peer = other, number, peer
+
+    def send(self, frame):
+        self._other.send(self._number, frame.head, [bytes(buffer) for buffer in frame.body])
+
+    def receive(self, timeout=None):
+        head, body = self._other.receive(self._number, timeout)
+        return Frame(head, [memoryview(bytearray(buffer)) for buffer in body])
+
+    def close(self):
+        self._other.close(self._number)
+
+    limits = property(
+        lambda self: self._other.get(self._number, "limits"),
+        lambda self, limits: self._other.limit(self._number, limits),
+    )
+    bytes_sent = property(lambda self: self._other.get(self._number, "bytes_sent"))
+    bytes_received = property(lambda self: self._other.get(self._number, "bytes_received"))
+    held = property(lambda self: self._other.get(self._number, "held"))
+
+
+class RemoteListener:
+    def __init__(self, other, number, url):
+        self._other, self._number, self.url = other, number, url
+
+    def close(self):
+        self._other.close_listener(self._number)
+
+
+class TwoProcesses:
+    """As the transport that `make` makes, a function that can be imported; `close` ends the other process."""
+
+    def __init__(self, make):
+        own = make()
+        self.name, self.schemes, self.capabilities, self.connect = own.name, own.schemes, own.capabilities, own.connect
+        self._manager = Manager(ctx=multiprocessing.get_context("spawn"))
+        self._manager.start()
+        self._other = self._manager.Other(make)
+        self._accepts = {}
+        self._closing = threading.Event()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def listen(self, url, limits, accept):
+        number, actual = self._other.listen(url, limits)
+        self._accepts[number] = accept
+        return RemoteListener(self._other, number, actual)
+
+    def _accept(self):
+        while not self._closing.is_set():
+            try:
+                listener, number, peer = self._other.next_accepted()
+            except queue.Empty:
+                continue
+            threading.Thread(target=self._serve, args=(listener, number, peer), daemon=True).start()
+
+    def _serve(self, listener, number, peer):
+        try:
+            self._accepts[listener](RemoteEnd(self._other, number, peer))
+        except Exception:  # as a listener: one connection's trouble
+            pass
+        finally:
+            self._other.close(number)
+            self._other.end(number)
+
+    def usage(self):
+        """`usage` of both processes."""
+        return usage(), self._other.usage()
+
+    def close(self):
+        self._closing.set()
+        self._accepting.join()
+        self._manager.shutdown()
