@@ -136,7 +136,7 @@ def run(folder, plain_environment, python):
 
     def run(text):
         (folder / "run.sh").write_text(script(text))
-        options = {"cwd": folder, "env": environment | own, "capture_output": True, "text": True, "timeout": 580}
+        options = {"cwd": folder, "env": environment | own, "capture_output": True, "text": True, "timeout": 2900}
         options["pass_fds"] = [forks]
         return subprocess.run(["bash", "run.sh"], check=False, **options)
 
@@ -147,7 +147,7 @@ RUN = [path for path in DOCUMENTS if commands(path.read_text()) and (EVERYTHING 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("path", RUN, ids=label)
 def test_commands_run(path, folder, run):
     text = path.read_text()
