@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from djinn_core.config import resolve
-from djinn_core.errors import ConfigurationError
+from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
@@ -22,6 +22,7 @@ from djinn_core.runtime.connecting.connect import missing_operators, open_more
 from djinn_core.runtime.connecting.embedded import start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.servers import Servers, find_servers
+from djinn_core.runtime.planning import session_plans
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.reconfiguring import values_among
 from djinn_core.runtime.session import Session
@@ -106,9 +107,15 @@ def _scale_over(wanted: Servers) -> None:
     more = tuple(urls for urls, found in members.items() if not found)
     if more:
         join(attrs.evolve(wanted, members=more))
+    joined = context.opened[len(known) :]
     staying = [one for found in members.values() for one in found]
-    if leaving := [one for one in known if one not in staying]:
-        leave(leaving)
+    try:
+        if leaving := [one for one in known if one not in staying]:
+            leave(leaving)
+    except DjinnError:
+        if joined and client.is_initialized():
+            leave(joined)
+        raise
 
 
 def _is_at(one: Opened, urls: tuple[str, ...]) -> bool:
@@ -138,7 +145,7 @@ def join_opened(more: tuple[Opened, ...]) -> None:
 
 def _join(session: Runtime, more: tuple[Opened, ...]) -> None:
     if isinstance(session, PoolSession):
-        session.executors.join(more)
+        session.join(more)
     elif isinstance(session, Session):
         _make_pool(session, more)
     opened = context.opened = (*context.opened, *more)
@@ -151,12 +158,15 @@ def _join(session: Runtime, more: tuple[Opened, ...]) -> None:
 
 def _make_pool(session: Session, more: tuple[Opened, ...]) -> None:
     """Put a pool in the place of a session with one executor, which is the first of the pool."""
-    derived = session.submissions.take_derived()
-    pool = client.new_pool((*context.opened, *more), session)
+    try:
+        pool = client.new_pool((*context.opened, *more), session)
+    except DjinnError:
+        session.plan_by(session_plans.new_planner(context, 1))
+        raise
     session.successor = context.session = pool
     port.whole_programs += 1
     pool.executors.know_values(values_among(gc.get_objects()))
-    pool.free_on(0, derived)
+    pool.free_on(0, session.submissions.take_derived())
 
 
 def leave(leaving: Sequence[Opened]) -> None:
@@ -168,7 +178,7 @@ def leave(leaving: Sequence[Opened]) -> None:
     session = context.session
     assert isinstance(session, PoolSession), "an executor that leaves leaves others"
     numbers = [number for number, one in zip(session.membership.present, context.opened, strict=True) if one in leaving]
-    current().asked(lambda _: session.executors.leave(numbers))
+    current().asked(lambda _: session.leave(numbers))
     context.opened = tuple([one for one in context.opened if one not in leaving])
     context.closed = (
         context.closed[0] + sum(one.connection.bytes_sent for one in leaving),

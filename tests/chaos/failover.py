@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 import djinn
-from djinn.testing import open_connections
+from djinn.testing import executor_processes, open_connections
 from djinn_core.runtime import client
 
 START_SECONDS = 120
@@ -102,10 +102,10 @@ def pair(folder: Path) -> Iterator[Pair]:
 
 
 @contextlib.contextmanager
-def own() -> Iterator[None]:
-    """`remote_accelerator` is an executor that this program starts for itself."""
+def own(**settings: object) -> Iterator[None]:
+    """`remote_accelerator` is an executor that this program starts for itself, or several by `settings`."""
     djinn.shut_down()
-    djinn.configure(threads=1)
+    djinn.configure(threads=1, **settings)
     try:
         djinn.init()
         yield
@@ -117,3 +117,9 @@ def own() -> Iterator[None]:
 def own_victims(_: random.Random) -> list[int]:
     """That executor."""
     return [client.executor_process()]
+
+
+def some_of_own(chance: random.Random) -> list[int]:
+    """One of several executors, or all of them."""
+    every = executor_processes()
+    return chance.choice([*([one] for one in every), [*every]])

@@ -4,7 +4,8 @@
 
 One server with one executor, then two executors that exchange values: two devices of one server, and two servers. Each run of a program is
 disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenly over its duration. Then the same with an executor that this
-program starts for itself, and with two servers of which one is killed with its executor and the other one stands by. Then, over a relay: updates in place
+program starts for itself, and with two servers of which one is killed with its executor and the other one stands by; with two executors of its own
+and no journals, whose log brings them back; and with executors that join and leave meanwhile. Then, over a relay: updates in place
 while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
 connection is reset in every third chunk of 64 MiB. A table, and with --json one object on the last line.
 """
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -101,8 +102,8 @@ def generation() -> Program:
     return lambda: model.generate(prompt, max_new_tokens=40, do_sample=False, pad_token_id=0).tolist()
 
 
-def training() -> Program:
-    """Losses of some steps with dropout, AdamW and updates in place."""
+def training(before: Callable[[int], object] = lambda _: None) -> Program:
+    """Losses of some steps with dropout, AdamW and updates in place; `before` is called with the number of each step."""
     x, y = torch.randn(64, 32), torch.randint(0, 4, (64,))
 
     def train() -> object:
@@ -112,7 +113,8 @@ def training() -> Program:
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         given, wanted = x.to(REMOTE), y.to(REMOTE)
         losses = []
-        for _ in range(60):
+        for step in range(60):
+            before(step)
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(given), wanted)
             loss.backward()
@@ -158,9 +160,16 @@ def disturb(program: Program, kills: int, chance: random.Random, victims: Victim
 
 def disturb_all(prefix: str, kills: int, chance: random.Random, victims: Victims) -> dict[str, float]:
     """Disturb each program so many times; what came of it, under names that begin with `prefix`."""
+    return disturb_each({"generate": generation(), "train": training()}, prefix, kills, chance, victims)
+
+
+def disturb_each(
+    programs: Mapping[str, Program], prefix: str, kills: int, chance: random.Random, victims: Victims
+) -> dict[str, float]:
+    """As `disturb_all`, with some programs."""
     report: dict[str, float] = {}
-    for name, make in (("generate", generation), ("train", training)):
-        tally = disturb(make(), kills, chance, victims)
+    for name, program in programs.items():
+        tally = disturb(program, kills, chance, victims)
         middle = statistics.median(tally.recovery)
         print(
             f"{prefix + name:18} {tally.kills} kills, {tally.different} results differed, {tally.raised} raised, "
@@ -233,6 +242,26 @@ def own_executor(options: Options, chance: random.Random) -> dict[str, float]:
         return disturb_all("own_", (options.kills + 3) // 4, chance, failover.own_victims)
 
 
+def own_pool(options: Options, chance: random.Random) -> dict[str, float]:
+    """Of two executors without journals one is killed, or both; the log of this program brings them back."""
+    settings = {"executors": 2, "placement_policy": "round_robin", "recover": False, "standby": ["engine"]}
+    with failover.own(**settings):
+        return disturb_all("standby_", (options.kills + 3) // 4, chance, failover.some_of_own)
+
+
+def scaled(options: Options, chance: random.Random) -> dict[str, float]:
+    """Executors join and leave during training, and one of them is killed, or all."""
+    with failover.own(executors=2, placement_policy="round_robin"):
+        changes = {10: 3, 25: 1, 40: 2}
+        return disturb_each(
+            {"train": training(lambda step: step in changes and djinn.scale(executors=changes[step]))},
+            "scaled_",
+            (options.kills + 1) // 2,
+            chance,
+            failover.some_of_own,
+        )
+
+
 def another_server(options: Options, chance: random.Random) -> dict[str, float]:
     """A server is killed with its executor; another one stands by."""
     with tempfile.TemporaryDirectory() as folder, failover.pair(Path(folder)) as pair:
@@ -254,6 +283,8 @@ ROWS: dict[str, Row] = {
     "pools": two_executors,
     "own": own_executor,
     "failover": another_server,
+    "standby": own_pool,
+    "scaled": scaled,
     "networks": networks,
 }
 

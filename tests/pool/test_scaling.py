@@ -119,11 +119,11 @@ def test_what_cannot_go_elsewhere_stays(pooled):
         djinn.synchronize()
         (holder,) = [n for n, member in enumerate(session.members) if member.figures()["bound_values"]]
         with pytest.raises(djinn.UnsupportedOperation, match="events"):
-            current().asked(lambda _: session.executors.leave([holder]))
+            current().asked(lambda _: session.leave([holder]))
         session.executors.planner.memory = [0, 0]
         kept = torch.ones(3).to(f"remote_accelerator:{2 - holder}")
         with pytest.raises(djinn.DoesNotFit, match="no memory"):
-            current().asked(lambda _: session.executors.leave([1 - holder]))
+            current().asked(lambda _: session.leave([1 - holder]))
         assert len(session.membership.present) == 2
         assert kept.tolist() == [1, 1, 1]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from djinn_core.runtime import client
+from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.streams import LoadBalancer, ProgramFamily
 
 REMOTE = "remote_accelerator:0"
@@ -150,8 +151,11 @@ class Answering:
 
 
 def test_it_is_the_turn_of_who_has_least_to_do():
-    members = [Answering() for _ in range(3)]
-    turns, alike = LoadBalancer(members), ProgramFamily(under_way={1})
+    membership = Membership()
+    for _ in range(3):
+        membership.enter(Answering())
+    members = membership.members
+    turns, alike = LoadBalancer(membership), ProgramFamily(under_way={1})
     assert turns.next(alike, set()) is None, "nothing is under way"
     alike.under_way, alike.last = {1}, 0
     turns.asked(0, 1)

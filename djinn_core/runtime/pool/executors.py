@@ -154,9 +154,9 @@ class PoolExecutors:
                     "Let go of them first"
                 )
         rest = [number for number in membership.present if number not in members]
-        targets = self._targets(members, rest)
         with held.whole:  # what all of them have to hear is said to all of them
             state = get_state() if self.planner.random in members else None
+            targets = self._targets(members, rest)
             for (source, target), storages in targets.items():
                 self._move(source, target, storages)
             for member in membership.here:

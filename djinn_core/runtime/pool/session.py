@@ -24,6 +24,7 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.ir.values import storage_of
+from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.executors import PoolExecutors
 from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, PooledPlan, RunPart, TransferStep, UploadStep
@@ -166,6 +167,18 @@ class PoolSession:
         """As `ClientSession.lost`: it is lost with the first executor."""
         return next((member.lost for member in self.membership.here if member.lost), "")
 
+    # --- executors -----------------------------------------------------------------------------------------------
+
+    def join(self, opened: Sequence[Opened]) -> None:
+        """As `PoolExecutors.join`, while no thread uploads."""
+        with self._tables:
+            self.executors.join(opened)
+
+    def leave(self, numbers: Sequence[int]) -> None:
+        """As `PoolExecutors.leave`, while no thread uploads."""
+        with self._tables:
+            self.executors.leave(numbers)
+
     # --- out ---------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> int:
@@ -203,7 +216,8 @@ class PoolSession:
         else:
             wishes = self._wishes(submission, [])
             self._forget_derived(wishes, submission.free)
-        for executor, wish in enumerate(wishes):
+        for executor in self.membership.present:
+            wish = wishes[executor]
             if wish.synchronize and self.members[executor].link.sent in self._synchronized[executor : executor + 1]:
                 wish.synchronize = False  # it has heard nothing since it was asked the last time
             if wish:

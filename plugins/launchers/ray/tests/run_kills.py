@@ -103,6 +103,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=list(VICTIMS))
+    parser.add_argument(
+        "--standby", action="store_true", help="no journals: the log of this program brings sessions back"
+    )
     options = parser.parse_args()
     chance = random.Random(options.seed)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -111,7 +114,8 @@ def main() -> None:
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     found = {}
     with tempfile.TemporaryDirectory() as shared:
-        settings = {"engine": "ray", "threads": 1, "start_timeout": 200, "recover": True}
+        settings = {"engine": "ray", "threads": 1, "start_timeout": 200, "recover": not options.standby}
+        settings |= {"standby": ["engine"]} if options.standby else {}
         djinn.configure(plugin_settings={"ray": {"journals": shared}}, **settings)
         programs = {"generation": generation(), "training": training()}
         for victim in options.only:
