@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # Of libraries that tests import: what is imported later finds less than on Windows.
-LIBRARIES = "torch.distributed.checkpoint transformers.models.gpt2.modeling_gpt2 pytest_timeout anyio"
+LIBRARIES = "torch.distributed.checkpoint transformers.models.gpt2.modeling_gpt2 pytest_timeout anyio _pytest.tmpdir"
 
 
 def main() -> int:

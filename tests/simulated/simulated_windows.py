@@ -162,6 +162,8 @@ def be_windows() -> None:
     ctypes.CDLL = libraries_by_name(ctypes.CDLL)
     platform.libc_ver = lambda *_, **__: ("", "")
     shutil._use_fd_functions = False
+    if pytests := sys.modules.get("_pytest.tmpdir"):
+        pytests.get_user_id = lambda: None
     files_as_on_windows()
     import_the_package()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -43,6 +45,7 @@ _START_SECONDS: Final = 120
 _NO_INDEX: Final = 6  # exit status of environment.sh
 _HERE: Final = (sys.version_info.major, sys.version_info.minor)
 _LOOK_AT_TORCH: Final = "import torch; print('torch', torch.__version__, 'for CUDA', torch.version.cuda, 'available:', torch.cuda.is_available())"
+_VERSION_OF_TORCH: Final = "from importlib.metadata import version; print('torch', version('torch'))"
 
 Say = Callable[[str], None]
 
@@ -213,12 +216,15 @@ class _Connecting:
             self._run("sending wheels", Script(("receive",), self.record.place), archive(named))
 
     def _make(self, survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> str:
-        done = self.connection.run(environment_script(self.record, python, wheels, torch))
+        # What comes after it needs PyTorch here.
+        threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
+        gpus = bool(survey.gpus)
+        done = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
         if done.code == _NO_INDEX:
             self.say("    no index there that has everything: the rest is downloaded here and sent")
             wheels = attrs.evolve(wheels, files=(*wheels.files, *download(survey, python, wheels, torch, built)))
             self._send(wheels)
-            done = self.connection.run(environment_script(self.record, python, wheels, torch))
+            done = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
         if done.code:
             raise failure("making the environment", self.record.host, done)
         return read_survey(done.output).torch
@@ -226,7 +232,7 @@ class _Connecting:
     def _check_torch(self, survey: Survey) -> None:
         """Raise `StartupError` where there is a GPU that the PyTorch there cannot use."""
         on_cpu = self.wish.serve is not None and "cpu" in self.wish.serve
-        if survey.gpus and survey.torch and not survey.torch.endswith(" True") and not on_cpu:
+        if survey.gpus and survey.torch.endswith(" False") and not on_cpu:
             from djinn.hooks import StartupError
 
             raise StartupError(
@@ -370,8 +376,8 @@ def look_script(record: Record, python: str) -> Script:
     return Script(("look",), {**record.place, "wanted": python})
 
 
-def environment_script(record: Record, python: Python, wheels: Wheels, torch: str) -> Script:
-    """The script that makes the environment."""
+def environment_script(record: Record, python: Python, wheels: Wheels, torch: str, *, gpus: bool = True) -> Script:
+    """The script that makes the environment. `gpus`: there are some, and PyTorch is asked if it can use them."""
     values = {
         "python": python.path,
         "version": ".".join(map(str, python.version)),
@@ -379,7 +385,7 @@ def environment_script(record: Record, python: Python, wheels: Wheels, torch: st
         "stamp": stamp_of(wheels, torch),
         # Everything may have been sent; an index that is far away need not be asked then.
         "offline": "yes" if wheels.named("torch") else "no",
-        "check": _LOOK_AT_TORCH,
+        "check": _LOOK_AT_TORCH if gpus else _VERSION_OF_TORCH,
     }
     return Script(("environment",), {**record.place, **values})
 

@@ -13,12 +13,15 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 import attrs
 
 from djinn_connect.ssh import Source
+
+if TYPE_CHECKING:
+    from djinn.hooks import ConfigurationError
 
 _HERE_ALONE: Final = "djinn-connect"  # its commands are of no use there, and bring what builds wheels
 _BACKEND: Final = "hatchling.build"
@@ -53,23 +56,27 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
     Raises:
         ConfigurationError: Djinn is not installed from a checkout, and the folder has no wheel of it.
     """
-    from djinn.hooks import ConfigurationError
-
     found = sorted(folder.glob("*.whl")) if folder is not None else []
     given = tuple(file for file in found if not file.name.startswith(_HERE_ALONE.replace("-", "_")))
     if Wheels(given).named("djinn") is not None:
         return Wheels((*given, *_pip()))
     projects, left_out = _projects()
     if not any(project.name == "djinn" for project in projects):
-        raise ConfigurationError(
+        raise _refused(
             "there is no wheel of Djinn to send: Djinn is not installed from a checkout here. `make dist` in a checkout builds all wheels "
             "into dist/, or take those that it was installed from: name their folder with --wheels DIR"
         )
     command = [sys.executable, "-c", _BUILD, str(into), *(str(project.folder) for project in projects)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigurationError(f"the wheels of the checkout cannot be built:\n{done.stderr[-2000:]}")
+        raise _refused(f"the wheels of the checkout cannot be built:\n{done.stderr[-2000:]}")
     return Wheels((*sorted(into.glob("*.whl")), *given, *_pip()), left_out)
+
+
+def _refused(text: str) -> ConfigurationError:
+    from djinn.hooks import ConfigurationError  # after PyTorch, for which nothing waits that goes well
+
+    return ConfigurationError(text)
 
 
 @attrs.frozen

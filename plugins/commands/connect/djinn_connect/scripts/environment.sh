@@ -24,14 +24,13 @@ if [ "$(env/bin/python -I -c 'import sys; print("%d.%d.%d" % sys.version_info[:3
     child "$python" -m venv --without-pip "$folder/env" || short "the environment could not be made with $python"
 fi
 rm -f env/installed
-env/bin/python -m pip --version >/dev/null 2>&1 ||
-    child "$folder/env/bin/python" -m ensurepip >ensurepip.log 2>&1 ||
-    child "$folder/env/bin/python" "$(echo "$folder"/wheels/pip-*.whl)/pip" install --no-index "$folder"/wheels/pip-*.whl ||
-    short "pip could not be installed"
+# pip runs from its wheel, that of this Python or else the one that was sent, and installs itself beside the rest: ensurepip takes seconds.
+pip=$(env/bin/python -I -c 'import ensurepip, pathlib; print(*pathlib.Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"))' 2>/dev/null || :)
+[ -f "$pip" ] || pip=$(echo "$folder"/wheels/pip-*.whl)
 
-printf '%s\n' "$requirements" >requirements.txt
+printf '%s\n' "$requirements" "$pip" >requirements.txt
 install() {
-    TMPDIR=$folder/incoming child "$folder/env/bin/python" -m pip install --disable-pip-version-check --no-input \
+    TMPDIR=$folder/incoming child "$folder/env/bin/python" "$pip/pip" install --disable-pip-version-check --no-input \
         --progress-bar off --no-cache-dir --no-compile --find-links wheels "$@" >install.log 2>&1
 }
 mkdir -p incoming
