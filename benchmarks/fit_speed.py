@@ -1,8 +1,8 @@
 """Rates that `djinn plan --server` predicts, against those of the models when they run there.
 
-    python benchmarks/fit_speed.py [--json FILE] [--only llama] [--calibration FOLDER]
+    python benchmarks/fit_speed.py [--json FILE] [--only llama] [--all] [--calibration FOLDER]
 
-The models of bench_fit.py, on a server of this machine with one thread, after `djinn calibrate --processor-time --quick` in a cache directory of
+Eight of the models of bench_fit.py (`--all`: all), on a server of this machine with one thread, after `djinn calibrate --processor-time --quick` in a cache directory of
 its own (`--calibration` keeps it for the next time; without a calibration, with `--assumed`, speeds are assumed). Measured is the
 processor time of the executor for a token or a step, the best of several after those that are not counted: on one thread this is the device's
 time, whatever else the machine does. `wall` is the rate that the program saw, with client and network. A ratio above 1: more was predicted.
@@ -35,6 +35,7 @@ from djinn_core.runtime import client
 from djinn_core.system.processes import ThreadTimes
 
 TURNS = 5
+USUAL = ("llama, batch 1", "llama, batch 8", "gpt2", "bert", "vit", "resnet", "llama, AdamW", "resnet, SGD")
 TOKENS = 16  # by which the longer of two generations is longer
 
 
@@ -127,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
     parser.add_argument("--only", default="", help="the models whose names contain this")
+    parser.add_argument("--all", action="store_true", help="all models")
     parser.add_argument("--calibration", type=Path, metavar="FOLDER", help="the cache directory that is used")
     parser.add_argument("--assumed", action="store_true", help="without a calibration")
     options = parser.parse_args()
@@ -141,7 +143,7 @@ def main() -> None:
             calibrate(cache)
         print("| model | step | predicted/s | measured/s | ratio | wall/s |\n| --- | --- | --- | --- | --- | --- |")
         for name, one in CASES.items():
-            if options.only not in name:
+            if options.only not in name or not (options.all or options.only or name in USUAL):
                 continue
             torch.manual_seed(0)
             with serving() as file:
