@@ -140,7 +140,7 @@ def counting() -> Iterator[Path]:
         "DJINN_CONFIG": os.devnull, "DJINN_PLUGINS": ",".join([*plugins, "counted_cpu"]), "PYTHONWARNINGS": "ignore",
         "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, server("--device", "counted", environment=environment) as connection:
+    with tempfile.TemporaryDirectory() as folder, server(device="counted", environment=environment) as connection:
         file = Path(folder) / "connection.json"
         write_connection_file(file, connection)
         djinn.shut_down()

@@ -20,13 +20,17 @@ Way = Callable[[str], AbstractContextManager[str]]
 
 @contextmanager
 def server(
-    *arguments: str, threads: int = 1, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    *arguments: str,
+    device: str = "cpu",
+    threads: int = 1,
+    prefix: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[ConnectionFile]:
     """Run `djinn serve` as long as the block lasts; gives its address. `prefix` is put before its command."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "connection.json"
         command = [*prefix, sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
-        command += ["--device", "cpu", "--threads", str(threads), "--drain-seconds", "1", *arguments]
+        command += ["--device", device, "--threads", str(threads), "--drain-seconds", "1", *arguments]
         variables = os.environ | {"OMP_NUM_THREADS": str(threads)} | (environment or {})
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables)
         try:

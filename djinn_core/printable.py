@@ -43,3 +43,14 @@ def size_text(count: int) -> str:
             return f"{amount:.0f} {unit}"
         amount /= 1024
     return f"{amount:.1f} GiB"
+
+
+def unit_of(seconds: float) -> tuple[float, str]:
+    """The unit in which durations up to `seconds` are shown together: how many of it a second has, and its name."""
+    return (1.0, "s") if seconds >= 1 else (1e3, "ms")
+
+
+def duration(seconds: float) -> str:
+    """Seconds, as people read them."""
+    times, unit = unit_of(seconds)
+    return f"{seconds * times:.3f} {unit}"

@@ -52,8 +52,11 @@ class DjinnMagics(Magics):
         if profile is None:
             raise UsageError("this version of Djinn has no djinn.profile(); update it")
         wanted = parse_argstring(self.djinn_profile, line)
-        if wanted.save is not None and not wanted.save.parent.is_dir():
-            raise UsageError(f"there is no folder '{wanted.save.parent}' for the trace")
+        if wanted.save is not None:
+            try:
+                wanted.save.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"there can be no folder '{wanted.save.parent}' for the trace: {error}") from None
         shell: Any = self.shell
         with profile(ops=wanted.ops) as timeline:
             shell.run_cell(cell)  # shows the results, and errors: what came before these is worth a look, too

@@ -22,6 +22,7 @@ import djinn_core
 from djinn_core.front_end import called, preformatted
 from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.program import line_of_site
+from djinn_core.printable import duration, unit_of
 from djinn_core.runtime import client
 
 _HERE: Final = str(Path(djinn_core.__file__).parent)
@@ -148,7 +149,7 @@ class WaitReport:
     def __repr__(self) -> str:
         waits = self.waits
         times = sum(one.times for one in waits)
-        return f"<WaitReport: {times} round trips, {self.seconds:.3f} s, on {len(waits)} lines; see print() of it>"
+        return f"<WaitReport: {times} round trips, {duration(self.seconds)}, on {len(waits)} lines; see print() of it>"
 
     def _repr_html_(self) -> str:
         return preformatted(str(self))
@@ -158,11 +159,12 @@ class WaitReport:
         waits = self.waits
         if not waits:
             return "the program waited for no round trip"
-        lines = [f"{sum(one.times for one in waits)} round trips, {self.seconds:.3f} s"]
+        lines = [f"{sum(one.times for one in waits)} round trips, {duration(self.seconds)}"]
+        many, unit = unit_of(self.seconds)
         for one in waits:
             place = f"{called(one.file)}:{one.line} in {one.function}" if one.file else "outside of Python code"
             lines += [
-                f"{one.seconds:9.3f} s {one.times:6} x  {one.cause:22} {place}",
+                f"{one.seconds * many:9.3f} {unit} {one.times:6} x  {one.cause:22} {place}",
                 f"{'':22}{one.text}" if one.text else "",
                 f"{'':22}-> {one.advice}",
             ]

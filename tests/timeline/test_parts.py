@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from djinn_core.ir.module_path import BACKWARD, ForwardCalls
 from djinn_core.runtime.timeline.clocks import ClientClock
 from djinn_core.runtime.timeline.events import (
     CAPTURE,
@@ -19,6 +22,7 @@ from djinn_core.runtime.timeline.events import (
     TRANSFER,
     WAIT,
 )
+from djinn_core.runtime.timeline.module_changes import ModuleNames, module_changes
 from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
 from djinn_core.runtime.timeline.report import LineTime, TimeTotals, advice, label
 from djinn_core.runtime.timeline.submissions import Phases, parts_of_wait
@@ -87,6 +91,21 @@ def test_each_moment_belongs_to_the_innermost():
         (PYTHON, 8.0, 10.0, ()),
     ]
     assert sum(part.seconds for part in divided(record, spans, 5.5, 7.25)) == pytest.approx(1.75)
+
+
+def test_modules_follow_from_what_was_entered_and_left():
+    net = torch.nn.Sequential(torch.nn.ReLU())
+    names, calls = ModuleNames(), ForwardCalls()
+    names.met(net)
+    outer, inner = weakref.ref(net), weakref.ref(net[0])
+    calls.append(7, (outer, None))
+    calls.append(9, None)
+    moments = [0.0, None, 1.0, outer, 2.0, inner, 3.0, None, 4.0, None]
+    moments += [5.0, BACKWARD, 6.0, 8, 6.5, outer, 6.6, None, 7.0, 20, 8.0, None]
+    found = [(moment, found) for moment, _, found in module_changes(moments, calls, names)]
+    root, back = ("Sequential",), (BACKWARD,)
+    assert found[:5] == [(1.0, root), (2.0, (*root, "0")), (3.0, root), (4.0, ()), (5.0, back)]
+    assert found[5:] == [(6.0, back + root), (6.5, back + root + root), (6.6, back + root), (7.0, back), (8.0, ())]
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def test_a_timeline_of_training(embedded, tmp_path):
     prof.save(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert {event["ph"] for event in trace["traceEvents"]} == {"X", "M", "C", "s", "t", "f"}
-    prof.save(tmp_path / "trace.json.gz")
-    assert json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes())) == trace
+    prof.save(tmp_path / "made" / "trace.json.gz")
+    assert json.loads(gzip.decompress((tmp_path / "made" / "trace.json.gz").read_bytes())) == trace
 
 
 def test_ops_and_ranges_reach_the_executor(embedded, plan_first_runs):
@@ -192,8 +192,9 @@ def test_an_executor_that_is_killed_in_the_block(embedded):
 def test_nothing_is_left_behind(embedded):
     before = port.dispatch, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__
     with pytest.raises(ZeroDivisionError), djinn.profile() as prof:
-        with pytest.raises(djinn.DjinnError, match="in force already"), djinn.profile():
+        with pytest.raises(djinn.DjinnError, match="in force already") as refused, djinn.profile():
             pass
+        assert len(refused.traceback) == 1, "it has no frames but the program's"
         with pytest.raises(djinn.DjinnError, match="has not ended"):
             prof.table()
         1 / 0  # noqa: B018

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Final
 from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.recorder import current, recorders
 from djinn_core.logs import get_logger
+from djinn_core.printable import duration
 from djinn_core.runtime import client
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.session import Session
@@ -85,6 +86,8 @@ class Timeline:
     def save(self, path: str | PathLike[str]) -> None:
         """Write a trace that https://ui.perfetto.dev and chrome://tracing open; compressed where the name ends in `.gz`.
 
+        A missing folder is made.
+
         Raises:
             DjinnError: the block has not ended.
             OSError: it cannot be written there.
@@ -105,14 +108,14 @@ class Timeline:
             f"{spent / (found.seconds or 1):.0%} {cause}"
             for cause, spent in sorted(found.causes.items(), key=lambda one: -one[1])
         )
-        return f"<Timeline of {found.seconds:.3f} s: {shares}; {found.round_trips} round trips; see .table() and .save(path)>"
+        return f"<Timeline of {duration(found.seconds)}: {shares}; {found.round_trips} round trips; see .table() and .save(path)>"
 
     def _repr_html_(self) -> str | None:
         return f"<pre>{escape(self.table())}</pre>" if self._recording.ended else None
 
 
-@contextmanager
-def profile(*, ops: bool = False) -> Iterator[Timeline]:
+@for_users
+def profile(*, ops: bool = False) -> AbstractContextManager[Timeline]:
     """Record a timeline of what all threads do inside the block: their modules and lines, links, and executors.
 
     Work that was sent before is finished first, and what the block has sent before it ends: one round trip each, outside of what
@@ -125,6 +128,12 @@ def profile(*, ops: bool = False) -> Iterator[Timeline]:
     Raises:
         DjinnError: another block is in force.
     """
+    check_alone()
+    return _recorded(ops=ops)
+
+
+@contextmanager
+def _recorded(*, ops: bool) -> Iterator[Timeline]:
     check_alone()
     recording = Recording(ops=ops)
     timeline, observers = Timeline(recording), client.context.observers

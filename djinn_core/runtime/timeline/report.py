@@ -10,6 +10,7 @@ from typing import Final
 import attrs
 
 from djinn_core.ir.module_path import BACKWARD
+from djinn_core.printable import duration, unit_of
 from djinn_core.runtime.timeline.assembling import Assembled, ThreadTime, executor_name
 from djinn_core.runtime.timeline.events import (
     ANSWER,
@@ -264,9 +265,9 @@ def advice(found: TimeTotals) -> list[str]:
 
 def table(found: TimeTotals, *, complete: bool) -> str:
     """Totals as text. `complete`: whether everything was recorded."""
-    whole = found.seconds or 1.0
+    whole, (many, unit) = found.seconds or 1.0, unit_of(found.seconds)
     lines = [
-        f"{found.seconds:.3f} s, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"
+        f"{duration(found.seconds)}, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"
     ]
     if not complete:
         lines.append("not all was recorded: the block did more than a timeline keeps")
@@ -274,39 +275,41 @@ def table(found: TimeTotals, *, complete: bool) -> str:
     for cause in _CAUSES:
         if (spent := found.causes.get(cause, 0.0)) > 0:
             lines.append(
-                f"{spent:10.3f} s {spent / whole:6.1%}  {cause}-bound"
+                f"{spent * many:10.3f} {unit} {spent / whole:6.1%}  {cause}-bound"
                 if cause != SHARED
-                else f"{spent:10.3f} s {spent / whole:6.1%}  {cause}"
+                else f"{spent * many:10.3f} {unit} {spent / whole:6.1%}  {cause}"
             )
             kinds = [(kind, part) for kind, part in found.kinds.items() if CAUSES[kind] == cause]
             lines += [
-                f"{part:14.3f} s {part / whole:6.1%}  {_WORDS[kind]}"
+                f"{part * many:14.3f} {unit} {part / whole:6.1%}  {_WORDS[kind]}"
                 for kind, part in sorted(kinds, key=lambda one: -one[1])
                 if part > 0
             ]
     lines += [
         "",
-        f"{'seconds':>10} {'client':>8} {'network':>8} {'device':>8} {'ops there':>10}  by module, without the modules in it",
+        f"{unit:>10} {'client':>8} {'network':>8} {'device':>8} {'ops there':>10}  by module, without the modules in it",
     ]
     for module in found.modules[:ROWS]:
-        shares = " ".join(f"{module.causes.get(cause, 0.0):8.3f}" for cause in _CAUSES[:3])
-        lines.append(f"{module.seconds:10.3f} {shares} {module.device:10.3f}  {module.path}")
+        shares = " ".join(f"{module.causes.get(cause, 0.0) * many:8.3f}" for cause in _CAUSES[:3])
+        lines.append(f"{module.seconds * many:10.3f} {shares} {module.device * many:10.3f}  {module.path}")
     lines += _more(len(found.modules) - ROWS, "modules")
     if found.lines:
-        lines += ["", f"{'seconds':>10} {'times':>6}  waits by line"]
+        lines += ["", f"{unit:>10} {'times':>6}  waits by line"]
         for line in found.lines[:ROWS]:
-            lines.append(f"{line.seconds:10.3f} {line.times:6}  {line.cause}: {line.line or 'outside of Python code'}")
+            lines.append(
+                f"{line.seconds * many:10.3f} {line.times:6}  {line.cause}: {line.line or 'outside of Python code'}"
+            )
             lines += [f"{'':19}{line.text}"] if line.text else []
         lines += _more(len(found.lines) - ROWS, "lines")
     if found.executors:
-        lines += ["", f"{'seconds':>10} {'count':>7}  submissions by executor: running their ops"]
+        lines += ["", f"{unit:>10} {'count':>7}  submissions by executor: running their ops"]
     for one in found.executors:
-        lines.append(f"{one.seconds:10.3f} {one.submissions:7}  {one.name}")
+        lines.append(f"{one.seconds * many:10.3f} {one.submissions:7}  {one.name}")
         if one.planned:
-            told = f"predicted for {one.planned} of them: {one.predicted:.3f} s; measured: {one.measured:.3f} s"
+            told = f"predicted for {one.planned} of them: {duration(one.predicted)}; measured: {duration(one.measured)}"
             lines.append(f"{'':20}{told}")
     for name, seconds in found.other_threads.items():
-        lines.append(f"{seconds:10.3f} s of thread {name}, beside this one")
+        lines.append(f"{seconds * many:10.3f} {unit} of thread {name}, beside this one")
     if hints := advice(found):
         lines += ["", "what to do", *[f"- {hint}" for hint in hints]]
     return "\n".join(lines)

@@ -60,12 +60,13 @@ def trace_of(events: Sequence[TimelineEvent], facts: Mapping[str, Any]) -> dict[
 
 
 def save_trace(path: Path, trace: Mapping[str, Any]) -> None:
-    """Write a trace; compressed where the name ends in `.gz`.
+    """Write a trace; compressed where the name ends in `.gz`. Its folder is made if it is missing.
 
     Raises:
         OSError: it cannot be written.
     """
     data = msgspec.json.encode(trace)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 

@@ -30,7 +30,7 @@ function rate(number) {
 
 const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 const duration = (seconds) =>
-  seconds < 1 ? `${(1000 * seconds).toFixed(1)} ms` : seconds < 120 ? `${seconds.toFixed(0)} s` : seconds < 7200 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
+  seconds < 1e-3 ? `${(1e6 * seconds).toFixed(0)} µs` : seconds < 1 ? `${(1000 * seconds).toFixed(1)} ms` : seconds < 120 ? `${seconds.toFixed(0)} s` : seconds < 7200 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
 const words = (name) => name.replaceAll("_", " ");
 const clock = (seconds) => (seconds ? new Date(1000 * seconds).toLocaleTimeString() : "");
 
