@@ -164,7 +164,7 @@ def make_pipeline(folder: Path, gib: float) -> int:
             out_channels=4,
             num_layers=max(1, round(gib * 2**30 / 2 / one_layer)),
             sample_size=8,
-            num_embeds_ada_norm=10,
+            num_embeds_ada_norm=1000,
         )
     small = DiTTransformer2DModel(
         num_attention_heads=1,
@@ -173,7 +173,7 @@ def make_pipeline(folder: Path, gib: float) -> int:
         out_channels=4,
         num_layers=1,
         sample_size=8,
-        num_embeds_ada_norm=10,
+        num_embeds_ada_norm=1000,
     )
     DiTPipeline(small, decoder, DDIMScheduler()).save_pretrained(folder)
     for file in (folder / "transformer").iterdir():
