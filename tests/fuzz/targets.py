@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import struct
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +16,12 @@ import attrs
 import msgspec
 import torch
 from generating import generated, message_types
+from safetensors.torch import save
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from gguf_files import Q8_0, gguf_file, keyed, text
+from memory_file import MemoryFile
 
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import (
@@ -23,6 +31,7 @@ from djinn_core.errors import (
     SessionLost,
     StartupError,
     UnsupportedOperation,
+    WeightsUnavailable,
 )
 from djinn_core.ir.form import Form, Operand
 from djinn_core.launch import orders, tickets
@@ -44,6 +53,7 @@ from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.uploads import UploadAssembly
+from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire import binding_delta, compression, messages
 from djinn_core.wire.frame_order import Inbox, Outbox, split
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
@@ -303,6 +313,57 @@ def _upload_seeds(draw: random.Random) -> list[bytes]:
     return _packed(sent, sent[:1], sent[1:3])
 
 
+@attrs.frozen
+class _OneFile:
+    """The weight source that has this file alone."""
+
+    file: MemoryFile
+    name: str = "file"
+
+    def open(self, address: str, permissions: object) -> list[MemoryFile]:
+        """As `WeightSource.open`."""
+        del address, permissions
+        return [self.file]
+
+
+def _weights(suffix: str) -> Callable[[bytes], None]:
+    """Open such a file and read the beginning and the end of each tensor, as an executor does for a client."""
+
+    def read(data: bytes) -> None:
+        file = MemoryFile(data, f"model{suffix}")
+        opened = WeightReader([_OneFile(file)]).open("file:model")  # type: ignore[list-item]  # without descriptors
+        for place in opened.tensors.values():
+            entry = place.entry
+            if entry.dtype is None or not entry.size:
+                continue
+            if entry.size > 16 * len(data):
+                raise AssertionError(f"{entry.size} bytes are read from a file of {len(data)}")
+            for start in {0, max(0, entry.size - 9)}:
+                entry.read_into(file, start, memoryview(bytearray(min(9, entry.size - start))))
+
+    return read
+
+
+def _some_tensors() -> dict[str, torch.Tensor]:
+    return {"a": torch.arange(300.0).view(100, 3), "b": torch.ones(3, dtype=torch.bfloat16), "empty": torch.empty(0, 2)}
+
+
+def _checkpoint_seeds(draw: random.Random) -> list[bytes]:
+    """Archives of `torch.save`; most of what is wrong with one must not be found by a checksum, of which readers check none."""
+    tensors = _some_tensors()
+    found = []
+    for saved in (tensors, {"model": tensors | {"t": tensors["a"].t()}, "step": 3, "name": "x"}):
+        buffer = io.BytesIO()
+        torch.save(saved, buffer)
+        found.append(buffer.getvalue())
+    return found
+
+
+def _gguf_seeds(draw: random.Random) -> list[bytes]:
+    keys = keyed("general.architecture", 8, text("llama")) + keyed("lists", 9, struct.pack("<IQ3f", 6, 3, 1, 2, 3))
+    return [gguf_file(_some_tensors() | {"q": (Q8_0, (32,), bytes(34))}, keys, 2)]
+
+
 def _token_seeds(draw: random.Random) -> list[bytes]:
     return [msgspec.json.encode(create(TokenTable(), "alice", 10.0)[0])]
 
@@ -330,4 +391,9 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "journals": lambda: Target(_file(_past), _journal_seeds, None, (SessionLost, ProtocolError)),
     "transfers": lambda: Target(_header, _transfer_seeds, msgspec.msgpack),
     "uploads": lambda: Target(_uploads, _upload_seeds, msgspec.msgpack),
+    "safetensors": lambda: Target(
+        _weights(".safetensors"), lambda draw: [save(_some_tensors(), {"k": "v"})], None, (WeightsUnavailable,)
+    ),
+    "checkpoints": lambda: Target(_weights(".bin"), _checkpoint_seeds, None, (WeightsUnavailable,)),
+    "gguf": lambda: Target(_weights(".gguf"), _gguf_seeds, None, (WeightsUnavailable,)),
 }
