@@ -50,7 +50,7 @@ def product(x: torch.Tensor) -> float:
 
 
 def matrix(side: int, device: str) -> torch.Tensor:
-    """What a step multiplies."""
+    """The operand of a step."""
     return torch.ones(side, side, device=device) / side
 
 

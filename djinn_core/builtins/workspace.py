@@ -125,7 +125,7 @@ def _attention_block(query: tuple[int, ...], key: tuple[int, ...]) -> int:
 
 
 def _recurrent(graph: Graph, node: Node) -> int:
-    """What goes into the gates of all steps of a layer, and its states, in each direction."""
+    """Input of the gates of all steps of a layer, and its states, in each direction."""
     shapes = [graph.meta(v).shape for v in node.inputs]
     matrices = [shape for shape in shapes[1:] if len(shape) == 2]
     if not matrices or len(shapes[1]) != 3:

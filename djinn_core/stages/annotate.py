@@ -23,7 +23,7 @@ from djinn_core.stages.attribution import warn_skipped
 from djinn_core.stages.verify import check_match
 
 Known = Mapping[int, DataResidency | Modality]
-NOTHING_KNOWN: Known = {}
+NOTHING_KNOWN: Mapping[int, DataResidency | Modality] = {}
 
 
 def annotate(

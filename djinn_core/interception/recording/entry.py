@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 
 @attrs.define(eq=False)
 class Taken:
-    """What was sent while a capture is under way: its entries, and the handles of the values that were waited for."""
+    """Entries that were sent while a capture is under way, and handles of the values that were waited for."""
 
     entries: list[Entry] = attrs.field(factory=list)
     fetched: set[int] = attrs.field(factory=set)
