@@ -9,7 +9,7 @@ better the smaller they are. What differs by less than runs of one release diffe
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import platform
@@ -62,7 +62,9 @@ def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun
     commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
     changed = "+" if _git("status", "--porcelain", "--untracked-files=no") else ""
     machine = f"{platform.machine()}, {os.cpu_count()} processors, torch {torch.__version__}"
-    return BenchRun(commit + changed, release, datetime.date.today().isoformat(), machine, effort, dict(values))
+    return BenchRun(
+        commit + changed, release, dt.datetime.now(tz=dt.UTC).date().isoformat(), machine, effort, dict(values)
+    )
 
 
 def _git(*arguments: str) -> str:

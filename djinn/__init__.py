@@ -10,7 +10,7 @@ executor on this machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import djinn_core.loading
 from djinn_core.errors import (
@@ -221,17 +221,9 @@ _PLACES = {
     "djinn_core.runtime.waits": "WaitReport explain_waits",
     "djinn_core.scheduler": "Scheduler",
 }
-_MODULES = {name: module for module, names in _PLACES.items() for name in names.split()}
-
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-
-    def __getattr__(name: str) -> Any:
-        module = _MODULES.get(name)
-        if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = djinn_core.loading.name_in(module, name)
-        return found
+    __getattr__ = djinn_core.loading.importing(__name__, _PLACES)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from djinn_core.builtins.weights import LocalFile, open_folder
 from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES
-from djinn_core.runtime.open_weights import (
-    RemoteWeights,
-    WeightSlice,
-    hub_address,
-    open_weights,
-    remove_weights,
-    save_weights,
-    server_weights,
-    whole_device,
-)
-from djinn_core.runtime.server_files import address_in, loading_stays_on, place_of, saved_at, write_pointer_file
+from djinn_core.loading import importing
+
+# Of the client: weight sources, which executors load, ask for none of it.
+if TYPE_CHECKING:
+    from djinn_core.runtime.open_weights import (
+        RemoteWeights,
+        WeightSlice,
+        hub_address,
+        open_weights,
+        remove_weights,
+        save_weights,
+        server_weights,
+        whole_device,
+    )
+    from djinn_core.runtime.server_files import address_in, loading_stays_on, place_of, saved_at, write_pointer_file
 
 __all__ = [
     "WEIGHT_SUFFIXES",
@@ -34,3 +40,13 @@ __all__ = [
     "whole_device",
     "write_pointer_file",
 ]
+
+_PLACES = {
+    "djinn_core.runtime.open_weights": (
+        "RemoteWeights WeightSlice hub_address open_weights remove_weights save_weights server_weights whole_device"
+    ),
+    "djinn_core.runtime.server_files": "address_in loading_stays_on place_of saved_at write_pointer_file",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _PLACES)

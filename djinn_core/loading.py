@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.role import is_client
 
 
-def name_in(module: str, name: str) -> Any:
-    """What a module of Djinn has under that name; imports it."""
-    with collect_later:
-        return getattr(importlib.import_module(module), name)
+def importing(place: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of module `place`, which imports what is asked for; `names`: by module of Djinn the names of it that it offers."""
+    modules = {name: module for module, listed in names.items() for name in listed.split()}
+
+    def find(name: str) -> Any:
+        module = modules.get(name)
+        if module is None:
+            raise AttributeError(f"module {place!r} has no attribute {name!r}")
+        with collect_later:
+            found = getattr(importlib.import_module(module), name)
+        setattr(sys.modules[place], name, found)
+        return found
+
+    return find
 
 
 def attach() -> None:

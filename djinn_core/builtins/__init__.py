@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from collections.abc import Collection
+from types import MappingProxyType, ModuleType
 from typing import Final
 
-# By name of the plugin the module that it is.
-_MODULES: Final = {
-    name: f"djinn_core.builtins.{name}"
-    for name in ("device", "costs", "placement", "scheduling", "local", "cpu", "memory", "weights", "assignment")
-}
+# By name of the plugin, which is that of its module, the kind of its hook.
+_KINDS: Final = MappingProxyType({
+    "device": "interception",
+    "costs": "costs",
+    "placement": "placement",
+    "scheduling": "schedulers",
+    "local": "transports",
+    "cpu": "devices",
+    "memory": "memory",
+    "weights": "weights",
+    "assignment": "assignment",
+})  # fmt: skip
 
 
-def builtin_plugins() -> dict[str, ModuleType]:
-    """The built-in plugins by name, in pipeline order. They are imported now, not before."""
-    return {name: importlib.import_module(module) for name, module in _MODULES.items()}
+def builtin_plugins(kinds: Collection[str] | None = None) -> dict[str, ModuleType]:
+    """The built-in plugins by name, in pipeline order, or those with hooks of these kinds. They are imported now, not before."""
+    names = [name for name, kind in _KINDS.items() if kinds is None or kind in kinds]
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}

@@ -36,6 +36,7 @@ class PluginCandidate:
         distribution, version: what it came with; empty where there is none.
         load: returns the plugin, a module or an object; raises whatever the plugin raises at import.
         builtin: whether it is part of Djinn.
+        module: the module of its entry point; empty where it came otherwise.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PluginCandidate:
     version: str
     load: Callable[[], object]
     builtin: bool = False
+    module: str = ""
 
     def row(self, status: Status, kind: str = "", error: str | None = None) -> PluginRow:
         """The plugin's line in the report."""
@@ -59,7 +61,9 @@ def installed(entry_points: Iterable[importlib.metadata.EntryPoint] | None = Non
     if entry_points is None:
         entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     found = [
-        PluginCandidate(point.name, *_origin(point.dist), partial(importlib.metadata.EntryPoint.load, point))
+        PluginCandidate(
+            point.name, *_origin(point.dist), partial(importlib.metadata.EntryPoint.load, point), module=point.module
+        )
         for point in entry_points
     ]
     return tuple(sorted(found, key=lambda candidate: (candidate.name, candidate.distribution)))

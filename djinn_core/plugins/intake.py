@@ -11,6 +11,7 @@ import attrs
 from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate
+from djinn_core.plugins.kept_kinds import KeptKinds
 from djinn_core.plugins.kinds import KINDS
 from djinn_core.plugins.loading import HookError, Loaded, load
 from djinn_core.plugins.report import PluginRow, log
@@ -52,6 +53,7 @@ class PluginLoader:
     objects: dict[str, list[Any]] = attrs.field(factory=lambda: defaultdict(list))
     owners: dict[tuple[str, str], PluginRow] = attrs.field(factory=dict)
     settings: list[Declared] = attrs.field(factory=list)
+    kept: KeptKinds | None = None  # by which plugins are left out that have none of `kinds`
 
     def take(self, candidate: PluginCandidate, requested: bool = False) -> None:
         """Load a plugin, unless it is disabled, and keep its objects."""
@@ -60,6 +62,10 @@ class PluginLoader:
             return
         try:
             self._claim_name(candidate)
+            known = self.kept.of(candidate) if self.kept is not None and candidate.module and not requested else None
+            if known is not None and set(known).isdisjoint(self.kinds):
+                self.rows.append(candidate.row("active", kind=",".join(known)))
+                return
             loaded = load(candidate, self.kinds, self.trace, self.given)
             self._claim_objects(loaded)
         except PluginError as error:

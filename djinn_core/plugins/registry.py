@@ -12,6 +12,7 @@ from djinn_core.config import PluginSetting, SettingRow, Settings
 from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate, built_in, choices, installed, named
 from djinn_core.plugins.intake import PluginFailure, PluginLoader, warn_of_hooks
+from djinn_core.plugins.kept_kinds import KeptKinds
 from djinn_core.plugins.kinds import EVERY_KIND
 from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import unknown_settings
@@ -177,9 +178,10 @@ def load_where_started(
 ) -> Registry:
     """As `load_registry`, in a process that another one started, which has loaded the same plugins and warned of them.
 
-    Here only hooks that failed are warned of, since the other process may not call them.
+    Here only hooks that failed are warned of, since the other process may not call them. What implements none of the kinds, by what was
+    kept of it, is not imported.
     """
-    found, _ = _survey(selection, builtins, entry_points, kinds)
+    found, _ = _survey(selection, builtins, entry_points, kinds, KeptKinds() if entry_points is None else None)
     registry = found.usable(selection.strict)
     warn_of_hooks(found.failures)
     return registry
@@ -194,6 +196,8 @@ def survey(
 ) -> LoadReport:
     """As `load_registry`, but raise nothing: what cannot be used is in the failures."""
     found, available = _survey(selection, builtins, entry_points, kinds)
+    if entry_points is None:
+        _keep_kinds(found.registry.rows, available)
     _warn_of_unknown(selection.disable, available)
     for unknown, meant in found.unknown_settings.items():
         log().warning("there is no such setting of a plugin", setting=unknown, meant=meant or "nothing that is known")
@@ -205,9 +209,10 @@ def _survey(
     builtins: Mapping[str, object],
     entry_points: Iterable[importlib.metadata.EntryPoint] | None,
     kinds: Collection[str],
+    kept: KeptKinds | None = None,
 ) -> tuple[LoadReport, tuple[PluginCandidate, ...]]:
     own, offered = built_in(builtins), installed(entry_points)
-    intake = PluginLoader(selection.disable, kinds, selection.trace, selection.plugin_settings)
+    intake = PluginLoader(selection.disable, kinds, selection.trace, selection.plugin_settings, kept=kept)
     for candidate in own:
         intake.take(candidate)
     if selection.plugins is None:
@@ -221,6 +226,17 @@ def _survey(
     plugins = {row.name for row in intake.rows} | {candidate.name for candidate in (*own, *offered)}
     unheard = unknown_settings(selection.plugin_settings, known, plugins)
     return LoadReport(registry, tuple(intake.failures), unheard), (*own, *offered)
+
+
+def _keep_kinds(rows: Iterable[PluginRow], available: Iterable[PluginCandidate]) -> None:
+    """Keep which kinds the plugins implement that could be used, for processes that need few of them."""
+    kept = KeptKinds()
+    kinds = {(row.name, row.distribution): row.kind for row in rows if row.status == "active"}
+    for candidate in available:
+        found = kinds.get((candidate.name, candidate.distribution))
+        if found and candidate.module:
+            kept.note(candidate, tuple(found.split(",")))
+    kept.save()
 
 
 def _take_requested(

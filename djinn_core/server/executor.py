@@ -451,7 +451,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     config = start.config
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    registry = load_where_started(config.plugins, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
+    registry = load_where_started(config.plugins, builtins=builtin_plugins(EXECUTOR_KINDS), kinds=EXECUTOR_KINDS)
     disk, policy = Disk(), decider(registry, config.memory.policy)
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
     events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)

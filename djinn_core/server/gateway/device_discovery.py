@@ -54,7 +54,7 @@ def main() -> None:
 
     become_server("executor")
     selection = msgspec.json.decode(sys.stdin.buffer.read(), type=Selection)
-    registry = load_where_started(selection, builtins=builtin_plugins(), kinds={"devices"})
+    registry = load_where_started(selection, builtins=builtin_plugins({"devices"}), kinds={"devices"})
     found = [capabilities.id for device in registry.devices for capabilities in device.discover()]
     sys.stdout.write(f"{json.dumps(found)}\n")
 

@@ -1,0 +1,111 @@
+"""Which kinds of hooks each installed plugin implements, kept between processes by the times of its files.
+
+A process that a client or a gateway has started leaves plugins unimported that implement none of the kinds that it asks for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from djinn_core.directories import cache_directory
+from djinn_core.files import replace_file
+from djinn_core.hookspecs import API_VERSION
+from djinn_core.plugins.discovery import PluginCandidate
+from djinn_core.plugins.kinds import KINDS
+from djinn_core.plugins.report import log
+
+FILES_LIMIT: Final = 256  # of a package; what kinds a larger one has is not kept
+PLUGINS_LIMIT: Final = 1024
+BYTES_LIMIT: Final = 1 << 20
+_KINDS: Final = frozenset(kind.name for kind in KINDS)
+
+Known = dict[str, tuple[str, tuple[str, ...]]]  # by plugin: a digest of its files, and its kinds
+
+
+class KeptKinds:
+    """Kinds of plugins, as the last process that loaded them found them. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._path = _path()
+        self._known = _read(self._path)
+        self._changed = False
+
+    def of(self, candidate: PluginCandidate) -> tuple[str, ...] | None:
+        """The kinds of hooks that a plugin implements; None where that is not known, or its files have changed."""
+        found = self._known.get(_key(candidate))
+        if found is None or found[0] != _digest(candidate.module):
+            return None
+        return found[1]
+
+    def note(self, candidate: PluginCandidate, kinds: tuple[str, ...]) -> None:
+        """Keep what a plugin implements that was loaded."""
+        digest = _digest(candidate.module)
+        if digest and self._known.get(_key(candidate)) != (digest, kinds):
+            self._known[_key(candidate)] = digest, kinds
+            self._changed = True
+
+    def save(self) -> None:
+        """Write what has changed, if anything has and it can be written."""
+        if not self._changed:
+            return
+        latest = dict(list(self._known.items())[-PLUGINS_LIMIT:])
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(self._path, msgspec.json.encode(latest))
+        except OSError as error:
+            log().debug("kinds of plugins are not kept", file=str(self._path), error=str(error))
+
+
+def _path() -> Path:
+    known = repr((API_VERSION, sorted(_KINDS), sys.version_info[:2])).encode()
+    return cache_directory() / f"plugins-{hashlib.blake2b(known, digest_size=8).hexdigest()}.json"
+
+
+def _read(path: Path) -> Known:
+    try:
+        if path.stat().st_size > BYTES_LIMIT:
+            return {}
+        found = msgspec.json.decode(path.read_bytes(), type=Known)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+    return {key: value for key, value in found.items() if _KINDS.issuperset(value[1])}
+
+
+def _key(candidate: PluginCandidate) -> str:
+    return f"{candidate.name} {candidate.module} {candidate.distribution} {candidate.version}"
+
+
+def _digest(module: str) -> str:
+    """A digest of names, times and sizes of the files of Python in a module's package; empty where there are none, or too many."""
+    package = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(package) if package else None
+        if spec is None or not spec.origin:
+            return ""
+        files = list(_times(spec.origin if not spec.submodule_search_locations else str(Path(spec.origin).parent)))
+    except (ImportError, OSError, ValueError):
+        return ""
+    return hashlib.blake2b(repr(files).encode(), digest_size=16).hexdigest() if len(files) <= FILES_LIMIT else ""
+
+
+def _times(place: str) -> Iterator[tuple[str, int, int]]:
+    if not Path(place).is_dir():
+        status = Path(place).stat()
+        yield place, status.st_mtime_ns, status.st_size
+        return
+    with os.scandir(place) as entries:
+        for entry in sorted(entries, key=lambda one: one.name):
+            if entry.is_dir():
+                if entry.name not in {"tests", "__pycache__"}:
+                    yield from _times(entry.path)
+            elif entry.name.endswith(".py"):
+                status = entry.stat()
+                yield entry.path, status.st_mtime_ns, status.st_size
