@@ -14,6 +14,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import (
     Buffer,
     Connection,
+    Described,
     Frame,
     Holding,
     Limits,
@@ -38,6 +39,7 @@ __all__ = [
     "AcceptedTlsConnection",
     "Buffer",
     "Connection",
+    "Described",
     "Frame",
     "FrameDecoder",
     "Holding",
