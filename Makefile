@@ -43,7 +43,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries test-ucx FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -118,6 +118,11 @@ $(VENV)-ray/ready.stamp: $(READY) plugins/launchers/ray/pyproject.toml
 	$(VENV)-ray/bin/python -m pip install --no-build-isolation -e './plugins/launchers/ray[ray]'
 	touch $@
 
+$(VENV)-ucx/ready.stamp: $(READY) plugins/transports/ucx/pyproject.toml
+	$(LAYERED)
+	$(VENV)-ucx/bin/python -m pip install --no-build-isolation -e './plugins/transports/ucx[ucx]'
+	touch $@
+
 $(VENV)-libraries/ready.stamp: $(READY)
 	$(LAYERED)
 	$(VENV)-libraries/bin/python -m pip install -c $(KEEP) $(PINS) --no-build-isolation -e '.[libraries]'
@@ -128,6 +133,9 @@ test-libraries: $(VENV)-libraries/ready.stamp ## programs of peft, trl, torchao 
 
 test-ray: $(VENV)-ray/ready.stamp ## executors on a Ray cluster of three nodes on this machine; installs Ray beside the environment; ARGS="-k gateway"
 	OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest plugins/launchers/ray $(ARGS)
+
+test-ucx: $(VENV)-ucx/ready.stamp ## the transport over UCX between two processes, and transfers that break; installs UCX beside the environment; ABORTED=1000 ARGS="-k aborted"
+	OMP_NUM_THREADS=1 $(VENV)-ucx/bin/python -m pytest plugins/transports/ucx $(ARGS)
 
 ray-kills: $(VENV)-ray/ready.stamp ## kill executors, actors and nodes of a Ray cluster at random moments of real programs; ARGS="--kills 100 --only node"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-ray/bin/python -W ignore plugins/launchers/ray/tests/run_kills.py $(ARGS)
@@ -218,7 +226,7 @@ lock: ## write the newest versions that pip finds for development into requireme
 	rm -rf $(VENV)-lock
 
 clean: ## remove the virtual environments and caches
-	rm -rf $(VENV) $(VENV)-ray $(VENV)-libraries $(VENV)-release $(VENV)-lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-ucx $(VENV)-libraries $(VENV)-release $(VENV)-lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # --- the environment, step by step ----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import (
     Buffer,
     Connection,
+    Described,
     Frame,
     Holding,
     Limits,
@@ -40,6 +41,7 @@ __all__ = [
     "AcceptedTlsConnection",
     "Buffer",
     "Connection",
+    "Described",
     "Frame",
     "FrameDecoder",
     "Holding",

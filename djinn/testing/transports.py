@@ -210,6 +210,23 @@ class TransportConformance(Ending):
         assert bytes(receiver.receive(SECONDS).body[0]) == b"a" * size
         outcome(sending, _SENDING)
 
+    def test_small_frames_need_no_reader(self, way: tuple[Connection, Connection]) -> None:
+        """`send` returns although nothing is received, as long as 128 KiB at most are unread."""
+        sender, receiver = way
+        frames = [Frame(b"%d" % n, [bytes([n]) * 30_000]) for n in range(4)]
+        outcome(start(send_all, sender, frames), "`send` must not wait for a reader while 128 KiB or less are unread")
+        assert all(same(receiver.receive(SECONDS), frame) for frame in frames)
+
+    def test_received_buffers_stay(self, way: tuple[Connection, Connection]) -> None:
+        """What a frame brought keeps its content as long as a view of it exists, whatever comes afterwards."""
+        sender, receiver = way
+        kept = []
+        for n in range(4):
+            sending = start(sender.send, Frame(b"", [bytes([n]) * (1 << 20)]))
+            kept.append(memoryview(receiver.receive(SECONDS).body[0])[1000:1010])
+            outcome(sending, _SENDING)
+        assert [bytes(view) for view in kept] == [bytes([n]) * 10 for n in range(4)]
+
     # --- several threads ------------------------------------------------------------------------------------
 
     def test_frames_of_several_senders_do_not_mix(self, way: tuple[Connection, Connection]) -> None:
@@ -313,6 +330,19 @@ class TransportConformance(Ending):
         with pytest.raises(TransportError):
             other.receive(SECONDS)
         other.close()
+
+    def test_close_cancels_a_send(self, way: tuple[Connection, Connection]) -> None:
+        """It raises `TransportError`, its buffer may be written to, and the other end gets no frame with what was written."""
+        sender, receiver = way
+        buffer = bytearray(LARGE_BYTES)
+        sending = start(sender.send, Frame(b"cancelled", [buffer]))
+        time.sleep(0.2)
+        sender.close()
+        with pytest.raises(TransportError):
+            outcome(sending, "`close` must wake a thread that sends")
+        buffer[:] = b"x" * LARGE_BYTES
+        with suppress(TransportError, ProtocolError):
+            assert not np.frombuffer(receiver.receive(SECONDS).body[0], np.uint8).any()
 
     def test_what_was_sent_before_close_arrives(self, way: tuple[Connection, Connection]) -> None:
         """Then the other end is told that there is no more, even while it has frames under way itself."""

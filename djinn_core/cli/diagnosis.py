@@ -17,7 +17,7 @@ from djinn_core import config
 from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Resolved, SettingRow, Settings
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
-from djinn_core.hookspecs.transports import Transport
+from djinn_core.hookspecs.transports import Described, Transport
 from djinn_core.pipeline import asked_by_size
 from djinn_core.plugins.discovery import of_another_release
 from djinn_core.plugins.registry import Registry, Selection, survey
@@ -53,7 +53,7 @@ class ServerRow:
 
 @attrs.frozen
 class Diagnosis:
-    """Everything that was found out. `findings` is empty if all is well."""
+    """Everything that was found out. `findings` is empty if all is well. `transports`: facts by name of a transport."""
 
     versions: Mapping[str, str]
     plugins: tuple[PluginRow, ...]
@@ -61,6 +61,7 @@ class Diagnosis:
     configuration_file: str
     servers: tuple[ServerRow, ...]
     findings: tuple[Finding, ...]
+    transports: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def well(self) -> bool:
@@ -92,7 +93,10 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
     rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows()) + registry.plugin_settings
-    return Diagnosis(versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings))
+    known = {one.name: one.facts() for one in registry.transports if isinstance(one, Described)}
+    return Diagnosis(
+        versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings), known
+    )
 
 
 def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> SettingRow:

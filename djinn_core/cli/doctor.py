@@ -45,6 +45,8 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
     console.print(_pairs("Plugins", ("name", "kind", "called in", "from", "status"), plugins), "")
     console.print(_pairs("Settings", ("name", "value", "where it came from"), settings), "")
     _say(console, f"Configuration file: {diagnosis.configuration_file or 'none'}")
+    for name, facts in diagnosis.transports.items():
+        _say(console, f"Transport {name}: {facts}")
     for server in diagnosis.servers:
         _say(console, f"Server {server.url}: {server.detail if server.reachable else 'of no use, see below'}")
     if not diagnosis.servers and diagnosis.well:

@@ -14,6 +14,7 @@ from djinn_core.wire.frames import Buffer, Frame, Limits
 __all__ = [
     "Buffer",
     "Connection",
+    "Described",
     "Frame",
     "Limits",
     "LinkFacts",
@@ -75,12 +76,19 @@ class Connection(Protocol):
     def send(self, frame: Frame) -> None:
         """Send a frame; it may still be under way when this returns, but its buffers are the caller's again.
 
+        Frames of 128 KiB together must not wait for a reader at the other end; those that are larger may.
+
         Raises:
-            TransportError: the connection is broken or closed; from now on no frame can be sent.
+            TransportError: the connection is broken, or was closed by another thread meanwhile; from now on no frame can be
+                sent. Then, too, the buffers are the caller's again: the other end must not take a frame for whole whose
+                buffers may have changed before they were sent.
         """
 
     def receive(self, timeout: float | None = None) -> Frame:
         """The next frame, waiting at most `timeout` seconds (None: for ever).
+
+        Its buffers are the caller's as long as a view of them exists: tensors are made of them. A transport may use their
+        memory again afterwards, so it may keep a pool of memory that it has registered with its device.
 
         Raises:
             TimeoutError: nothing came in time; nothing is lost.
@@ -89,7 +97,9 @@ class Connection(Protocol):
         """
 
     def close(self) -> None:
-        """Close both directions; a `receive` that waits raises `TransportError`. Closing twice is fine.
+        """Close both directions; a `send` or `receive` that waits raises `TransportError`. Closing twice is fine.
+
+        This is how a transfer is cancelled. What it took (memory, descriptors) must be given back some seconds later.
 
         What was sent before still arrives, also where frames of the other end are under way that are not read any more.
         A server's end may wait a second for the other one to close too, so that this holds on a lossy network.
@@ -153,6 +163,14 @@ class LinkMeasured(Protocol):
 def link_of(connection: object) -> LinkFacts:
     """Facts about the network under a connection; of one that does not tell, none."""
     return connection.link if isinstance(connection, LinkMeasured) else NO_LINK
+
+
+@runtime_checkable
+class Described(Protocol):
+    """Optional member of a transport, with which `djinn doctor` shows what it has found on this machine."""
+
+    def facts(self) -> str:
+        """One line, such as a library's version and what it was built with; raises nothing."""
 
 
 @runtime_checkable

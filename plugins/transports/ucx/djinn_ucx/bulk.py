@@ -8,6 +8,7 @@ import secrets
 import select
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
@@ -48,9 +49,9 @@ class Stranded:
         log.warning("UCX keeps what belonged to a connection that broke", connections=count, most=_MOST_STRANDED)
 
 
-@attrs.define
+@attrs.define(eq=False)
 class Message:
-    """A message under way: the request, and the memory that has to stay until it is complete."""
+    """A message under way: the request, and the memory that has to stay until it is complete. Both are None once its channel has closed."""
 
     request: Any
     memory: Any
@@ -58,7 +59,8 @@ class Message:
     @property
     def complete(self) -> bool:
         """True if UCX does not touch the memory any more."""
-        return bool(self.request.completed)
+        request = self.request
+        return request is None or bool(request.completed)
 
 
 class BulkChannel:
@@ -84,6 +86,7 @@ class BulkChannel:
         self._endpoint: Any = None
         self._sent: list[Message] = []
         self._awaited: list[Message] = []
+        self._all: weakref.WeakSet[Message] = weakref.WeakSet()
         self._random = secrets.randbits(48) << 16
         self._next_in = self._next_out = 0
         self._theirs = 0
@@ -130,6 +133,7 @@ class BulkChannel:
             message = Message(self._endpoint.tag_send(Array(memory), tag), memory)
             self._sent = [one for one in self._sent if not one.complete]
             self._sent.append(message)
+            self._all.add(message)
             return message
 
     def receive(self, memory: memoryview | bytearray) -> Message:
@@ -143,6 +147,7 @@ class BulkChannel:
             message = Message(self._worker.tag_recv(Array(memory), tag), memory)
             self._awaited = [one for one in self._awaited if not one.complete]
             self._awaited.append(message)
+            self._all.add(message)
             return message
 
     def wait(self, message: Message, look: Callable[[], None], deadline: float | None = None) -> bool:
@@ -165,10 +170,14 @@ class BulkChannel:
             if deadline is not None and now >= deadline:
                 return False
             self._sleep(_NAP_SECONDS if deadline is None else min(_NAP_SECONDS, deadline - now))
+        request = message.request
         try:
-            message.request.check_error()
+            if request is not None:
+                request.check_error()
         except Exception as error:
             raise TransportError(f"UCX: {error}") from error
+        if request is None:
+            raise TransportError("the connection was closed at this end")
         return True
 
     def close(self) -> None:
@@ -240,7 +249,9 @@ class BulkChannel:
             self._endpoint.close_blocking()
         with suppress(Exception):
             self._progress_once()
-        # Requests keep the endpoint, which keeps the worker: everything in that order.
+        # Requests keep the endpoint, which keeps the worker, and tracebacks of exceptions may keep messages.
+        for message in self._all:
+            message.request = message.memory = None
         self._sent, self._awaited = [], []
         self._endpoint = self._worker = self._context = None
 

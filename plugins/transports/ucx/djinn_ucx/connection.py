@@ -267,7 +267,7 @@ class UcxConnection:
         """End both directions, and return the reason."""
         with self._making:
             self._ended = self._ended or (reason if reason.startswith(self.peer) else f"{self.peer}: {reason}")
-            channel = self._channel
+            channel, self._channel, self._outgoing, self._arriving = self._channel, None, None, None
         # The channel first: the other end may be waiting for buffers to be taken, and closes only then.
         if channel is not None:
             channel.close()
