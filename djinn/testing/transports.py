@@ -341,8 +341,8 @@ class TransportConformance(Ending):
         with pytest.raises(TransportError):
             outcome(sending, "`close` must wake a thread that sends")
         buffer[:] = b"x" * LARGE_BYTES
-        with suppress(TransportError, ProtocolError):
-            assert not np.frombuffer(receiver.receive(SECONDS).body[0], np.uint8).any()
+        with suppress(TransportError, ProtocolError, TimeoutError):  # HTTP may hear of it late
+            assert not np.frombuffer(receiver.receive(1.0).body[0], np.uint8).any()
 
     def test_what_was_sent_before_close_arrives(self, way: tuple[Connection, Connection]) -> None:
         """Then the other end is told that there is no more, even while it has frames under way itself."""

@@ -235,7 +235,9 @@ class BulkChannel:
         from ucxx._lib.arr import Array
 
         tags = self._api.UCXXTag(self._random)
-        found = self._worker.tag_probe(tags, tag_mask=self._api.UCXXTagMask(~(_MESSAGES - 1) & (1 << 64) - 1), remove=True)
+        found = self._worker.tag_probe(
+            tags, tag_mask=self._api.UCXXTagMask(~(_MESSAGES - 1) & (1 << 64) - 1), remove=True
+        )
         if not found.matched:
             return False
         nothing = bytearray(1)
