@@ -218,7 +218,7 @@ class TransportConformance(Ending):
         assert all(same(receiver.receive(SECONDS), frame) for frame in frames)
 
     def test_received_buffers_stay(self, way: tuple[Connection, Connection]) -> None:
-        """What a frame brought keeps its content as long as a view of it exists, whatever comes afterwards."""
+        """The buffers of a frame keep their content as long as a view of them exists, also when other frames come."""
         sender, receiver = way
         kept = []
         for n in range(4):

@@ -1,4 +1,4 @@
-"""What holds where UCX is not installed: it is used where it is named and nowhere else, and what comes is checked first."""
+"""Behaviour without UCX installed: it is used where it is named and nowhere else, and announcements are checked first."""
 
 import sys
 
