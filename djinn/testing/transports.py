@@ -218,7 +218,7 @@ class TransportConformance(Ending):
         assert all(same(receiver.receive(SECONDS), frame) for frame in frames)
 
     def test_received_buffers_stay(self, way: tuple[Connection, Connection]) -> None:
-        """What a frame brought keeps its content as long as a view of it exists, whatever comes afterwards."""
+        """The buffers of a frame keep their content as long as a view of them exists, also when other frames come."""
         sender, receiver = way
         kept = []
         for n in range(4):
@@ -341,8 +341,8 @@ class TransportConformance(Ending):
         with pytest.raises(TransportError):
             outcome(sending, "`close` must wake a thread that sends")
         buffer[:] = b"x" * LARGE_BYTES
-        with suppress(TransportError, ProtocolError):
-            assert not np.frombuffer(receiver.receive(SECONDS).body[0], np.uint8).any()
+        with suppress(TransportError, ProtocolError, TimeoutError):  # HTTP may hear of it late
+            assert not np.frombuffer(receiver.receive(1.0).body[0], np.uint8).any()
 
     def test_what_was_sent_before_close_arrives(self, way: tuple[Connection, Connection]) -> None:
         """Then the other end is told that there is no more, even while it has frames under way itself."""

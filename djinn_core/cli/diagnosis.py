@@ -94,9 +94,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     findings += check_servers(servers)
     rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows()) + registry.plugin_settings
     known = {one.name: one.facts() for one in registry.transports if isinstance(one, Described)}
-    return Diagnosis(
-        versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings), known
-    )
+    return Diagnosis(versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings), known)
 
 
 def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> SettingRow:

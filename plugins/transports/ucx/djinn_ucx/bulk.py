@@ -170,14 +170,9 @@ class BulkChannel:
             if deadline is not None and now >= deadline:
                 return False
             self._sleep(_NAP_SECONDS if deadline is None else min(_NAP_SECONDS, deadline - now))
-        request = message.request
-        try:
-            if request is not None:
-                request.check_error()
-        except Exception as error:
-            raise TransportError(f"UCX: {error}") from error
-        if request is None:
-            raise TransportError("the connection was closed at this end")
+        reason = _failure(message)
+        if reason:
+            raise TransportError(reason)
         return True
 
     def close(self) -> None:
@@ -231,11 +226,13 @@ class BulkChannel:
             log.warning("UCX cannot close a connection", error=str(error))
 
     def _throw_away(self) -> bool:
-        """Take a message that nobody waits for; True if there was one. Its sender is told that it was taken, and its bytes stay there."""
+        """Take a message that is not waited for; True if there was one. Its sender learns that it was taken, and its bytes are not fetched."""
         from ucxx._lib.arr import Array
 
         tags = self._api.UCXXTag(self._random)
-        found = self._worker.tag_probe(tags, tag_mask=self._api.UCXXTagMask(~(_MESSAGES - 1) & (1 << 64) - 1), remove=True)
+        found = self._worker.tag_probe(
+            tags, tag_mask=self._api.UCXXTagMask(~(_MESSAGES - 1) & (1 << 64) - 1), remove=True
+        )
         if not found.matched:
             return False
         nothing = bytearray(1)
@@ -254,6 +251,18 @@ class BulkChannel:
             message.request = message.memory = None
         self._sent, self._awaited = [], []
         self._endpoint = self._worker = self._context = None
+
+
+def _failure(message: Message) -> str:
+    """The reason why a complete message failed; empty if it did not. No traceback may keep the request, and with it the worker."""
+    request = message.request
+    if request is None:
+        return "the connection was closed at this end"
+    try:
+        request.check_error()
+    except Exception as error:
+        return f"UCX: {error}"
+    return ""
 
 
 def _unfinished(messages: Iterable[Message]) -> bool:

@@ -134,7 +134,9 @@ class UcxConnection:
         if self._mute or self._ended:
             raise TransportError(self._ended or self._mute)
 
-    def _send_beside(self, channel: BulkChannel, head: bytes, views: Sequence[memoryview], large: Sequence[int]) -> None:
+    def _send_beside(
+        self, channel: BulkChannel, head: bytes, views: Sequence[memoryview], large: Sequence[int]
+    ) -> None:
         if self._carrier.hung_up:
             raise TransportError(self._stop_sending("the other end closed the connection"))
         opening = Opening(tuple((n, len(views[n])) for n in large))

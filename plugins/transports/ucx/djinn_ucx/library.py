@@ -14,7 +14,7 @@ _RDMA = re.compile(r"\b(rc|dc|ud|gga|srd|ib|efa|mlx5)(_\w+)?/")
 
 @functools.cache
 def library() -> ModuleType:
-    """ucxx's layer below asyncio.
+    """The layer of ucxx below asyncio.
 
     Raises:
         TransportError: it is not installed, or finds no UCX.
@@ -42,7 +42,7 @@ def facts() -> str:
         return str(error)
     except Exception as error:
         return f"UCX cannot be used: {error}"
-    names = sorted({found for found in re.findall(r"flags -- (\S+)/", there)})
+    names = sorted(set(re.findall(r"flags -- (\S+)/", there)))
     version = ".".join(map(str, api.get_ucx_version()))
     rdma = "" if _RDMA.search(there) else "; no RDMA, of which this build or this machine knows nothing"
     return f"UCX {version} with {', '.join(names)}{rdma}"

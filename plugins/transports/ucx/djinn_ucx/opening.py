@@ -18,7 +18,7 @@ _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """Where this end takes large buffers.
+    """Offer of an end to take large buffers over UCX.
 
     Attributes:
         address: of its UCX worker.
@@ -30,7 +30,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """What a frame on the socket says besides its head and its buffers.
+    """Announcement in a frame on the socket, besides its head and its buffers.
 
     Attributes:
         beside: number in the frame and length in bytes of each buffer that comes over UCX, in the order of their tags.
@@ -69,7 +69,7 @@ def decode_opening(data: Buffer) -> Opening:
 
 
 def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits) -> Layout:
-    """Where the buffers of a frame belong; nothing is allocated.
+    """Find out where the buffers of a frame belong; nothing is allocated.
 
     Args:
         opening: as it came.

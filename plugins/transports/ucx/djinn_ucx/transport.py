@@ -32,7 +32,7 @@ log = get_logger("djinn.ucx")
 
 
 class _OverSockets:
-    """What both transports share: connections over the sockets of another transport.
+    """Base of both transports: connections over the sockets of another transport.
 
     Attributes:
         name, schemes, capabilities: as in `Transport`.
@@ -112,7 +112,7 @@ class UcxsTransport(_OverSockets):
         super().__init__("ucxs", carrier, bulk_bytes, stranded)
 
 
-@attrs.frozen
+@attrs.define
 class _UcxListener:
     """As `Listener`."""
 

@@ -9,8 +9,8 @@ from djinn_ucx import UcxTransport
 
 pytest.importorskip("ucxx")
 sys.path.insert(0, str(Path(__file__).parent))
-from two_processes import TwoProcesses  # noqa: E402 - beside this file
-from warm import warm_ucx  # noqa: E402 - beside this file
+from two_processes import TwoProcesses
+from warm import warm_ucx
 
 SHARED_MEMORY = {"UCX_TLS": "shm,self", "UCX_MM_ERROR_HANDLING": "y"}
 

@@ -1,4 +1,4 @@
-"""Transports whose listening end lives in a process of its own: what it does there is asked for over another connection."""
+"""Transports whose listening end lives in a process of its own, which is asked over another connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def usage():
 
 
 class Other:
-    """What the other process holds: listeners and the connections that they accepted."""
+    """Listeners of the other process, and the connections that they accepted."""
 
     def __init__(self, make):
         self._transport = make()
@@ -146,7 +146,7 @@ class TwoProcesses:
             self._other.end(number)
 
     def usage(self):
-        """`usage` of both processes."""
+        """Open files and memory of both processes."""
         return usage(), self._other.usage()
 
     def close(self):

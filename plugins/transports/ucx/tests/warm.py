@@ -8,7 +8,7 @@ from contextlib import suppress
 from djinn.transports import Frame
 from djinn_ucx import UcxTransport
 
-SECONDS = 60.0
+SECONDS = 240.0
 LARGE = bytes(1 << 20)
 
 
