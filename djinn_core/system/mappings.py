@@ -47,12 +47,13 @@ def populate(address: int, size: int) -> None:
 
 @functools.cache
 def _madvise() -> Callable[[int, int, int], int] | None:
+    advise: Callable[[int, int, int], int] | None = None
     if sys.platform.startswith("linux"):
         found = ctypes.CDLL(None).madvise  # which lets go of the interpreter's lock, as `mmap.madvise` does not
         found.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         found.restype = ctypes.c_int
-        return found
-    return None
+        advise = found
+    return advise
 
 
 def allocate(descriptor: int, size: int) -> None:

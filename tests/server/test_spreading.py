@@ -45,7 +45,8 @@ def test_clients_of_two_servers_spread_over_them(two, count):
     found = sessions(settings(two), count)
     counts = [found.count(server.url("tcp")) for server in two]
     assert sum(counts) == count
-    assert max(counts) - min(counts) <= 2  # on a busy machine a report of an executor comes late, and counts one session less
+    # On a busy machine a report of an executor comes late, and counts one session less.
+    assert max(counts) - min(counts) <= 2
 
 
 def test_without_spreading_the_first_server_comes_first(two):
