@@ -88,7 +88,7 @@ class Calls:
         """It has its place."""
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """What a holder would answer."""
+        """Answer as a holder would."""
         del arguments, timeout
         if method == "wait_ready":
             ready = Ready((self._url,), 1, DEVICE, DEVICE.torch)

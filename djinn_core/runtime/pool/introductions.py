@@ -85,7 +85,7 @@ class Introductions:
 
     def _introduce(self, number: int, instance: str) -> None:
         deadline, backoff = time.monotonic() + _PATIENCE_SECONDS, Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        # An executor whose connection does not outlive a break is not replaced, and meets no one again.
+        # An executor whose connection does not outlive a break is not replaced, and has none to meet again.
         waiting = [pair for pair in self._pairs(number) if self._known.keys() >= {*pair}]
         while waiting and not self._closed.is_set() and self._instances[number] == instance:
             if waiting[0] not in self._pairs(number):

@@ -38,7 +38,7 @@ from djinn_core.wire.peer_messages import (
 
 @attrs.frozen
 class Waits:
-    """How a session waits while it takes in what its client says.
+    """Waits of a session, in which it takes in what its client says.
 
     Attributes:
         uploads: until all that was offered or is being read is here.
