@@ -33,7 +33,7 @@ class Ratio:
 
 @attrs.frozen
 class Pairs:
-    """What turns took: for each pair the seconds without and with something, of the clock on the wall and of all processors together."""
+    """Seconds of pairs of turns without and with something: of the clock on the wall, and of all processors together."""
 
     wall: list[tuple[float, float]] = attrs.field(factory=list)
     processors: list[tuple[float, float]] = attrs.field(factory=list)
@@ -44,7 +44,7 @@ class Pairs:
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """How many times as long turns with something take as their neighbours without it."""
+    """Ratio of turns with something to their neighbours without it."""
     found = np.array([with_it / without for without, with_it in pairs])
     picked = np.random.default_rng(0).integers(0, len(found), (RESAMPLES, len(found)))
     low, high = np.quantile(np.median(found[picked], axis=1), (0.025, 0.975))

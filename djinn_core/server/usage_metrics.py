@@ -64,7 +64,7 @@ class Histogram:
 
 @attrs.frozen
 class Holdings:
-    """What sessions hold at a moment: their values are walked through once, for all that is told of them."""
+    """Values and memory of sessions at a moment: walked through once, for all that is told of them."""
 
     _of: Mapping[int, tuple[int, Mapping[int, int]]]  # by identity of a session: values, and bytes by address
 
@@ -226,7 +226,7 @@ class UsageMetrics:
         return len(self._holders)
 
     def holdings(self) -> Holdings:
-        """What all sessions hold now."""
+        """Values and memory of all sessions now."""
         with self._lock:
             return Holdings({id(holder): holder.holdings() for holder in self._holders})
 

@@ -28,7 +28,7 @@ class UserLines:
 
 
 def span_of(noted: Noted, lines: UserLines) -> Span:
-    """What a thread noted."""
+    """A span of what a thread noted."""
     kind, name, begun, ended, place, executor, number = noted
     line, cause = lines.find(place) if place is not None else (UserLine(), "")
     return Span(kind, name or cause, begun, ended, line, cause, executor, number)

@@ -31,9 +31,7 @@ from djinn_core.runtime.timeline.recorded import Noted, Range, SubmissionRecord,
 from djinn_core.runtime.waits import UserPlaces
 from djinn_core.wire.messages import Completed
 
-OPS_LIMIT: Final = (
-    1_000_000  # calls on the device, and as many of modules, that are kept of all threads together; 72 bytes each
-)
+OPS_LIMIT: Final = 1_000_000  # calls on the device, and as many of modules, of all threads together; 72 bytes each
 SUBMISSIONS_LIMIT: Final = 200_000
 SPANS_LIMIT: Final = 500_000  # of each thread
 
@@ -121,7 +119,7 @@ class Recording:
             calls = record.recorder.forward_calls
             record.changes = list(module_changes(record.moments, calls, self.names))
             calls.kept = None
-            record.moments.clear()
+            record.moments = []  # another thread may still look at the last of the others
             self._end_ranges(record)
             record.ranges.sort(key=lambda one: one.first)
             record.spans = [span_of(noted, lines) for noted in record.noted]
