@@ -8,9 +8,9 @@ import functools
 import grp
 import mmap
 import os
+import platform
 import pwd
 import stat
-import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -43,7 +43,7 @@ def populate(address: int, size: int) -> None:
 
 @functools.cache
 def _madvise() -> Callable[[int, int, int], int] | None:
-    if not sys.platform.startswith("linux"):
+    if platform.system() != "Linux":
         return None
     found = ctypes.CDLL(None).madvise  # which lets go of the interpreter's lock, as `mmap.madvise` does not
     found.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
