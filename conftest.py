@@ -34,6 +34,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where Windows is simulated, no Python is forked from another one."""
+    for item in items:
+        if not hasattr(os, "fork") and "python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason="it starts processes by forking"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache directory for servers that the tests start and an empty configuration directory, in place of the user's."""
@@ -65,10 +72,10 @@ def python(plain_environment):
 @pytest.fixture(scope="session", autouse=True)
 def forked_executors(request):
     """Executors that this process starts are forked, too: importing torch takes most of what starting one takes."""
-    from prepared_python import executors_forked
-
     with pytest.MonkeyPatch.context() as patch:
         if hasattr(os, "fork"):  # not where Windows is simulated, which starts none
+            from prepared_python import executors_forked
+
             patch.setattr(subprocess, "Popen", executors_forked(request.getfixturevalue("python")))
         yield
     if "djinn" in sys.modules:  # its executor ends before the process that knows how it ended

@@ -1,6 +1,6 @@
 """Runs tests in a process that is like Windows, with a server under TLS on Linux in the place of executors of its own.
 
-Tests that start processes, fork or look at executors cannot run so: they are left out by what they ask of pytest, or by name.
+Tests that start processes by forking are left out. `argv`: `tcps` or `https`, then what pytest is given.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _check_options(wish: Wish, running: str) -> None:
 
 
 class _Served(msgspec.Struct):
-    """What Djinn here reads of the connection file there."""
+    """The part of the connection file there that is read here."""
 
     urls: tuple[str, ...]
     token: str
