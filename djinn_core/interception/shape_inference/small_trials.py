@@ -27,7 +27,7 @@ _FILLING: Final = frozenset({aten.fill_.Scalar, aten.full.default, aten.full_lik
 
 
 def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the CPU's kernel returns for these arguments, whose tensors are made to have one element. No random number is drawn.
+    """The result of the CPU's kernel for these arguments, whose tensors are made to have one element. No random number is drawn.
 
     The element is a 1 where elements do not index others: division by 0 is refused.
 
