@@ -93,3 +93,11 @@ def test_errors_are_those_of_the_cpu():
             yield type(raised.value), str(raised.value).split("\n")[0]
 
     assert list(on(DEVICE)) == list(on("cpu"))
+
+
+def test_a_gradient_unlike_its_input_is_refused_at_the_op():
+    """The trial of one element would take it."""
+    x = torch.ones(3, 4, device=DEVICE)
+    with pytest.raises(RuntimeError, match="same shape"):
+        torch.ops.aten.gelu_backward(x[0], x)
+    assert torch.equal((x + 1).cpu(), torch.full((3, 4), 2.0))

@@ -23,12 +23,16 @@ _REASONS = (
     (r"in test_grad_scal", "the test wants a class or a name of the CPU's or CUDA's"),
     (r"in test_advancedindex|in test_masked_scatter$|all elements of std", "the error depends on data: it is raised at the next sync point"),
 )  # fmt: skip
+# The same for tests that take more than their time.
+_SLOW = re.compile(r"in test_linspace|in test_scatter_add_one_dim_deterministic")
 UNKNOWN = "not done"
 _COMPILED = [(re.compile(pattern, re.MULTILINE), reason) for pattern, reason in _REASONS]
 
 
 def reason_of(text: str, outcome: str) -> str:
     """The reason of a result, from its traceback."""
+    if outcome == "hangs" and _SLOW.search(text):
+        return "60,000 to 1,000,000 single elements, each an op of its own, take more than the limit"
     if outcome != "failed":
         return outcome
     return next((reason for pattern, reason in _COMPILED if pattern.search(text)), UNKNOWN)

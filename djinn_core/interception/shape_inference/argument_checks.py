@@ -180,6 +180,10 @@ def _convolves(
     return not positive or any(n < 0 for n in (*padding, *rest[1]))
 
 
+def _gradient_unlike(gradient: torch.Tensor, given: torch.Tensor, **_: Any) -> bool:
+    return gradient.shape != given.shape or gradient.dtype != given.dtype
+
+
 def _multinomial(given: torch.Tensor, samples: int, replacement: bool = False, **_: Any) -> bool:
     categories = given.shape[-1] if given.dim() else 0
     return samples <= 0 or categories > 1 << 24 or (not replacement and samples > categories)
@@ -260,6 +264,7 @@ _DOUBTS: dict[Any, Callable[..., bool]] = {
     aten.complex.default: lambda real, imaginary: real.dtype != imaginary.dtype,
     aten.polar.default: lambda length, angle: length.dtype != angle.dtype,
     aten.convolution.default: _convolves,
+    **dict.fromkeys((aten.gelu_backward.default, aten.gelu_backward.grad_input), _gradient_unlike),
     aten.index.Tensor: _nothing_there,
     aten.masked_scatter.default: lambda _, mask, __: mask.dtype != torch.bool,
     aten.masked_scatter_.default: lambda _, mask, __: mask.dtype != torch.bool,

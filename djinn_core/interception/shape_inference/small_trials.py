@@ -27,7 +27,7 @@ _FILLING: Final = frozenset({aten.fill_.Scalar, aten.full.default, aten.full_lik
 
 
 def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the CPU's kernel returns for these arguments, whose tensors are made to have one element. No random number is drawn.
+    """The result of the CPU's kernel for these arguments, whose tensors are made to have one element. No random number is drawn.
 
     The element is a 1 where elements do not index others: division by 0 is refused.
 
@@ -69,7 +69,7 @@ def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
     others = kwargs if out is None else {name: value for name, value in kwargs.items() if name != "out"}
     given = (*args, *others.values())
     tensors = [a for a in given if isinstance(a, LazyTensor)]
-    if not tensors or not all(_is_plain(t.remote.meta) for t in tensors) or any(type(a) in _CHOICES for a in given):
+    if not tensors or not all(_is_plain(t.remote.meta) for t in tensors) or any(map(_is_not_taken, given)):
         return None
     shape = _shape_together(plain, [t.remote.meta.shape for t in tensors])
     if shape is None:
@@ -98,6 +98,13 @@ def _written(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> P
 def _is_plain(meta: TensorMeta) -> bool:
     """True if a tensor lies in memory row by row, and has elements."""
     return 0 not in meta.shape and meta.stride == contiguous_strides(meta.shape) and not (meta.conj or meta.neg)
+
+
+def _is_not_taken(argument: Any) -> bool:
+    """True for arguments that may decide of more than the dtype, and for CPU tensors but numbers in their shape."""
+    if isinstance(argument, torch.Tensor):
+        return not isinstance(argument, LazyTensor) and argument.dim() > 0
+    return type(argument) in _CHOICES
 
 
 def _shape_together(func: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
