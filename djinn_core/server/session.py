@@ -492,14 +492,13 @@ class ExecutorSession:
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
         found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
-        room = self._room.due(values.held, run.failures)
         times: ExecutionTimes | None = None
         if timings is not None:
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
             ops = work.op_times.packed(len(known.template.steps)) if known is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, ops)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
-        completed = Completed(submit.sequence, *found, timing, links, room, times)
+        completed = Completed(submit.sequence, *found, timing, links, self._room.due(values.held, run.failures), times)
         connection.send(Frame(encode(completed), body))
 
     def _begin(self, submit: Submit) -> RunRequest:
