@@ -98,7 +98,7 @@ def last_release(runs: Sequence[BenchRun], now: BenchRun) -> list[BenchRun]:
 
 
 def slower(before: Sequence[BenchRun], now: BenchRun) -> list[Slower]:
-    """What got slower beyond noise, the most first."""
+    """The cases that got slower beyond noise, the most first."""
     found = []
     for case, value in now.values.items():
         known = [one.values[case] for one in before if case in one.values]
@@ -113,7 +113,7 @@ def slower(before: Sequence[BenchRun], now: BenchRun) -> list[Slower]:
 
 
 def report(runs: Sequence[BenchRun], now: BenchRun) -> str:
-    """What got slower, in words."""
+    """The cases that got slower, in words."""
     before = last_release(runs, now)
     if not before:
         return "history: no release before this one was measured on such a machine with this effort: nothing to compare with"

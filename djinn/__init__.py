@@ -225,8 +225,6 @@ _PLACES = {
 if not TYPE_CHECKING:  # type checkers know the names from above
     __getattr__ = djinn_core.loading.importing(__name__, _PLACES)
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
-
+    __dir__ = djinn_core.loading.listing(__name__)
 
 djinn_core.loading.attach()

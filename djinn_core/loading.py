@@ -27,6 +27,11 @@ def importing(place: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
+def listing(place: str) -> Callable[[], list[str]]:
+    """The `__dir__` of module `place`: what it has, and what it offers and has not imported yet."""
+    return lambda: sorted({*vars(sys.modules[place]), *sys.modules[place].__all__})
+
+
 def attach() -> None:
     """Register the device, where this process is a client."""
     if is_client():

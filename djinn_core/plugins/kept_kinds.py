@@ -1,4 +1,4 @@
-"""Which kinds of hooks each installed plugin implements, kept between processes by the times of its files.
+"""Kinds of hooks that each installed plugin implements, kept between processes by the times of its files.
 
 A process that a client or a gateway has started leaves plugins unimported that implement none of the kinds that it asks for.
 """

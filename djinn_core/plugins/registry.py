@@ -229,7 +229,7 @@ def _survey(
 
 
 def _keep_kinds(rows: Iterable[PluginRow], available: Iterable[PluginCandidate]) -> None:
-    """Keep which kinds the plugins implement that could be used, for processes that need few of them."""
+    """Keep the kinds that the plugins have that could be used, for processes that need few of them."""
     kept = KeptKinds()
     kinds = {(row.name, row.distribution): row.kind for row in rows if row.status == "active"}
     for candidate in available:

@@ -1,4 +1,4 @@
-"""What `import djinn` does: registers the device. The client, most of Djinn's code, is imported when the device is first used."""
+"""Registration of the device, which is all that `import djinn` does. The client, most of Djinn's code, is imported when the device is first used."""
 
 from __future__ import annotations
 

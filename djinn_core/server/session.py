@@ -365,15 +365,12 @@ class ExecutorSession:
             self._await_operands(known, work, connection)
             waited = time.perf_counter()
         connection.own()  # what was sent and not taken yet may be written now
-        timings, values = self._timings, self.values
-        unused: set[int] = set()
+        timings, values, unused = self._timings, self.values, set[int]()
         with self._turn, self._usage.account:
             begun = time.perf_counter()
             if timings is not None and timings.ops and known is not None:
                 work.op_times = OpTimes(self.device.runtime.device)
-            if (
-                work.free and self._memory is None
-            ):  # what it does not use makes room for it; a limit is kept by other means
+            if work.free and self._memory is None:  # makes room for it; a limit is kept by other means
                 unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
                 values.free(unused)
             run = self._run_or_refuse(known, work)
@@ -407,15 +404,13 @@ class ExecutorSession:
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
         found = tuple(results), tuple(described), failures, tuple(run.layout_mismatches)
-        room = self._room.due(values.held, run.failures)
         times: ExecutionTimes | None = None
         if timings is not None:
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
             ops = work.op_times.packed(len(known.template.steps)) if known is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, ops)
-        sightings = self.exchange.sightings
-        links = tuple(sightings.take()) if sightings.some else ()
-        completed = Completed(submit.sequence, *found, timing, links, room, times)
+        links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
+        completed = Completed(submit.sequence, *found, timing, links, self._room.due(values.held, run.failures), times)
         connection.send(Frame(encode(completed), body))
 
     def _begin(self, submit: Submit) -> RunRequest:

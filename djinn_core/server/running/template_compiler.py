@@ -263,7 +263,7 @@ def _make_step(
     sequence: bool,
     release: tuple[int, ...] = (),
 ) -> Step:
-    """What runs an instruction: one function, and no function within it, for the kinds that nearly all are."""
+    """The function that runs an instruction, without another one within it for the kinds that nearly all are."""
     if len(targets) != 1 or sequence or keywords:
         store = _make_store(_make_call(function, positional, keywords), targets, sequence)
         return _and_release(store, release) if release else store
