@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-import select
 import threading
 import time
 import weakref
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from djinn.transports import TransportError, get_logger
+from djinn.transports import READABLE, TransportError, get_logger, poller
 from djinn_ucx.library import library
 from djinn_ucx.opening import Offer
 
@@ -199,10 +198,10 @@ class BulkChannel:
         return False
 
     def _sleep(self, seconds: float) -> None:
-        poll = select.poll()  # two threads may not use one at a time
+        poll = poller()  # two threads may not use one at a time
         with self._lock:
             self._check()
-            poll.register(self._worker.epoll_file_descriptor, select.POLLIN)
+            poll.register(self._worker.epoll_file_descriptor, READABLE)
             armed = self._worker.arm()
         if armed:
             poll.poll(seconds * 1000)
