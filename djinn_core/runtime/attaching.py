@@ -108,7 +108,7 @@ def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> No
 
 def _after_fork() -> None:
     client = _loaded()
-    if client is not None:
+    if client is not None and hasattr(client, "after_fork"):  # while a thread imports it, there is no session
         client.after_fork()
     recorders.forget_everything()
 

@@ -354,7 +354,7 @@ class ExecutorSession:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
             known = self._known(submit, work, connection)
         except _Refused as refused:
-            self._usage.message("Submit", 0)
+            self._usage.refused()
             if self._observed:
                 self._tell(submit, Timing(), 1)
             self._await_reads(connection)

@@ -132,6 +132,11 @@ class UsageMetrics:
             self._totals["received_bytes"] += nbytes
         self.pace()
 
+    def refused(self) -> None:
+        """Count a submission that is not run. It has waited its turn already."""
+        with self._lock:
+            self._messages["Submit"] += 1
+
     def pace(self) -> None:
         """Wait where the tenant has sent more than it may: who sends is slowed."""
         if self.quota.requests_a_second:

@@ -246,6 +246,9 @@ def test_messages_beyond_a_rate_wait(monkeypatch):
     for _ in range(100):
         meter.message("Query", 0)
     assert 0.5 < max(slept) <= 1.0
+    waits = len(slept)
+    meter.refused()  # it has waited before it was refused
+    assert len(slept) == waits
 
 
 def test_a_refusal_says_when_to_come_again():

@@ -294,7 +294,7 @@ class Submissions:
             claims=claims,
             synchronize=submission.synchronize,
             trace=observers.trace_context("submission", self._replies.reader.number, number)
-            if observers.tracing
+            if observers.tracing is not None
             else "",
         )
 
