@@ -56,7 +56,7 @@ class _Apart(GroupingRecorder):
     def prepare(self) -> None:
         """Nothing is needed for a plan."""
 
-    def ask(self, ask: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
+    def ask_unseen(self, ask: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
         """Refused.
 
         Raises:
