@@ -26,6 +26,7 @@ djinn_api_version = 1
 _INDEX: Final = ".index.json"
 _MOST_FILES: Final = 4096
 UNFINISHED: Final = ".unfinished-"  # in the names of files that are being written
+_TRIES: Final = 100  # to make such a file, while others look for abandoned ones
 
 
 class LocalFile:
@@ -120,15 +121,19 @@ class LocalSink:
         self.path = path
         remove_abandoned(path.parent)
         # The file is no secret: its mode is what the server's umask makes of it.
-        self._aside = path.with_name(f".{path.name}{UNFINISHED}{secrets.token_hex(8)}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOEXEC | NOFOLLOW
-        self._descriptor = os.open(self._aside, flags, 0o666)
-        try:
-            lock_file(self._descriptor)
-            allocate(self._descriptor, size)
-        except BaseException:
+        for _ in range(_TRIES):
+            self._aside = path.with_name(f".{path.name}{UNFINISHED}{secrets.token_hex(8)}")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOEXEC | NOFOLLOW
+            self._descriptor = os.open(self._aside, flags, 0o666)
+            try:
+                if _is_locked(self._descriptor):
+                    allocate(self._descriptor, size)
+                    return
+            except BaseException:
+                self.discard()
+                raise
             self.discard()
-            raise
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     def write(self, data: memoryview) -> None:
         """As `WeightSink.write`."""
@@ -151,6 +156,15 @@ class LocalSink:
     def _close(self) -> None:
         os.close(self._descriptor)
         self._descriptor = -1
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Lock a new file; False where another thread or process took it for an abandoned one before, and removes it."""
+    try:
+        lock_file(descriptor)
+    except BlockingIOError:
+        return False
+    return os.fstat(descriptor).st_nlink > 0
 
 
 def remove_abandoned(folder: Path) -> None:
@@ -215,6 +229,10 @@ def _writable(address: str, permissions: WeightPermissions) -> Path:
     path = _path(address)
     if path.suffix != ".safetensors" or path.name == path.suffix:
         raise WeightsUnavailable(f"{address!r} is no file whose name ends with .safetensors")
+    if UNFINISHED in path.name:
+        raise WeightsUnavailable(
+            f"{address!r} has {UNFINISHED!r} in its name, as files that are not whole yet: name it otherwise"
+        )
     for folder in permissions.saving[:1]:
         path = folder / path  # an absolute path is itself
     return permissions.resolve_new(path)

@@ -6,6 +6,7 @@ for every call of a module; names are looked up only on request.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -31,19 +32,30 @@ class ForwardCalls:
     """
 
     threads: ClassVar[weakref.WeakSet[ForwardCalls]] = weakref.WeakSet()
-    __slots__ = ("__weakref__", "_remembered", "kept")
+    __slots__ = ("__weakref__", "_most_kept", "_remembered", "kept")
 
     def __init__(self) -> None:
         self._remembered: tuple[list[int], list[ModuleCall | None]] = [], []
         self.kept: list[tuple[list[int], list[ModuleCall | None]]] | None = None
+        self._most_kept = sys.maxsize  # parts
         self.threads.add(self)
+
+    def keep(self) -> None:
+        """Keep what would be forgotten, from now on."""
+        self.kept, self._most_kept = [], sys.maxsize
+
+    def keep_no_more(self) -> None:
+        """Keep, of what would be forgotten, only what there is now."""
+        if self.kept is not None:
+            self._most_kept = min(self._most_kept, len(self.kept) + 2)  # what is remembered is forgotten in two parts
 
     def append(self, first: int, call: ModuleCall | None) -> None:
         """From number `first` on the thread is inside `call`."""
         numbers, calls = self._remembered
         if len(numbers) >= 2 * CALLS_REMEMBERED:  # others may be looking into the lists that there are
-            if self.kept is not None:
-                self.kept.append((numbers[:CALLS_REMEMBERED], calls[:CALLS_REMEMBERED]))
+            if self.kept is not None and len(self.kept) <= self._most_kept:
+                part = numbers[:CALLS_REMEMBERED], calls[:CALLS_REMEMBERED]
+                self.kept.append(part if len(self.kept) < self._most_kept else (numbers[:1], [None]))  # and a gap
             numbers, calls = numbers[CALLS_REMEMBERED:], calls[CALLS_REMEMBERED:]
             self._remembered = numbers, calls
         calls.append(call)  # first, so that there is a call for each number

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, Modality, WorkloadType
+from djinn_core.ir.profile import Lineage
+from djinn_core.ir.values import VIEW_BITS
 from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.planning.residency_history import ResidencyHistory
 
 DEVICE = "remote_accelerator:0"
 
@@ -67,6 +73,17 @@ def test_pictures_meet_a_text_after_two_waits(embedded, monkeypatch):
     assert set(read.phases) == {ExecutionPhase.FORWARD}
     assert set(fused.phases) == {ExecutionPhase.MULTIMODAL_FUSION}
     assert set(fused.modalities) == {Modality.MULTIMODAL_FUSION}
+
+
+def test_how_long_memory_lives_outweighs_the_data_in_a_view_of_it():
+    cache, recent, plan = 5 << VIEW_BITS, deque(maxlen=1), object()
+    history, view = ResidencyHistory(recent), cache + 1
+    program = SimpleNamespace(
+        operands=[view, cache], dead=set(), instructions=lambda: [SimpleNamespace(outputs=[view])]
+    )
+    history.planned(plan, program, {cache: DataResidency.STATEFUL_KV_CACHE}, [Lineage.TEXT])
+    recent.append((plan, program.operands))
+    assert history.residency(SimpleNamespace(operands=[cache])) == {cache: DataResidency.STATEFUL_KV_CACHE}
 
 
 @pytest.mark.usefixtures("plan_first_runs")

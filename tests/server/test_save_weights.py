@@ -15,6 +15,7 @@ from servers import start_server
 
 import djinn
 from djinn.testing import kill_executor
+from djinn_core.builtins import weights
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.builtins.weights import FileSource
 from djinn_core.runtime import session
@@ -115,6 +116,7 @@ def test_a_value_that_could_not_be_computed(remote, folder):
         "file:a/../../x.safetensors",
         "file:x.bin",
         "file:.safetensors",
+        "file:.a.unfinished-b.safetensors",
         "file:out/x.safetensors",
         "file:folder.safetensors",
         "nope:x.safetensors",
@@ -291,3 +293,20 @@ def test_what_was_done_when_the_executor_died_is_not_done_again_and_is_no_failur
         assert not files()
     assert channel.sent == [RemoveWeightsReply()]
     assert remove(reader, RemoveWeights(address)).refused
+
+
+def test_a_file_that_is_taken_for_an_abandoned_one_is_begun_again(tmp_path, monkeypatch):
+    found, lock = [], weights.lock_file
+
+    def lock_file(descriptor):  # another process looks for abandoned files in between
+        found.extend(tmp_path.glob(".*"))
+        if len(found) == 1:
+            found[0].unlink()
+        lock(descriptor)
+
+    monkeypatch.setattr(weights, "lock_file", lock_file)
+    sink = weights.LocalSink(tmp_path / "x.safetensors", 3)
+    sink.write(memoryview(b"abc"))
+    sink.commit()
+    assert len(found) == 2
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"abc"]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from djinn_core.ir import module_path
 from djinn_core.ir.module_path import BACKWARD, ForwardCalls
 from djinn_core.runtime.timeline.clocks import ClientClock
 from djinn_core.runtime.timeline.events import (
@@ -107,6 +108,20 @@ def test_modules_follow_from_what_was_entered_and_left():
     root, back = ("Sequential",), (BACKWARD,)
     assert found[:5] == [(1.0, root), (2.0, (*root, "0")), (3.0, root), (4.0, ()), (5.0, back)]
     assert found[5:] == [(6.0, back + root), (6.5, back + root + root), (6.6, back + root), (7.0, back), (8.0, ())]
+
+
+def test_what_modules_follow_from_is_bounded(monkeypatch):
+    monkeypatch.setattr(module_path, "CALLS_REMEMBERED", 4)
+    calls, marks = ForwardCalls(), [(number, None, ForwardCalls()) for number in range(100)]
+    calls.keep()
+    for number, mark in enumerate(marks):
+        if number == 20:
+            calls.keep_no_more()
+        calls.append(number, mark)
+    assert [calls.inside(number) for number in range(20)] == marks[:20]
+    assert calls.inside(60) is None
+    assert calls.inside(99) is marks[99]
+    assert sum(len(numbers) for numbers, _ in calls.kept) < 30
 
 
 @pytest.mark.parametrize(

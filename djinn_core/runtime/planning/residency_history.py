@@ -60,7 +60,9 @@ class ResidencyHistory:
                 lasting.update(dict.fromkeys((v for v in made.outputs if v not in program.dead), kind))
         lasting |= {value: kind for value, kind in residency.items() if kind in _CARRIED}
         values = enumerate(dict.fromkeys(program.operands)) if lasting else ()
-        self._carried.store(id(plan), _Carried(plan, tuple([(i, lasting[v]) for i, v in values if v in lasting])))
+        facts = [(i, lasting[v]) for i, v in values if v in lasting]
+        facts.sort(key=lambda fact: isinstance(fact[1], Modality))  # how long memory lives says more than a view's data
+        self._carried.store(id(plan), _Carried(plan, tuple(facts)))
 
     def residency(self, program: Program) -> Known:
         """Known kinds of a new program's values; the latest program that used a tensor's memory decides."""

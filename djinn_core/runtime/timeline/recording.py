@@ -95,14 +95,15 @@ class Recording:
                 port.dispatch = plain
             for record in list(self.threads):
                 record.recorder.module_moments = None
+                record.recorder.forward_calls.keep_no_more()
 
-        port.dispatch, port.timeline, self._stop_ops = timed, self, stop
-        for recorder in recorders.all():
-            self.follow(recorder)
         enter, leave = record_function.__enter__, record_function.__exit__
-        record_function.__enter__ = self._range_begins(enter)  # type: ignore[method-assign]
-        record_function.__exit__ = self._range_ends(leave)  # type: ignore[method-assign]
-        try:
+        try:  # an interrupt leaves nothing of it behind
+            port.dispatch, port.timeline, self._stop_ops = timed, self, stop
+            for recorder in recorders.all():
+                self.follow(recorder)
+            record_function.__enter__ = self._range_begins(enter)  # type: ignore[method-assign]
+            record_function.__exit__ = self._range_ends(leave)  # type: ignore[method-assign]
             yield
         finally:
             record_function.__enter__, record_function.__exit__ = enter, leave  # type: ignore[method-assign]
@@ -182,7 +183,8 @@ class Recording:
         """As `CaptureRecorder.follow`."""
         assert isinstance(recorder, Recorder)
         if not self.ops_end:
-            recorder.module_moments, recorder.forward_calls.kept = self._record_of(recorder).moments, []
+            recorder.forward_calls.keep()
+            recorder.module_moments = self._record_of(recorder).moments
 
     def met(self, module: torch.nn.Module) -> None:
         """As `CaptureRecorder.met`."""

@@ -257,7 +257,7 @@ class _Connecting:
     def _tunnel(self, urls: tuple[str, ...]) -> None:
         from djinn.hooks import StartupError, TransportError
 
-        remote = next((found.port for url in urls if (found := urlsplit(url)).scheme == "tcp"), None)
+        remote = port_of(urls)
         if remote is None:
             raise StartupError(
                 f"the server on {self.record.host} listens at {one_line(', '.join(urls))}, and not with TCP"
@@ -369,6 +369,16 @@ def platform_options(survey: Survey, python: Python) -> list[str]:
         "--abi=none",
         *(f"--platform={tag}" for tag in tags),
     ]
+
+
+def port_of(urls: tuple[str, ...]) -> int | None:
+    """The port of the first TCP address among those of a server; None where there is none."""
+    for url in urls:
+        with contextlib.suppress(ValueError):  # it is no URL
+            found = urlsplit(url)
+            if found.scheme == "tcp" and found.port is not None:
+                return found.port
+    return None
 
 
 def look_script(record: Record, python: str) -> Script:

@@ -195,6 +195,9 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
                     to.flush()
                     written += len(part)
                 code = process.wait()
+            if text is not None and (code != BROKEN or not follow):  # a character or a colour may be cut off
+                to.write(text.add(b"", last=True).encode(errors="replace"))
+                to.flush()
             if code != BROKEN:
                 return _find(record, connection, job)
             if not follow:

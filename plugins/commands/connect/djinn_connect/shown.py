@@ -8,8 +8,7 @@ from typing import Final
 
 # Left alone in logs: ends of lines, tabs, steps back of progress bars, and colours.
 _COLOUR: Final = r"\x1b\[[0-9;]*m"
-_KEPT: Final = re.compile(f"(?:[\n\r\t\b]|{_COLOUR})")
-_PARTS: Final = re.compile(f"{_KEPT.pattern}|[^\n\r\t\b]", re.DOTALL)
+_KEPT: Final = re.compile(f"([\n\r\t\b]|{_COLOUR})")
 _BEGUN: Final = re.compile(r"\x1b(?:\[[0-9;]{0,32})?\Z")
 
 
@@ -31,6 +30,6 @@ class LogText:
         found = None if last else _BEGUN.search(text)
         self._begun = found.group() if found is not None else ""
         text = text[: len(text) - len(self._begun)]
-        if text.isprintable():
-            return text
-        return _PARTS.sub(lambda part: part.group() if _KEPT.fullmatch(part.group()) else one_line(part.group()), text)
+        parts = _KEPT.split(text)
+        parts[::2] = [part if part.isprintable() else one_line(part) for part in parts[::2]]
+        return "".join(parts)

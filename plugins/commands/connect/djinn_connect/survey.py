@@ -8,6 +8,8 @@ from typing import Final
 
 import attrs
 
+from djinn_connect.shown import one_line
+
 KIB: Final = 1024
 GIB: Final = 1 << 30
 OLDEST: Final = (3, 11)
@@ -65,11 +67,11 @@ class Survey:
 
 
 def read_survey(text: str) -> Survey:
-    """The survey that the output of `look.sh` gives."""
+    """The survey that the output of `look.sh` gives, fit for a terminal."""
     facts: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
-        facts.setdefault(key, []).append(value.strip())
+        facts.setdefault(key, []).append(one_line(value.strip()))
 
     def one(key: str) -> str:
         return facts.get(key, [""])[0]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
 import tarfile
 
 import pytest
 
-from djinn_connect.connecting import failure, platform_options
+from djinn_connect.connecting import failure, platform_options, port_of
 from djinn_connect.job_commands import _listed
 from djinn_connect.job_runner import named_files
 from djinn_connect.jobs import read_jobs
@@ -127,6 +129,23 @@ def test_jobs_are_read():
     assert second.exit_code == 1
 
 
+def test_a_job_that_has_just_begun_does_not_spoil_the_list(tmp_path):
+    for job, state in (("a-1", ""), ("b-1", "running"), ("c-1", "")):
+        folder = tmp_path / "jobs" / job
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(state)
+        (folder / "pid").write_text(str(os.getpid()))
+        (folder / "begun").write_text("" if job == "c-1" else "10\n")
+    script = Script(("jobs",), {"folder": str(tmp_path), "job": ""}).text().replace("grep -q", "true")
+    listed = subprocess.run(["sh"], input=script, capture_output=True, text=True, check=True).stdout
+    assert [(job.id, job.state) for job in read_jobs(listed)] == [("a-1", "preparing"), ("b-1", "running")]
+
+
+def test_addresses_of_a_server_that_are_none_are_passed_over():
+    assert port_of(("unix:///s", "tcp://[", "tcp://box:99999999", "tcp://box", "tcp://127.0.0.1:77")) == 77
+    assert port_of(("http://box:80",)) is None
+
+
 @pytest.mark.parametrize(
     "line", ["a\tdone\tx\t1\t2\t3\tc", "a\tdone\t0\t1\t\t9" + 30 * "9" + "\tc", "a\x1b[2J\tdone\t0\t1\t2\t3\tc"]
 )
@@ -140,6 +159,7 @@ def test_a_terminal_does_not_obey_what_a_remote_machine_says():
     assert Done(1, "", "\x1b]0;title\x07gone\n").last_words == r"\x1b]0;title\x07gone"
     (job,) = read_jobs("a\tdone\t0\t1\t2\t3\trm\x1b[2J")
     assert job.command == r"rm\x1b[2J"
+    assert read_survey("os \x1b[2J\nmachine m").lines()[0] == r"\x1b[2J on m"
     text = LogText()
     shown = [text.add(piece) for piece in (b"50 %\r\xc3", b"\xa9\x1b[3", b"1mred\x1b[0m\n\x1b", b"]52;c;\x07", b"\x1b")]
     assert "".join([*shown, text.add(b"", last=True)]) == "50 %\ré\x1b[31mred\x1b[0m\n\\x1b]52;c;\\x07\\x1b"

@@ -22,7 +22,8 @@ ALL: Final = None  # the key of all tenants together
 FIELDS: Final = ("seconds", *KINDS, *STAGES, "sessions", "waiting", "submissions", "steps")
 
 _T = TypeVar("_T")
-Point: TypeAlias = "array[float]"  # as doubles, because a tuple of numbers takes four times the memory
+# As doubles, because a tuple of numbers takes four times the memory; first the number of the status that it came with.
+Point: TypeAlias = "array[float]"
 
 
 class Past:
@@ -38,12 +39,12 @@ class Past:
         self.hour.append(point)
         self._recent.append(point)
 
-    def close(self) -> None:
+    def close(self, number: int) -> None:
         """A point of the day is complete."""
         if self._recent:
-            _, *columns = zip(*self._recent, strict=True)
+            _, seconds, *columns = zip(*self._recent, strict=True)
             means = [round(sum(column) / len(column), 4) for column in columns]
-            self.day.append(array("d", (self._recent[-1][0], *means)))
+            self.day.append(array("d", (number, seconds[-1], *means)))
             self._recent.clear()
 
 
@@ -64,23 +65,23 @@ class History:
         view = make_view(before, now)
         tenants = {executor["tenant"] for executor in view["executors"]} - {""}
         with self._lock:
+            self._number += 1
             for tenant in (ALL, *sorted(tenants)):
                 chosen = [one for one in view["executors"] if tenant is ALL or one["tenant"] == tenant]
-                _kept(self._points, tenant, Past).add(_point(at, chosen))
+                _kept(self._points, tenant, Past).add(_point(self._number, at, chosen))
             for tenant, text in alarms(before.facts, now.facts):
                 note = {"seconds": at, "tenant": tenant, "text": text}
                 for key in {ALL, tenant} - {""}:
                     _kept(self._notes, key, partial(deque, maxlen=NOTES)).append(note)
-            self._number += 1
             if self._number % TOGETHER == 0:
                 for past in self._points.values():
-                    past.close()
+                    past.close(self._number)
 
     def points(self, tenant: str | None, after: int = 0) -> tuple[int, list[Point], list[Point]]:
         """The number of the newest point; points of a tenant's hour that came after the one of number `after`, and those of its day."""
         with self._lock:
-            past, now = self._points.get(tenant, Past()), self._number
-            return now, _newest(past.hour, now - after), _newest(past.day, now // TOGETHER - after // TOGETHER)
+            past = self._points.get(tenant, Past())
+            return self._number, _newer(past.hour, after), _newer(past.day, after)
 
     def notes(self, tenant: str | None) -> list[dict[str, Any]]:
         """Warnings that concern a tenant, the newest last."""
@@ -97,15 +98,17 @@ def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) 
     return found
 
 
-def _newest(points: deque[Point], count: int) -> list[Point]:
-    return list(points)[-count:] if count > 0 else []
+def _newer(points: deque[Point], after: int) -> list[Point]:
+    """Those after a number, without their numbers. A tenant without executors has none meanwhile."""
+    return [point[1:] for point in points if point[0] > after]
 
 
-def _point(at: float, executors: list[dict[str, Any]]) -> Point:
+def _point(number: int, at: float, executors: list[dict[str, Any]]) -> Point:
     sessions = [session for one in executors for session in one["sessions"]]
     return array(
         "d",
         (
+            number,
             round(at, 1),
             *(sum(one["kinds"].get(kind, 0) for one in executors) for kind in KINDS),
             *(round(sum(one["stages"][stage] for one in executors), 4) for stage in STAGES),

@@ -113,6 +113,14 @@ def test_history_is_bounded_and_by_tenant():
     assert len(history.points("alice", count - 3)[1]) == 3
     assert history.points("bob")[1][-1][FIELDS.index("weights")] == 0
     assert history.points("carol")[1] == []
+    for number in range(TOGETHER):
+        history.add(Sample(1.0, status(executor("bob"))), count + number)
+    (_, news, days), (_, later, _) = history.points("alice", count), history.points("bob", count)
+    assert (news, len(days), len(later)) == (
+        [],
+        1,
+        TOGETHER,
+    )  # alice's executors are gone, and an earlier day's point ends
     for number in range(2 * TENANTS):
         history.add(Sample(1.0, status(executor(f"tenant{number}"))), number)
     assert len(history._points) <= TENANTS

@@ -3,7 +3,7 @@ cd "$folder/jobs" 2>/dev/null || exit 0
 now=$(date +%s)
 for place in "$job"*/; do
     name=${place%/}
-    [ -f "$name/begun" ] || continue
+    [ -s "$name/begun" ] || continue # it is just being begun, or the disk was full
     code=''
     end=''
     if [ -s "$name/ended" ]; then
@@ -13,6 +13,7 @@ for place in "$job"*/; do
         [ ! -e "$name/stop" ] || state=stopped
     elif alive "$name/pid" "$folder/jobs/$name/"; then
         state=$(cat "$name/state")
+        [ -n "$state" ] || state=preparing
     else
         state=lost
     fi
