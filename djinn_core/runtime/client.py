@@ -575,7 +575,7 @@ def _device_count() -> int:
     """Number of logical devices: all executors as one, and each of several by itself."""
     session = context.session
     if isinstance(session, PoolSession):
-        several = session.membership.present[-1] + 1
+        several = len(session.members)  # also those that have left, whose indexes stand for others
     else:
         several = len(context.opened) or (1 if _named_servers() else _resolved().executors)
     return 1 + several if several > 1 else 1

@@ -28,15 +28,16 @@ def watch() -> None:
 def _look() -> None:
     """Look at all executors now and then, as long as the session lasts."""
     session, pause = context.session, threading.Event()
-    told: set[int] = set()
+    told: list[Opened] = []
     while not pause.wait(LOOK_SECONDS):
         if session is None or not _goes_on(session):
             return
         session = session.successor or session
+        told = [one for one in told if one in context.opened]
         for one in context.opened:
             reason = one.executor.notice() if one.executor is not None else ""
-            if reason and id(one) not in told:
-                told.add(id(one))
+            if reason and one not in told:
+                told.append(one)
                 _log.warning("an executor loses its place, and leaves the session", reason=reason)
                 try:
                     _give_way(one)
@@ -65,6 +66,10 @@ def _give_way(one: Opened) -> None:
         first = len(session.members) if isinstance(session, PoolSession) else len(context.opened)
         more = open_more(settings, registry, start_executors(settings, registry, (first, 1)), context.opened)
         with context.lock:
+            if context.session is not session and (session is None or context.session is not session.successor):
+                for other in more:
+                    other.close()
+                return  # the session has ended meanwhile
             scaling.join_opened(more)
     except DjinnError as error:
         _log.warning(
@@ -77,7 +82,10 @@ def _give_way(one: Opened) -> None:
 
 
 def _leave(one: Opened) -> bool:
+    """True if it has left; False while it is the only one."""
     with context.lock:
         if one in context.opened:
+            if len(context.opened) < 2:
+                return False
             scaling.leave([one])
     return True

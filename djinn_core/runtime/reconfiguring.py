@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
 
 import attrs
 
@@ -110,10 +109,16 @@ def live_tensors(since: int) -> int:
     """
     gc.collect()
     gone = frozenset(still_to_free())
-    found = [value for value in values_among(gc.get_objects()) if value.handle not in gone]
+    found = [value for value in values_of_the_process() if value.handle not in gone]
     return sum(1 for value in found if storage_of(value.handle) >= since and not recorders.absent.has(value.handle, ()))
 
 
-def values_among(objects: Iterable[object]) -> Iterable[Value]:
-    """The values among objects of the process."""
-    return (item for item in objects if type(item) is Value)
+def values_of_the_process() -> list[Value]:
+    """All values of the process, found among its objects.
+
+    Objects that the program has put aside with `gc.freeze()` are not listed, and cannot be told from others once they are: they are the
+    collector's again.
+    """
+    if gc.get_freeze_count():
+        gc.unfreeze()
+    return [item for item in gc.get_objects() if type(item) is Value]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -24,7 +23,7 @@ from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.servers import Servers, find_servers
 from djinn_core.runtime.planning import session_plans
 from djinn_core.runtime.pool.session import PoolSession
-from djinn_core.runtime.reconfiguring import values_among
+from djinn_core.runtime.reconfiguring import values_of_the_process
 from djinn_core.runtime.session import Session
 from djinn_core.tracebacks import for_users
 
@@ -54,21 +53,28 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
     if (executors is None) == (servers is None):
         raise ConfigurationError("djinn.scale() takes `executors`, how many there are to be, or `servers`, which ones")
     with collect_later, context.lock:
-        if not client.is_initialized():
+        if is_new := not client.is_initialized():
             client.configure(**given)
-            client.init()
-            return
-        resolved = resolve({**context.overrides, **given}).settings
-        _check(executors)
-        if executors is not None:
-            _scale_to(resolved.executors)
         else:
-            found = find_servers(resolved, client.registry().transports)
-            if found is None:
-                raise ConfigurationError("djinn.scale(servers=[]) leaves no executor: name the servers that stay")
-            _scale_over(found)
-        context.overrides = {**context.overrides, **given}
-        context.settings = resolved
+            _scale(given)
+    if is_new:
+        client.init()  # without the lock, for which threads of hooks may wait
+
+
+def _scale(given: Mapping[str, Any]) -> None:
+    """As `scale`, of the open session, by the settings that are `given`. The caller holds the context's lock."""
+    executors = given.get("executors")
+    resolved = resolve({**context.overrides, **given}).settings
+    _check(executors)
+    if executors is not None:
+        _scale_to(resolved.executors)
+    else:
+        found = find_servers(resolved, client.registry().transports)
+        if found is None:
+            raise ConfigurationError("djinn.scale(servers=[]) leaves no executor: name the servers that stay")
+        _scale_over(found)
+    context.overrides = {**context.overrides, **given}
+    context.settings = resolved
 
 
 def _check(executors: int | None) -> None:
@@ -158,14 +164,16 @@ def _join(session: Runtime, more: tuple[Opened, ...]) -> None:
 
 def _make_pool(session: Session, more: tuple[Opened, ...]) -> None:
     """Put a pool in the place of a session with one executor, which is the first of the pool."""
+    unread = session.submissions.unread
     try:
         pool = client.new_pool((*context.opened, *more), session)
-    except DjinnError:
+    except BaseException:
+        session.submissions.unread = unread
         session.plan_by(session_plans.new_planner(context, 1))
         raise
     session.successor = context.session = pool
     port.whole_programs += 1
-    pool.executors.know_values(values_among(gc.get_objects()))
+    pool.executors.know_values(values_of_the_process())
     pool.free_on(0, session.submissions.take_derived())
 
 
@@ -178,8 +186,12 @@ def leave(leaving: Sequence[Opened]) -> None:
     session = context.session
     assert isinstance(session, PoolSession), "an executor that leaves leaves others"
     numbers = [number for number, one in zip(session.membership.present, context.opened, strict=True) if one in leaving]
-    current().asked(lambda _: session.leave(numbers))
-    context.opened = tuple([one for one in context.opened if one not in leaving])
+
+    def left(_: Runtime) -> None:
+        session.leave(numbers)
+        context.opened = tuple([one for one in context.opened if one not in leaving])
+
+    current().asked(left)
     context.closed = (
         context.closed[0] + sum(one.connection.bytes_sent for one in leaving),
         context.closed[1] + sum(one.connection.bytes_received for one in leaving),

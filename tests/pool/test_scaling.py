@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from servers import start_server
 import djinn
 from djinn.testing import executor_processes, open_connections
 from djinn_core.interception.recording.recorder import current
-from djinn_core.runtime import scaling
+from djinn_core.runtime import client, scaling
 
 REMOTE = "remote_accelerator:0"
 
@@ -48,15 +50,20 @@ def test_a_session_grows_from_one_executor_and_shrinks_to_one(pooled):
         expected = trained()
         kept = torch.arange(6.0).to(REMOTE)
         view = kept[2:4]
+        gc.freeze()  # as programs do that fork: their tensors are no less theirs
         assert trained({2: scale(3)}) == expected
         assert torch.remote_accelerator.device_count() == 4
         placed = torch.arange(5.0).to("remote_accelerator:3")
+        sent = djinn.testing.open_session().figures(device=1)["peer_bytes"]
         assert trained({3: scale(1), 7: scale(2)}) == expected
+        assert djinn.testing.open_session().figures(device=1)["peer_bytes"] >= sent > 0, "what went there stays counted"
         assert [device.id[0] for device in djinn.topology().devices] == ["0", "3"]
         view.add_(1)
         assert kept.tolist() == [0, 1, 3, 4, 4, 5], "views still look into the memory that moved"
         assert (placed * 2).tolist() == [0, 2, 4, 6, 8], "an index stands for the executor that has its values"
         assert len(executor_processes()) == len(djinn.get_runtime_state().servers) == 2
+        scale(1)()
+        assert (torch.rand_like(placed) + torch.ones(5, device=placed.device)).device == placed.device
         djinn.configure(progress=False)  # the number of executors is a setting like any other, and is as it was set
         assert djinn.is_initialized()
 
@@ -137,3 +144,23 @@ def test_the_log_of_a_standby_brings_an_executor_of_a_pool_back(pooled):
         assert (
             trained({3: scale(3), 6: lambda: os.kill(executor_processes()[2], signal.SIGKILL), 8: scale(1)}) == expected
         )
+
+
+def test_hooks_of_a_session_that_scale_begins_have_the_lock(monkeypatch):
+    """A thread that a hook starts may register another hook, and the hook may wait for it."""
+    free = []
+
+    def take():
+        free.append(client.context.lock.acquire(timeout=0))
+        client.context.lock.release()
+
+    def begin():
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(client, "is_initialized", lambda: False)
+    monkeypatch.setattr(client, "configure", lambda **_: None)
+    monkeypatch.setattr(client, "init", begin)
+    djinn.scale(executors=2)
+    assert free == [True]

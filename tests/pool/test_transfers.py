@@ -257,6 +257,17 @@ def test_who_stays_away_is_given_up_and_who_never_came(ways, monkeypatch):
     assert TransferInbox().take(1, HERE, 0.1) == "it has not come"
 
 
+def test_an_executor_that_left_does_not_come_back():
+    """Its ticket may have been shown, and its connection not have come to the inbox yet, when it was forgotten."""
+    inbox = TransferInbox(patience=5.0)
+    inbox.forget(HERE)
+    ours, theirs = connected_pair()
+    with pytest.raises(TransportError, match="has left"):
+        PeerConnection(inbox, HERE, "secret").serve(theirs)
+    ours.close()
+    theirs.close()
+
+
 def test_what_was_given_up_leaves_no_gap(ways):
     both = ways(patience=0.05)
     both.connect()

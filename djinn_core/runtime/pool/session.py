@@ -437,6 +437,7 @@ class PoolSession:
         if self.lost:
             raise SessionLost(self.lost)
         with held.whole, self._tables:
+            self._residency.forget(handle)  # as in `upload`
             if device:
                 executor = self.membership.number_at(device)
                 self.members[executor].read_weights(handle, stored)

@@ -118,6 +118,7 @@ class PeerExchange:
         self.number = 0
         self._peer_listener = peer_listener
         self._routes: dict[int, Route] = {}
+        self._past = (0, 0)  # bytes and transfers that went to executors that have left
         self._lock = threading.Lock()  # routes come from the client's other connection, too
         self.begun = threading.Event()  # before that, no peer may be told how much was received
         self._write: WriteDown | None = None
@@ -256,6 +257,7 @@ class PeerExchange:
             route = self._routes.pop(peer, None)
         if route is not None:
             route.close()
+            self._past = (self._past[0] + route.bytes_sent, self._past[1] + route.counts[0])
 
     def gauge(self, peer: int) -> None:
         """Measure the way to an executor, where there is one and nothing is on it."""
@@ -265,12 +267,12 @@ class PeerExchange:
     @property
     def bytes_sent(self) -> int:
         """Bytes that went from this session to other executors."""
-        return sum(route.bytes_sent for route in list(self._routes.values()))
+        return self._past[0] + sum(route.bytes_sent for route in list(self._routes.values()))
 
     @property
     def transfers(self) -> tuple[int, int]:
         """Number of transfers that were sent to other executors, and of those that came from there."""
-        sent = sum(route.counts[0] for route in list(self._routes.values()))
+        sent = self._past[1] + sum(route.counts[0] for route in list(self._routes.values()))
         return sent, self.inbox.arrived
 
     @property

@@ -32,6 +32,7 @@ class TransferInbox:
         self._arrived: dict[int, tuple[Arrival, list[Packed]]] = {}
         self._counts: dict[int, int] = {}  # by source, of what came from there directly
         self._guests: dict[int, Connection] = {}
+        self._left: set[int] = set()  # sources that do not come back
         self._gone: dict[int, tuple[str, float]] = {}  # by source, why it is gone and until when it may come back
         self._changed = threading.Condition()
         self._past = PastTransfers()
@@ -57,8 +58,14 @@ class TransferInbox:
     # --- from executors ----------------------------------------------------------------------------------------
 
     def join(self, source: int, connection: Connection) -> int:
-        """Executor `source` comes, or comes back, over a connection; returns how many of its transfers were received."""
+        """Executor `source` comes, or comes back, over a connection; returns how many of its transfers were received.
+
+        Raises:
+            TransportError: it has left the pool meanwhile.
+        """
         with self._changed:
+            if source in self._left:
+                raise TransportError(f"executor {source} has left the pool")
             before = self._guests.get(source)
             self._guests[source] = connection
             self._gone.pop(source, None)
@@ -78,6 +85,7 @@ class TransferInbox:
     def forget(self, source: int) -> None:
         """Executor `source` does not come back."""
         with self._changed:
+            self._left.add(source)
             connection = self._guests.pop(source, None)
             self._gone.pop(source, None)
         if connection is not None:
