@@ -66,7 +66,7 @@ class _Apart(GroupingRecorder):
 
     def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> NoReturn:  # noqa: ARG002 - as above
         """As `ask`."""
-        self.ask(SyncRequest())
+        self.ask_unseen(SyncRequest())
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> NoReturn:  # noqa: ARG002 - as above
         """Refused.
