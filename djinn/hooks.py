@@ -33,7 +33,7 @@ from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
 from djinn_core.hookspecs.growth import GrowthTolerant
 from djinn_core.hookspecs.integrations import Integration
 from djinn_core.hookspecs.interception import Interceptor
-from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish
+from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish, NoticedLaunched
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
 from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
@@ -55,6 +55,7 @@ from djinn_core.hookspecs.server_observers import ServerEvent, ServerObserver
 from djinn_core.hookspecs.transports import (
     Buffer,
     Connection,
+    Described,
     Frame,
     Holding,
     Limits,
@@ -140,6 +141,7 @@ __all__ = [
     "Credentials",
     "DataResidency",
     "Denial",
+    "Described",
     "Device",
     "DeviceCapabilities",
     "DeviceRuntime",
@@ -183,6 +185,7 @@ __all__ = [
     "NetworkTopology",
     "Node",
     "Nodes",
+    "NoticedLaunched",
     "Observer",
     "OperationsPages",
     "Optimization",

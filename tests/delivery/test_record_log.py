@@ -6,11 +6,12 @@ import os
 
 import pytest
 
-from djinn_core.delivery import snapshot_schedule
+from djinn_core.delivery import record_log, snapshot_schedule
 from djinn_core.delivery.reconnect_limit import BREAKS_LIMIT, ReconnectLimit
 from djinn_core.delivery.record_log import RecordReader, RecordWriter
 from djinn_core.delivery.snapshot_schedule import SnapshotSchedule
 from djinn_core.errors import ProtocolError
+from djinn_core.system import files
 
 RECORDS = [(b"A", b"one", []), (b"B", b"", [b"x" * 100, b""]), (b"A", b"three", [bytes(1 << 16)] * 600)]
 
@@ -48,7 +49,7 @@ def test_records_are_read_as_they_were_written(path, writer):
 
 @pytest.mark.parametrize("record", RECORDS)
 def test_what_an_error_leaves_of_a_record_is_cut_off(path, writer, record, monkeypatch):
-    write = os.pwrite
+    write = files.pwrite
 
     def full(file, data, at):
         parts = [data] if isinstance(data, bytes) else list(data)
@@ -57,8 +58,8 @@ def test_what_an_error_leaves_of_a_record_is_cut_off(path, writer, record, monke
 
     writer.append(*RECORDS[0])
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
-        patch.setattr(os, "pwritev", full)
+        patch.setattr(record_log, "pwrite", full)
+        patch.setattr(record_log, "pwritev", full)
         with pytest.raises(OSError, match="No space"):
             writer.append(*record)
     assert read(path) == RECORDS[:1]

@@ -85,7 +85,6 @@ def test_errors_are_those_of_the_cpu():
             lambda: whole.add_(0.5),
             lambda: torch.ones(1, 4, device=device).add_(x),
             lambda: torch.sub(x > 0, x > 0),
-            lambda: whole.remainder(0).cpu(),
             lambda: torch.add(x, x, out=torch.empty(3, 4, dtype=torch.int64, device=device)),
         ):
             with pytest.raises(RuntimeError) as raised:
@@ -93,6 +92,15 @@ def test_errors_are_those_of_the_cpu():
             yield type(raised.value), str(raised.value).split("\n")[0]
 
     assert list(on(DEVICE)) == list(on("cpu"))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):  # where its value is wanted, if its signature is known
+        torch.ones(3, 4, dtype=torch.int64, device=DEVICE).remainder(0).cpu()
+
+
+def test_the_target_is_returned_whatever_the_call_before_named_twice():
+    x = torch.ones(3, 4, device=DEVICE)
+    assert torch.neg(x, out=x) is x
+    other = x[:]
+    assert torch.neg(x, out=other) is other
 
 
 def test_a_gradient_unlike_its_input_is_refused_at_the_op():

@@ -99,7 +99,7 @@ def test_many_failures_neither_hang_nor_pile_up(x, monkeypatch):
     with pytest.raises(djinn.RemoteIndexError, match=f"{__file__}:"):
         kept[-1].cpu()
     session = open_session()
-    assert len(session.replies.reader.failures._unseen) <= 64
+    assert len(session.replies.reader.failures.unseen) <= 64
     assert len(session.replies.reader.failures._programs) <= 64
     with pytest.raises(djinn.RemoteIndexError):
         djinn.synchronize()

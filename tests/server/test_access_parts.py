@@ -19,6 +19,7 @@ from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Limits
+from djinn_core.launch import token_table
 from djinn_core.launch.tls_transports import under_tls
 from djinn_core.launch.token_table import change_table, create, read_table
 from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
@@ -58,7 +59,7 @@ def test_a_file_that_others_can_read_is_refused(tmp_path):
 def test_a_file_of_roots_may_be_read_by_the_group_of_the_server(tmp_path, monkeypatch):
     table = tmp_path / "tokens.json"
     make_token(table, "alice")
-    monkeypatch.setattr(os, "getuid", lambda: 10001)  # as a kubelet mounts a secret for this user
+    monkeypatch.setattr(token_table, "user_id", lambda: 10001)  # as a kubelet mounts a secret for this user
     if table.stat().st_uid != 0:
         pytest.skip("files of root's are made by root alone")
     table.chmod(0o440)

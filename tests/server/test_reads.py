@@ -93,7 +93,7 @@ def test_what_does_not_use_a_slow_value_does_not_wait(source, reads):
     finish(reads, SLOW)
     assert values[SLOW].equal(TENSORS["slow"])
     assert AGAIN not in values
-    assert len(reads) == reads.left() == 0
+    assert len(reads.reading) == reads.left() == 0
     assert reads.next_of() is None
 
 

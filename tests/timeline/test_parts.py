@@ -99,10 +99,11 @@ def test_modules_follow_from_what_was_entered_and_left():
     names, calls = ModuleNames(), ForwardCalls()
     names.met(net)
     outer, inner = weakref.ref(net), weakref.ref(net[0])
-    calls.append(7, (outer, None))
-    calls.append(9, None)
+    first = 1 << 40  # of autograd nodes: no other thread of the tests has such numbers
+    calls.append(first, (outer, None))
+    calls.append(first + 2, None)
     moments = [0.0, None, 1.0, outer, 2.0, inner, 3.0, None, 4.0, None]
-    moments += [5.0, BACKWARD, 6.0, 8, 6.5, outer, 6.6, None, 7.0, 20, 8.0, None]
+    moments += [5.0, BACKWARD, 6.0, first + 1, 6.5, outer, 6.6, None, 7.0, first + 9, 8.0, None]
     found = [(moment, found) for moment, _, found in module_changes(moments, calls, names)]
     root, back = ("Sequential",), (BACKWARD,)
     assert found[:5] == [(1.0, root), (2.0, (*root, "0")), (3.0, root), (4.0, ()), (5.0, back)]

@@ -56,7 +56,7 @@ class _Apart(GroupingRecorder):
     def prepare(self) -> None:
         """Nothing is needed for a plan."""
 
-    def ask(self, ask: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
+    def ask_unseen(self, ask: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
         """Refused.
 
         Raises:
@@ -66,7 +66,7 @@ class _Apart(GroupingRecorder):
 
     def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> NoReturn:  # noqa: ARG002 - as above
         """As `ask`."""
-        self.ask(SyncRequest())
+        self.ask_unseen(SyncRequest())
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> NoReturn:  # noqa: ARG002 - as above
         """Refused.

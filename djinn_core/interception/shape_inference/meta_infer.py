@@ -7,7 +7,7 @@ guessed from the schema.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -184,7 +184,8 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
     result = made.meta if target is not None or not signature.orders else laid_out(made.meta, signature.orders[0])
     same = alias = -1
     if target is not None:
-        same = next(i for i, o in enumerate(operands) if o is target)
+        # By place and not by object: the next call of this form may name the same memory by two objects, and returns the target's.
+        same = _place_of_target(args, kwargs)
         alias = next(i for i, o in enumerate(operands) if o.remote.storage is target.remote.storage)
     return Call(
         signature=signature,
@@ -200,6 +201,15 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
         changes=() if target is None or made.meta is before[same] else ((same, made.meta),),
         nbytes=(0 if target is not None else made.meta.nbytes,),
     )
+
+
+def _place_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """The place, among the operands, of the one that an op writes in place or as `out`."""
+    if "out" not in kwargs:
+        return 0
+    names = list(kwargs)
+    before = (*args, *[kwargs[name] for name in names[: names.index("out")]])
+    return sum(isinstance(value, LazyTensor) for value in before)
 
 
 def _refused_scalar(func: Any, meta_args: Sequence[Any], meta_kwargs: dict[str, Any]) -> RuntimeError | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import torch.backends.cuda
 import torch.backends.cudnn
+import torch.utils.flop_counter  # which warns that there is no Triton where PyTorch says it has CUDA: before it does
 
 from djinn_cuda_facade.module import no, yes
 

@@ -1,0 +1,37 @@
+"""Transports that both ends have to name, as UCX, which does not encrypt: they are used where they are named and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from djinn.testing import self_signed_tls
+from djinn_core.launch.addresses import parse_url
+from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses, in_places
+from djinn_core.launch.tls_transports import with_tls
+from djinn_core.runtime.connecting.dialling import _believed
+from djinn_tcp import TcpTransport
+from djinn_ucx import UcxTransport
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
+def test_a_server_listens_only_where_it_is_named(tmp_path, secured):
+    tls = self_signed_tls(tmp_path) if secured else None
+    transports = (UcxTransport(), TcpTransport())
+    tcp, ucx = ("tcps", "ucxs") if secured else ("tcp", "ucx")
+
+    def listening(places):
+        return [one.transport.name for one in in_places(transports, tls, places)]
+
+    assert listening(ListenAddresses()) == [tcp]
+    assert listening(ListenAddresses(given={"ucx": ListenAddress(port=5560)})) == [ucx, tcp]
+
+
+def test_a_client_follows_its_address_only_if_it_was_named(tmp_path):
+    transports = with_tls((UcxTransport(), TcpTransport()), self_signed_tls(tmp_path))
+    urls = ("ucxs://10.0.0.5:1", "tcps://10.0.0.5:2")
+
+    def believed(reached):
+        return list(_believed(urls, parse_url(reached), transports, elsewhere=False))
+
+    assert believed("tcps://gpu:5556") == ["tcps://gpu:2"]
+    assert believed("ucxs://gpu:5560") == ["ucxs://gpu:1", "tcps://gpu:2"]
