@@ -161,7 +161,7 @@ djinn.register_init_hook(lambda: begun.append("late"))  # at once, since a sessi
 assert begun == [1.0, "late"], begun
 print("once")
 
-from djinn_core.runtime import client
+from djinn_core.runtime import attaching
 
 def late():
     try:
@@ -169,7 +169,7 @@ def late():
     except djinn.SessionLost as error:
         print("late:", error)
 
-atexit.unregister(client._at_exit)
+atexit.unregister(attaching._at_exit)
 atexit.register(late)
 atexit.register(client._at_exit)  # the last that is registered runs first
 """
