@@ -63,8 +63,9 @@ def _load() -> None:
 
 
 def _loaded() -> ModuleType | None:
-    """The client, if it was imported."""
-    return sys.modules.get(_CLIENT)
+    """The client, if it was imported. While a thread imports it, there is none: nor is there a session."""
+    client = sys.modules.get(_CLIENT)
+    return client if hasattr(client, "become_runtime") else None  # defined last
 
 
 def _start() -> Runtime:
@@ -108,7 +109,7 @@ def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> No
 
 def _after_fork() -> None:
     client = _loaded()
-    if client is not None and hasattr(client, "after_fork"):  # while a thread imports it, there is no session
+    if client is not None:
         client.after_fork()
     recorders.forget_everything()
 

@@ -171,7 +171,7 @@ def late():
 
 atexit.unregister(attaching._at_exit)
 atexit.register(late)
-atexit.register(client._at_exit)  # the last that is registered runs first
+atexit.register(attaching._at_exit)  # the last that is registered runs first
 """
 
 SCRIPTS = {name: script for name, script in list(globals().items()) if isinstance(script, str) and name.isupper()}
