@@ -194,7 +194,7 @@ def many_sessions(count: int = 1000) -> dict[str, float]:
     for past in history._points.values():  # noqa: SLF001 - a day takes 17,280 statuses: its points are closed one by one
         for point in list(past.hour):
             past.add(point)
-            past.close()
+            past.close(int(point[0]))
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     kept = sum(len(past.hour) + len(past.day) for past in history._points.values())  # noqa: SLF001
