@@ -72,7 +72,7 @@ def test_transports(run):
 
 
 def test_weights_that_the_server_reads(run):
-    assert_met(run("bench_weights", "first_token", "second_session", "bytes"), "bytes")
+    assert_met(run("bench_weights", "second_session", "bytes"), "bytes")
 
 
 def test_models(run):
