@@ -31,7 +31,7 @@ from djinn_core.net.tls_contexts import check_fingerprint, client_context, serve
 from djinn_core.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
 from djinn_core.printable import printable
 from djinn_core.system.tcp import DONTWAIT, READABLE, Poll, keep_alive, poller, wait_in_kernel
-from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame
+from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame, flatten
 
 __all__ = [
     "DONTWAIT",
@@ -65,6 +65,7 @@ __all__ = [
     "client_context",
     "dial_tls",
     "encode_frame",
+    "flatten",
     "get_logger",
     "held",
     "is_called",

@@ -38,9 +38,8 @@ def run(*command: object, umask: int = -1, cwd: Path | None = None, seconds: flo
             umask=umask,
         )
     except subprocess.TimeoutExpired as error:
-        raise StepError(
-            f"{shown}\ndid not end in {seconds:g} s. It printed: {str(error.stdout or '')[-2000:]}"
-        ) from error
+        printed = (error.stdout or b"").decode(errors="replace")  # bytes here, also with `text`
+        raise StepError(f"{shown}\ndid not end in {seconds:g} s. It printed: {printed[-2000:]}") from error
     if done.returncode:
         raise StepError(f"{shown}\n{done.stdout[-5000:]}")
     return done.stdout

@@ -103,11 +103,19 @@ def test_modules_follow_from_what_was_entered_and_left():
     calls.append(first, (outer, None))
     calls.append(first + 2, None)
     moments = [0.0, None, 1.0, outer, 2.0, inner, 3.0, None, 4.0, None]
-    moments += [5.0, BACKWARD, 6.0, first + 1, 6.5, outer, 6.6, None, 7.0, first + 9, 8.0, None]
+    moments += [5.0, BACKWARD, 6.0, first + 1, 6.5, outer, 6.6, None, 6.7, inner, 6.8, None, 7.0, first + 9, 8.0, None]
     found = [(moment, found) for moment, _, found in module_changes(moments, calls, names)]
     root, back = ("Sequential",), (BACKWARD,)
     assert found[:5] == [(1.0, root), (2.0, (*root, "0")), (3.0, root), (4.0, ()), (5.0, back)]
-    assert found[5:] == [(6.0, back + root), (6.5, back + root + root), (6.6, back + root), (7.0, back), (8.0, ())]
+    assert found[5:] == [
+        (6.0, back + root),
+        (6.5, back + root + root),
+        (6.6, back + root),
+        (6.7, (*back, *root, "0")),
+        (6.8, back + root),
+        (7.0, back),
+        (8.0, ()),
+    ]
 
 
 def test_what_modules_follow_from_is_bounded(monkeypatch):

@@ -37,14 +37,14 @@ class ModuleNames:
         module = reference()
         return type(module).__name__ if module is not None else ""
 
-    def of_node(self, number: int, calls: ForwardCalls) -> tuple[str, ...]:
-        """Names of the modules that an autograd node was made in, from the outermost inwards."""
+    def of_node(self, number: int, calls: ForwardCalls) -> tuple[tuple[str, ...], _Reference | None]:
+        """Names of the modules that an autograd node was made in, from the outermost inwards, and that one; None if there is none."""
         modules = module_chain((number, None, calls))
         if not modules:
-            return ()
+            return (), None
         self.met(modules[0])
         root = weakref.ref(modules[0])
-        return tuple([self.name(root, weakref.ref(module)) for module in modules])
+        return tuple([self.name(root, weakref.ref(module)) for module in modules]), root
 
     def of_call(self, call: ModuleCall | None) -> tuple[str, ...]:
         """Names of the modules that a call is inside of; `BACKWARD` before those of a backward pass."""
@@ -52,8 +52,9 @@ class ModuleNames:
         while call is not None and not isinstance(call[0], int):
             inner.append(call[0])
             call = call[1]
-        around = (BACKWARD, *self.of_node(call[0], call[2])) if call is not None and len(call) == 3 else ()
-        return (*around, *filter(None, (self.name(inner[-1], one) for one in reversed(inner))))
+        around, root = self.of_node(call[0], call[2]) if call is not None and len(call) == 3 else ((), None)
+        names = filter(None, (self.name(root or inner[-1], one) for one in reversed(inner)))
+        return (*((BACKWARD,) if call is not None else ()), *around, *names)
 
 
 def module_changes(
@@ -81,8 +82,10 @@ def module_changes(
         else:
             keys, around, root = open_[-1]
             if isinstance(what, int):
-                inner = names.of_node(what, calls)
-                open_.append(((*keys, *inner), (*around, *inner), None))
+                inner, root = names.of_node(
+                    what, calls
+                )  # what checkpoints compute again has its names below the same root
+                open_.append(((*keys, *inner), (*around, *inner), root))
             elif isinstance(what, str):
                 open_.append(((*keys, place), (*around, what), None))
             else:

@@ -358,7 +358,7 @@ def platform_options(survey: Survey, python: Python) -> list[str]:
     """Options with which pip downloads for the remote machine: its Python, and every manylinux tag that its C library allows."""
     major, minor = python.minor
     libc = survey.libc.rpartition(".")[2]
-    newest = int(libc) if survey.libc.startswith("glibc 2.") and libc.isdigit() else 17
+    newest = int(libc) if survey.libc.startswith("glibc 2.") and libc.isdecimal() else 17
     tags = [f"manylinux_2_{number}_{survey.machine}" for number in range(newest, 4, -1)]
     tags += [f"manylinux2014_{survey.machine}", f"manylinux1_{survey.machine}"]
     return [

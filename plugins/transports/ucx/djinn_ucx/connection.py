@@ -14,7 +14,6 @@ from typing import Final
 import attrs
 
 from djinn.transports import (
-    Buffer,
     Frame,
     Limits,
     LinkFacts,
@@ -22,6 +21,7 @@ from djinn.transports import (
     SocketConnection,
     TransportError,
     allocate,
+    flatten,
     get_logger,
     held,
 )
@@ -119,7 +119,7 @@ class UcxConnection:
 
     def send(self, frame: Frame) -> None:
         """As `Connection.send`. Ctrl-C ends the connection if the other end does not take in a large buffer within a second."""
-        views = [_flat(buffer) for buffer in frame.body]
+        views = [flatten(buffer) for buffer in frame.body]
         self._limits.check(len(frame.head), len(views), sum(map(len, views)))
         with held, self._sending:
             self._check_sending()
@@ -292,13 +292,3 @@ class UcxConnection:
                 raise TransportError("interrupted while the other end took in nothing")
 
         return look
-
-
-def _flat(buffer: Buffer) -> memoryview:
-    """The bytes of `buffer`, without copying them."""
-    view = memoryview(buffer)
-    if not view.nbytes:
-        return memoryview(b"")
-    if not view.c_contiguous:
-        raise ProtocolError(f"a buffer of shape {view.shape} is not contiguous; copy it before sending")
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
