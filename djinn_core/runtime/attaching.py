@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from djinn_core.config import resolve
 from djinn_core.errors import DjinnError
@@ -21,12 +21,13 @@ from djinn_core.interception.runtime_interface import Runtime, port
 from djinn_core.interrupts import handle_interrupts, warn_without_lock
 from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import RUN, PluginCandidate, integrating
-from djinn_core.system.processes import in_forked_child
+from djinn_core.system.processes import NoFork, in_forked_child
 
 if TYPE_CHECKING:
     from djinn_core.wire.messages import DeviceInfo
 
 _CLIENT = "djinn_core.runtime.client"
+_IMPORTING: Final = NoFork(longest=20.0)  # a child would wait for ever for the thread that imports the client
 
 log = get_logger("djinn.client")
 
@@ -45,6 +46,7 @@ def attach() -> None:
     port.describe = _describe
     port.device_count = _device_count
     port.counts_when_open = _counts_when_open
+    _IMPORTING.register()
     in_forked_child(_after_fork)
     atexit.register(_at_exit)
     if _starts_at_import():
@@ -56,7 +58,7 @@ def attach() -> None:
 
 def _load() -> None:
     """Import the client, which becomes the runtime of the device in place of the functions here."""
-    with collect_later:  # each collection would look at all that PyTorch has made, up to 0.15 s
+    with _IMPORTING, collect_later:  # each collection would look at all that PyTorch has made, up to 0.15 s
         from djinn_core.runtime import client
     if port.start is _start:
         client.become_runtime()
@@ -101,7 +103,7 @@ def _counts_when_open() -> bool:
 def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> None:
     """Load the plugins that name `library`, which is being imported, or was."""
     del library
-    with collect_later:
+    with _IMPORTING, collect_later:
         from djinn_core.runtime import client, integrations
 
     integrations.integrate_candidates(client.context, candidates)

@@ -74,6 +74,46 @@ def in_forked_child(function: Callable[[], object]) -> None:
         register(after_in_child=function)
 
 
+class NoFork:
+    """Context manager: while a thread is inside, another thread that forks waits for it. Threads inside do not wait for each other.
+
+    For what a child could never finish, such as an import that a thread of the parent has begun.
+
+    Args:
+        longest: seconds that a fork waits at most: the thread inside may itself wait for the one that forks.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._changed = threading.Condition()
+        self._inside: list[int] = []
+
+    def register(self) -> None:
+        """Have this process and its children wait; once."""
+        register = getattr(os, "register_at_fork", None)
+        if register is not None:
+            register(before=self._wait, after_in_parent=self._changed.release, after_in_child=self._forget_others)
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._inside.append(threading.get_ident())
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._inside.remove(threading.get_ident())
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        self._changed.acquire()  # until the fork is done: no thread enters in between
+        own = threading.get_ident()
+        self._changed.wait_for(lambda: all(thread == own for thread in self._inside), self._longest)
+
+    def _forget_others(self) -> None:
+        own = threading.get_ident()
+        self._inside = [thread for thread in self._inside if thread == own]
+        self._changed.release()
+
+
 class ThreadTimes:
     """Processor time of another process, in nanoseconds' detail. Linux alone tells it: psutil knows hundredths of a second."""
 

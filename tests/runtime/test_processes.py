@@ -202,3 +202,35 @@ def test_a_program_ends_quietly_that(programs, program, status, printed):
     done = programs[program].result()
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
     assert done.stdout.startswith(printed)
+
+
+FORKS_BESIDE_AN_IMPORT = """\
+import os, sys, threading, time
+from djinn_core.system.processes import NoFork
+no_fork, begun, done = NoFork(longest=200), threading.Event(), []
+no_fork.register()
+
+def load():
+    with no_fork:
+        begun.set()
+        time.sleep(0.3)
+        done.append("imported")
+
+thread = threading.Thread(target=load)
+thread.start()
+begun.wait()
+if (child := os.fork()) == 0:
+    with no_fork:  # neither the parent's thread nor the fork is inside any more
+        os._exit(3 if done else 4)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+with no_fork:  # the thread that forks may itself be inside
+    if (child := os.fork()) == 0:
+        os._exit(0)
+os.waitpid(child, 0)
+print(done)
+"""
+
+
+def test_a_fork_waits_for_a_thread_that_imports(python, plain_environment):
+    done = python.run("-c", FORKS_BESIDE_AN_IMPORT, env=plain_environment)
+    assert (done.returncode, done.stdout) == (0, "['imported']\n"), done.stderr
