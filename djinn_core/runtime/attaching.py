@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any
+
+import attrs
 
 from djinn_core.config import resolve
 from djinn_core.errors import DjinnError
@@ -17,14 +19,11 @@ from djinn_core.interception.install import install
 from djinn_core.interception.libraries.on_import import call_on_import
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
-from djinn_core.interception.runtime_interface import Runtime, port
+from djinn_core.interception.runtime_interface import NO_RUNTIME, RuntimeFunctions, port
 from djinn_core.interrupts import handle_interrupts, warn_without_lock
 from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import RUN, PluginCandidate, integrating
 from djinn_core.system.processes import in_forked_child
-
-if TYPE_CHECKING:
-    from djinn_core.wire.messages import DeviceInfo
 
 _CLIENT = "djinn_core.runtime.client"
 
@@ -39,12 +38,8 @@ def attach() -> None:
             call_on_import(library, partial(_integrate, candidates))
     handle_interrupts()
     warn_without_lock()
-    port.start = _start
-    port.is_available = _is_available
-    port.prepare = _prepare
-    port.describe = _describe
-    port.device_count = _device_count
-    port.counts_when_open = _counts_when_open
+    port.take(RuntimeFunctions(**{field.name: _loading(field.name) for field in attrs.fields(RuntimeFunctions)}))
+    port.is_open = NO_RUNTIME.is_open  # while the client is not imported
     in_forked_child(_after_fork)
     atexit.register(_at_exit)
     if _starts_at_import():
@@ -58,44 +53,24 @@ def _load() -> None:
     """Import the client, which becomes the runtime of the device in place of the functions here."""
     with collect_later:  # each collection would look at all that PyTorch has made, up to 0.15 s
         from djinn_core.runtime import client
-    if port.start is _start:
+    if port.is_open is NO_RUNTIME.is_open:
         client.become_runtime()
+
+
+def _loading(name: str) -> Callable[..., Any]:
+    """Stand-in for the runtime's function `name`: it imports the client, which takes its place, and calls the client's."""
+
+    def call(*arguments: Any) -> Any:
+        _load()
+        return getattr(port, name)(*arguments)
+
+    return call
 
 
 def _loaded() -> ModuleType | None:
     """The client, if it was imported. While a thread imports it, there is none: nor is there a session."""
     client = sys.modules.get(_CLIENT)
     return client if hasattr(client, "become_runtime") else None  # defined last
-
-
-def _start() -> Runtime:
-    _load()
-    return port.runtime()
-
-
-def _is_available() -> bool:
-    _load()
-    return port.is_available()
-
-
-def _prepare() -> None:
-    _load()
-    port.prepare()
-
-
-def _describe(index: int) -> tuple[str, DeviceInfo]:
-    _load()
-    return port.describe(index)
-
-
-def _device_count() -> int:
-    _load()
-    return port.device_count()
-
-
-def _counts_when_open() -> bool:
-    _load()
-    return port.counts_when_open()
 
 
 def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> None:
