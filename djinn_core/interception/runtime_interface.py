@@ -276,16 +276,9 @@ class RuntimeFunctions:
     is_open: Callable[[], bool]  # taken last: where it is the client's, all are
 
 
-NO_RUNTIME = RuntimeFunctions(
-    start=None,
-    is_available=lambda: True,
-    prepare=lambda: None,
-    device_count=lambda: 1,
-    counts_when_open=lambda: False,
-    describe=lambda _: ("", DeviceInfo("", "")),
-    residence=lambda *_: "",
-    is_open=lambda: False,
-)
+def no_session() -> bool:
+    """False: `Port.is_open` while there is no client."""
+    return False
 
 
 @attrs.define
@@ -341,4 +334,13 @@ class Port(RuntimeFunctions):
         return self.start()
 
 
-port = Port(**attrs.asdict(NO_RUNTIME, recurse=False))
+port = Port(
+    start=None,
+    is_available=lambda: True,
+    prepare=lambda: None,
+    device_count=lambda: 1,
+    counts_when_open=lambda: False,
+    describe=lambda _: ("", DeviceInfo("", "")),
+    residence=lambda *_: "",
+    is_open=no_session,
+)

@@ -19,7 +19,7 @@ from djinn_core.interception.install import install
 from djinn_core.interception.libraries.on_import import call_on_import
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
-from djinn_core.interception.runtime_interface import NO_RUNTIME, RuntimeFunctions, port
+from djinn_core.interception.runtime_interface import RuntimeFunctions, no_session, port
 from djinn_core.interrupts import handle_interrupts, warn_without_lock
 from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import RUN, PluginCandidate, integrating
@@ -39,7 +39,7 @@ def attach() -> None:
     handle_interrupts()
     warn_without_lock()
     port.take(RuntimeFunctions(**{field.name: _loading(field.name) for field in attrs.fields(RuntimeFunctions)}))
-    port.is_open = NO_RUNTIME.is_open  # while the client is not imported
+    port.is_open = no_session
     in_forked_child(_after_fork)
     atexit.register(_at_exit)
     if _starts_at_import():
@@ -53,8 +53,11 @@ def _load() -> None:
     """Import the client, which becomes the runtime of the device in place of the functions here."""
     with collect_later:  # each collection would look at all that PyTorch has made, up to 0.15 s
         from djinn_core.runtime import client
-    if port.is_open is NO_RUNTIME.is_open:
+    if port.is_open is no_session:
         client.become_runtime()
+        for library, candidates in integrating().items():
+            if library in sys.modules:  # those that were imported meanwhile; integrating once more does nothing
+                _integrate(candidates, sys.modules[library])
 
 
 def _loading(name: str) -> Callable[..., Any]:
@@ -76,6 +79,10 @@ def _loaded() -> ModuleType | None:
 def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> None:
     """Load the plugins that name `library`, which is being imported, or was."""
     del library
+    if (
+        _CLIENT in sys.modules and _loaded() is None
+    ):  # the client, which is being imported, imports it itself: `_load` comes back to it
+        return
     with collect_later:
         from djinn_core.runtime import client, integrations
 

@@ -323,6 +323,10 @@ def import_djinn():
             importlib.import_module(found.name)
     for point in importlib.metadata.entry_points(group="djinn"):
         importlib.import_module(point.module)
+    from djinn_core.plugins import discovery
+
+    discovery.installed()  # forks know what is installed
+    discovery.integrating()
     role._role = "client"
     device = sys.modules.pop("djinn")
     sys.meta_path.insert(0, ImportedBefore({"djinn": device}, lambda: device.__spec__.loader.exec_module(device)))
