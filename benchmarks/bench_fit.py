@@ -26,10 +26,7 @@ from typing import Any
 
 import attrs
 import torch
-from serving import server, url_of
-
-import djinn
-from djinn_core.launch.connection_file import write_connection_file
+from serving import connected_by_file
 
 HERE = Path(__file__).resolve().parent
 DEVICE = "remote_accelerator:0"
@@ -118,13 +115,11 @@ SHORT = ("llama, batch 1", "resnet", "gpt2, SGD")
 
 
 @attrs.frozen
-class Result:
-    """Bytes that were predicted and measured, and the parts of the prediction."""
+class Prediction:
+    """A figure that `djinn plan` predicted, and the measured one."""
 
-    predicted: int
-    measured: int
-    parts: Mapping[str, int]
-    seconds: float
+    predicted: float
+    measured: float
 
     @property
     def ratio(self) -> float:
@@ -132,24 +127,24 @@ class Result:
         return self.predicted / self.measured
 
 
+@attrs.frozen
+class Memory(Prediction):
+    """Bytes that were predicted and measured, and the parts of the prediction."""
+
+    parts: Mapping[str, int]
+    seconds: float
+
+
 @contextlib.contextmanager
 def counting() -> Iterator[Path]:
-    """A server whose device counts, as long as the block lasts, and this process as its client; gives its connection file."""
+    """A server whose device counts, and this process as its client, as long as the block lasts; gives a connection file."""
     plugins = sorted({point.name for point in importlib.metadata.entry_points(group="djinn")})
     environment = {
         "DJINN_CONFIG": os.devnull, "DJINN_PLUGINS": ",".join([*plugins, "counted_cpu"]), "PYTHONWARNINGS": "ignore",
         "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, server(device="counted", environment=environment) as connection:
-        file = Path(folder) / "connection.json"
-        write_connection_file(file, connection)
-        djinn.shut_down()
-        djinn.configure(servers=[url_of(connection)], token=connection.token)
-        try:
-            yield file
-        finally:
-            djinn.shut_down()
-            djinn.configure()
+    with connected_by_file(device="counted", environment=environment) as file:
+        yield file
 
 
 def predicted(config: Any, one: Case, connection_file: Path) -> Mapping[str, Any]:
@@ -200,7 +195,7 @@ def run(model: torch.nn.Module, one: Case) -> None:
             loss.item()
 
 
-def measure(one: Case) -> Result:
+def measure(one: Case) -> Memory:
     """Ask about a model, then run it."""
     began = time.perf_counter()
     torch.manual_seed(0)
@@ -209,7 +204,7 @@ def measure(one: Case) -> Result:
         told = predicted(config, one, file)
         run(model, one)
         most = int(torch.remote_accelerator.max_memory_allocated())
-    return Result(told["needed"], most, told["memory"], time.perf_counter() - began)
+    return Memory(told["needed"], most, told["memory"], time.perf_counter() - began)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,6 @@ time, whatever else the machine does. `wall` is the rate that the program saw, w
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -21,16 +20,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import torch
-from bench_fit import CASES, DEVICE, Case, inputs_of, predicted
-from serving import server, url_of
+from bench_fit import CASES, DEVICE, Case, Prediction, inputs_of, predicted
+from serving import connected_by_file
 
-import djinn
-from djinn_core.launch.connection_file import write_connection_file
 from djinn_core.runtime import client
 from djinn_core.system.processes import ThreadTimes
 
@@ -40,32 +37,10 @@ TOKENS = 16  # by which the longer of two generations is longer
 
 
 @attrs.frozen
-class Rates:
-    """Tokens, inputs or steps a second: predicted, on the device, and with everything."""
+class Rates(Prediction):
+    """Tokens, inputs or steps a second: predicted, measured on the device, and as the program saw it."""
 
-    predicted: float
-    device: float
     wall: float
-
-    @property
-    def ratio(self) -> float:
-        """Predicted by measured."""
-        return self.predicted / self.device
-
-
-@contextlib.contextmanager
-def serving() -> Iterator[Path]:
-    """A server, and this process as its client; gives its connection file."""
-    with tempfile.TemporaryDirectory() as folder, server("--store-gib", "0") as connection:
-        file = Path(folder) / "connection.json"
-        write_connection_file(file, connection)
-        djinn.shut_down()
-        djinn.configure(servers=[url_of(connection)], token=connection.token)
-        try:
-            yield file
-        finally:
-            djinn.shut_down()
-            djinn.configure()
 
 
 def best(run: Callable[[], object]) -> tuple[float, float]:
@@ -146,12 +121,12 @@ def main() -> None:
             if options.only not in name or not (options.all or options.only or name in USUAL):
                 continue
             torch.manual_seed(0)
-            with serving() as file:
+            with connected_by_file("--store-gib", "0") as file:
                 model, config = one.built()
                 told = predicted(config, one, file)
                 rates = found[name] = Rates(told["rate"], *measured(model, one))
             said = " ".join(one.options).replace("--", "").replace("step ", "")
-            numbers = f"{rates.predicted:,.3g} | {rates.device:,.3g} | {rates.ratio:.2f} | {rates.wall:,.3g}"
+            numbers = f"{rates.predicted:,.3g} | {rates.measured:,.3g} | {rates.ratio:.2f} | {rates.wall:,.3g}"
             print(f"| {name} | {said} | {numbers} |", flush=True)
     logs = [math.log(one.ratio) for one in found.values()]
     middle = math.exp(statistics.median(logs))

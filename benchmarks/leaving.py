@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -115,14 +116,18 @@ def files_below(*folders: Path) -> set[str]:
     return {str(path) for folder in folders for path in folder.rglob("*") if "weights" not in path.parts}
 
 
+@functools.cache
+def _transports() -> tuple[Any, ...]:
+    from djinn_core.builtins import builtin_plugins
+    from djinn_core.plugins.registry import Selection, load_registry
+
+    return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports
+
+
 class Peer:
     """A raw client: speaks to the server message by message, and stops anywhere."""
 
     def __init__(self, urls: dict[str, str], token: str, scheme: str) -> None:
-        from djinn_core.builtins import builtin_plugins
-        from djinn_core.plugins.registry import Selection, load_registry
-
-        self._registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
         self.urls, self.token, self.scheme = urls, token, scheme
         self.open: list[Any] = []
         self._sent = 0
@@ -132,7 +137,7 @@ class Peer:
         from djinn_core.hookspecs.transports import Limits
         from djinn_core.launch.addresses import transport_for
 
-        self.open.append(transport_for(url, self._registry.transports).connect(url, Limits(), SECONDS))
+        self.open.append(transport_for(url, _transports()).connect(url, Limits(), SECONDS))
         return self.open[-1]
 
     def hello(self, token: str = "") -> Any:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import djinn
-from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
+from djinn_core.launch.connection_file import ConnectionFile, read_connection_file, write_connection_file
 
 START_SECONDS = 300.0
 Way = Callable[[str], AbstractContextManager[str]]
@@ -64,6 +64,26 @@ def connected(
         djinn.configure(servers=[url], token=serving.token, disable=("local",), **settings)
         try:
             yield
+        finally:
+            djinn.shut_down()
+            djinn.configure()
+
+
+@contextmanager
+def connected_by_file(
+    *arguments: str, device: str = "cpu", environment: Mapping[str, str] | None = None
+) -> Iterator[Path]:
+    """A server, and this process as its client, as long as the block lasts; gives a connection file of it, for commands."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server(*arguments, device=device, environment=environment) as serving,
+    ):
+        file = Path(folder) / "connection.json"
+        write_connection_file(file, serving)
+        djinn.shut_down()
+        djinn.configure(servers=[url_of(serving)], token=serving.token)
+        try:
+            yield file
         finally:
             djinn.shut_down()
             djinn.configure()

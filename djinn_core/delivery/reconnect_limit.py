@@ -10,7 +10,7 @@ BREAKS_LIMIT: Final = 10  # connections that broke before anything was received 
 
 
 class ReconnectLimit:
-    """Counts connections that broke without progress: what is sent over them is what breaks them."""
+    """Counts connections in a row that broke without progress: after many, the frames that are sent are taken for the cause."""
 
     def __init__(self, made: Hashable = 0) -> None:
         """`made`: positions of both ends at the beginning."""

@@ -39,7 +39,7 @@ class RecordWriter:
     """Appends records to an open file, which belongs to its caller. Not thread-safe.
 
     Attributes:
-        size: bytes of the file that are complete records, and of what was before them.
+        size: offset behind the last complete record.
     """
 
     def __init__(self, file: int, size: int) -> None:

@@ -8,13 +8,13 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts
 
 
 class SessionChannel(Connection, Protocol):
-    """A connection that may borrow the memory of frames that it was given, and may go on over another one after a break."""
+    """A connection that may borrow the memory of the frames that it sends, and that may continue over another transport connection after a break."""
 
     def own(self) -> None:
         """Copy what was sent and is still borrowed, since its memory is about to change."""
 
     def expire(self) -> None:
-        """Go on over no further connection; the one that there is goes on."""
+        """Allow no further connection; the present one continues."""
 
 
 class PlainChannel:

@@ -29,7 +29,7 @@ class SnapshotSchedule:
         return time.monotonic() >= (self._due_if_large if large else self._due)
 
     def taken(self, started: float, *, failed: bool = False) -> None:
-        """A snapshot that was begun at `started` is over; one that `failed` would fail again soon."""
+        """Note that a snapshot which began at `started` has ended; after one that `failed`, the next one is not made sooner because the log is large."""
         ended = time.monotonic()
         pause = PAUSE_FACTOR * (ended - started)
         self._due = ended + max(self._seconds, pause)

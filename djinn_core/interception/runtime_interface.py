@@ -253,10 +253,37 @@ def _not_installed(*_: Any) -> NoReturn:
 
 
 @attrs.define
-class Port:
-    """The one object of a process that interception and the runtime meet at: what each sets for the other, and counters.
+class RuntimeFunctions:
+    """Functions of the runtime that interception calls.
 
-    The number of logical devices may be known only when the session is open (`counts_when_open`).
+    Attributes:
+        start: begins the session; None where nothing can run programs.
+        is_available: a session is open or could begin.
+        prepare: called before the first op is recorded; begins a session that could fail to begin.
+        device_count: number of logical devices. counts_when_open: that number is known only when a session is open.
+        describe: the session's name and the physical device of an index.
+        residence: the executor of a storage of a logical device, for people.
+        is_open: a session is open.
+    """
+
+    start: Callable[[], Runtime] | None
+    is_available: Callable[[], bool]
+    prepare: Callable[[], None]
+    device_count: Callable[[], int]
+    counts_when_open: Callable[[], bool]
+    describe: Callable[[int], tuple[str, DeviceInfo]]
+    residence: Callable[[int, int], str]
+    is_open: Callable[[], bool]  # taken last: where it is the client's, all are
+
+
+def no_session() -> bool:
+    """False: `Port.is_open` while there is no client."""
+    return False
+
+
+@attrs.define
+class Port(RuntimeFunctions):
+    """The one object of a process that interception and the runtime meet at: what each sets for the other, and counters.
 
     Attributes:
         dispatch: implementation of `LazyTensor.__torch_dispatch__`. dispatch_layout: that of `PartsTensor`.
@@ -276,14 +303,6 @@ class Port:
     traced_by: list[Callable[..., Any]] = attrs.field(factory=list)
     ending: bool = False
 
-    start: Callable[[], Runtime] | None = None
-    is_open: Callable[[], bool] = lambda: False
-    is_available: Callable[[], bool] = lambda: True
-    prepare: Callable[[], None] = lambda: None  # before the first op is recorded: begins a session that could fail to
-    device_count: Callable[[], int] = lambda: 1
-    counts_when_open: Callable[[], bool] = lambda: False
-    describe: Callable[[int], tuple[str, DeviceInfo]] = lambda _: ("", DeviceInfo("", ""))
-    residence: Callable[[int, int], str] = lambda *_: ""  # of a storage of a logical device: its executor, for people
     checkpoint_instructions: int = 4096
     wait_timeout: float = 0.0  # seconds that any single wait of any thread may take; 0: as long as it takes
     sessions_ended: int = 0
@@ -299,6 +318,11 @@ class Port:
     missing: Mapping[str, str] = attrs.field(factory=dict)  # ops that a server of the session lacks, and which server
     forked: bool = False
 
+    def take(self, functions: RuntimeFunctions) -> None:
+        """Put all functions of the runtime in the place of those from before."""
+        for name, function in attrs.asdict(functions, recurse=False).items():
+            setattr(self, name, function)
+
     def runtime(self) -> Runtime:
         """The runtime, started at the first call.
 
@@ -310,4 +334,13 @@ class Port:
         return self.start()
 
 
-port = Port()
+port = Port(
+    start=None,
+    is_available=lambda: True,
+    prepare=lambda: None,
+    device_count=lambda: 1,
+    counts_when_open=lambda: False,
+    describe=lambda _: ("", DeviceInfo("", "")),
+    residence=lambda *_: "",
+    is_open=no_session,
+)

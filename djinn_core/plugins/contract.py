@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Protocol, get_origin, get_type_hints
 
 from djinn_core.plugins.kinds import Kind
@@ -39,7 +40,7 @@ def _optional_faults(candidate: object, members: Mapping[str, Any]) -> Iterator[
 
 
 def _attribute_faults(candidate: object, protocol: type) -> Iterator[str]:
-    for member, annotation in get_type_hints(protocol).items():
+    for member, annotation in _attributes(protocol).items():
         wanted = get_origin(annotation) or annotation
         if not hasattr(candidate, member):
             yield f"it lacks the attribute `{member}` ({_spelled(annotation)})"
@@ -48,16 +49,26 @@ def _attribute_faults(candidate: object, protocol: type) -> Iterator[str]:
 
 
 def _method_faults(candidate: object, protocol: type) -> Iterator[str]:
-    for member, specified in inspect.getmembers(protocol, inspect.isfunction):
-        if member.startswith("_"):
-            continue
-        expected = inspect.signature(specified)
+    for member, expected in _methods(protocol).items():
         if not callable(method := getattr(candidate, member, None)):
             yield f"it lacks the method `{member}{expected}`"
         elif inspect.iscoroutinefunction(method):
             yield f"its method `{member}` is asynchronous, but is called without await"
         elif not _accepts(method, len(expected.parameters) - 1):
             yield f"its method `{member}{inspect.signature(method)}` must accept `{member}{expected}`"
+
+
+@cache
+def _attributes(protocol: type) -> Mapping[str, Any]:
+    """Types of the attributes of a Protocol."""
+    return get_type_hints(protocol)
+
+
+@cache
+def _methods(protocol: type) -> Mapping[str, inspect.Signature]:
+    """Signatures of the methods of a Protocol."""
+    functions = inspect.getmembers(protocol, inspect.isfunction)
+    return {name: inspect.signature(function) for name, function in functions if not name.startswith("_")}
 
 
 def _accepts(method: Callable[..., Any], count: int) -> bool:

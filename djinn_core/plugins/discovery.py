@@ -11,7 +11,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -58,15 +58,41 @@ class PluginCandidate:
 
 def installed(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> tuple[PluginCandidate, ...]:
     """The plugins that installed distributions offer (or that `entry_points` name), by name, then by distribution."""
-    if entry_points is None:
-        entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-    found = [
-        PluginCandidate(
-            point.name, *_origin(point.dist), partial(importlib.metadata.EntryPoint.load, point), module=point.module
-        )
-        for point in entry_points
-    ]
+    found = _offered() if entry_points is None else map(_candidate, entry_points)
     return tuple(sorted(found, key=lambda candidate: (candidate.name, candidate.distribution)))
+
+
+def _offered() -> Iterator[PluginCandidate]:
+    """The plugins of installed distributions; one that lies on the import path twice counts where it comes first."""
+    places: dict[str, str] = {}
+    for place, changed in map(_state_of, sys.path):
+        for candidate in _offered_in(place, changed):
+            if places.setdefault(candidate.distribution, place) == place:
+                yield candidate
+
+
+@lru_cache(maxsize=64)
+def _offered_in(place: str, changed: int) -> tuple[PluginCandidate, ...]:
+    """The plugins of the distributions in a folder, or a zip file, that was `changed` last at that time: installing changes it."""
+    del changed
+    found = importlib.metadata.distributions(path=[place])
+    points = (point for one in found for point in one.entry_points.select(group=ENTRY_POINT_GROUP))
+    return tuple(map(_candidate, points))
+
+
+def _candidate(point: importlib.metadata.EntryPoint) -> PluginCandidate:
+    return PluginCandidate(
+        point.name, *_origin(point.dist), partial(importlib.metadata.EntryPoint.load, point), module=point.module
+    )
+
+
+def _state_of(place: str) -> tuple[str, int]:
+    """An entry of the import path, and when it changed last."""
+    place = place or "."
+    try:
+        return os.path.abspath(place), os.stat(place).st_mtime_ns  # noqa: PTH100, PTH116 - faster
+    except OSError:  # it is not there, or the current folder is gone
+        return place, 0
 
 
 def of_another_release(distribution: str, version: str) -> str:
@@ -96,22 +122,32 @@ def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
 
 def _folders_naming(group: str) -> Iterator[Path]:
     """Metadata folders of installed distributions with entry points of a group."""
-    for place in sys.path:
-        try:
-            names = os.listdir(place or ".")  # noqa: PTH208 - faster
-        except OSError:  # a zip file, or nothing
-            continue
-        for name in names:
-            if name.endswith((".dist-info", ".egg-info")):
-                with contextlib.suppress(OSError), open(f"{place or '.'}/{name}/entry_points.txt", "rb") as file:  # noqa: PTH123 - faster
-                    if group.encode() in file.read():
-                        yield Path(place, name)
+    for place, changed in map(_state_of, sys.path):
+        yield from _folders_in(place, changed, group)
+
+
+@lru_cache(maxsize=64)
+def _folders_in(place: str, changed: int, group: str) -> tuple[Path, ...]:
+    """Those of them in a folder that was `changed` last at that time."""
+    del changed
+    found = []
+    try:
+        names = os.listdir(place)  # noqa: PTH208 - faster
+    except OSError:  # a zip file, or nothing
+        return ()
+    for name in names:
+        if name.endswith((".dist-info", ".egg-info")):
+            with contextlib.suppress(OSError), open(f"{place}/{name}/entry_points.txt", "rb") as file:  # noqa: PTH123 - faster
+                if group.encode() in file.read():
+                    found.append(Path(place, name))
+    return tuple(found)
 
 
 def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
     """The plugins that are part of Djinn, in the order in which they are given."""
+    version = _core_version()
     return tuple(
-        PluginCandidate(name, CORE_DISTRIBUTION, _core_version(), partial(_given, plugin), builtin=True)
+        PluginCandidate(name, CORE_DISTRIBUTION, version, partial(_given, plugin), builtin=True)
         for name, plugin in builtins.items()
     )
 
@@ -183,7 +219,10 @@ def _importable(name: str) -> bool:
 
 
 def _origin(distribution: importlib.metadata.Distribution | None) -> tuple[str, str]:
-    return (distribution.name, distribution.version) if distribution else ("", "")
+    if distribution is None:
+        return "", ""
+    metadata = distribution.metadata  # it is read each time
+    return metadata["Name"], metadata["Version"]
 
 
 def _origin_of_module(module: str) -> tuple[str, str]:

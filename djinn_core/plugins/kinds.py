@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from types import ModuleType
 from typing import Any, Final, get_type_hints
 
@@ -42,13 +43,18 @@ class Kind:
     @property
     def optional_members(self) -> dict[str, Any]:
         """Types of the attributes that objects of the kind may have, by name."""
-        return get_type_hints(vars(self.specification)[self.optional]) if self.optional else {}
+        return _types_of(vars(self.specification)[self.optional]) if self.optional else {}
 
     @property
     def protocol(self) -> type:
         """The type that each object of the kind must satisfy: a Protocol, or a class of another library."""
         found: type = vars(self.specification)[self.wanted]
         return found
+
+
+@cache
+def _types_of(protocol: type) -> dict[str, Any]:
+    return get_type_hints(protocol)
 
 
 KINDS: Final[tuple[Kind, ...]] = (

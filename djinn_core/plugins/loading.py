@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import attrs
@@ -24,19 +24,31 @@ from djinn_core.plugins.report import log
 from djinn_core.plugins.settings import Declared, read_settings
 
 _HOOKS: Final = frozenset(kind.hook for kind in KINDS)
+_COMMAND_HOOKS: Final = frozenset(kind.hook for kind in KINDS if kind.name in COMMAND_KINDS)
+_HOOKABLE: Final = (FunctionType, MethodType, staticmethod, classmethod)  # what pluggy takes for a hook
 
 
 @cache
-def _specifications(commands_only: bool) -> ModuleType:
-    """All hooks and nothing else: pluggy looks at each name of a module, for each plugin again.
+def _specifications(hooks: frozenset[str]) -> ModuleType:
+    """These hooks and nothing else: pluggy looks at each name of a module, for each plugin again.
 
-    Where nothing but commands is looked for, the hook of commands alone: what declares the others imports PyTorch.
+    What declares most hooks imports PyTorch; what declares the hook of commands does not.
     """
-    hooks = ModuleType("djinn_core.hookspecs.hooks")
+    found = ModuleType("djinn_core.hookspecs.hooks")
     for kind in KINDS:
-        if kind.name in COMMAND_KINDS or not commands_only:
-            setattr(hooks, kind.hook, getattr(kind.specification, kind.hook))
-    return hooks
+        if kind.hook in hooks:
+            setattr(found, kind.hook, getattr(kind.specification, kind.hook))
+    return found
+
+
+class _Manager(pluggy.PluginManager):
+    """Manager of one plugin. Of a module, it looks at functions alone: pluggy's way of looking takes long for each other name."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        """Options of the hook that the plugin implements under a name; None if it is no hook."""
+        if isinstance(plugin, ModuleType) and not isinstance(vars(plugin).get(name), _HOOKABLE):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
 
 
 class HookError(PluginError):
@@ -68,7 +80,7 @@ def load(
     try:
         plugin = _import(candidate)
         _check_version(plugin)
-        manager = _manager(candidate, plugin, _specifications(commands_only=COMMAND_KINDS.issuperset(kinds)), trace)
+        manager = _manager(candidate, plugin, _COMMAND_HOOKS if COMMAND_KINDS.issuperset(kinds) else _HOOKS, trace)
         implemented = tuple(kind for kind in KINDS if _implementations(manager, kind))
         settings = read_settings(plugin, candidate.name, given)
         asked = [kind for kind in implemented if kind.name in kinds]
@@ -112,13 +124,13 @@ def _implementations(manager: pluggy.PluginManager, kind: Kind) -> Sequence[plug
     return caller.get_hookimpls() if caller is not None else ()
 
 
-def _manager(
-    candidate: PluginCandidate, plugin: object, specifications: ModuleType, trace: bool
-) -> pluggy.PluginManager:
+def _manager(candidate: PluginCandidate, plugin: object, hooks: frozenset[str], trace: bool) -> pluggy.PluginManager:
+    """The manager of a plugin. `hooks`: those whose specifications it may need."""
     if isinstance(plugin, type):
         raise PluginError(f"it is the class {plugin.__name__}; pass an instance")
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(specifications)
+    manager = _Manager(PROJECT)
+    if named := frozenset(name for name in hooks if hasattr(plugin, name)):
+        manager.add_hookspecs(_specifications(named))
     try:
         manager.register(plugin, name=candidate.name)
     except (pluggy.PluginValidationError, ValueError) as error:

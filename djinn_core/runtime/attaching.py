@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
+
+import attrs
 
 from djinn_core.config import resolve
 from djinn_core.errors import DjinnError
@@ -17,14 +19,11 @@ from djinn_core.interception.install import install
 from djinn_core.interception.libraries.on_import import call_on_import
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
-from djinn_core.interception.runtime_interface import Runtime, port
+from djinn_core.interception.runtime_interface import RuntimeFunctions, no_session, port
 from djinn_core.interrupts import handle_interrupts, warn_without_lock
 from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import RUN, PluginCandidate, integrating
 from djinn_core.system.processes import NoFork, in_forked_child
-
-if TYPE_CHECKING:
-    from djinn_core.wire.messages import DeviceInfo
 
 _CLIENT = "djinn_core.runtime.client"
 _IMPORTING: Final = NoFork(longest=20.0)  # a child would wait for ever for the thread that imports the client
@@ -40,12 +39,8 @@ def attach() -> None:
             call_on_import(library, partial(_integrate, candidates))
     handle_interrupts()
     warn_without_lock()
-    port.start = _start
-    port.is_available = _is_available
-    port.prepare = _prepare
-    port.describe = _describe
-    port.device_count = _device_count
-    port.counts_when_open = _counts_when_open
+    port.take(RuntimeFunctions(**{field.name: _loading(field.name) for field in attrs.fields(RuntimeFunctions)}))
+    port.is_open = no_session
     _IMPORTING.register()
     in_forked_child(_after_fork)
     atexit.register(_at_exit)
@@ -60,8 +55,27 @@ def _load() -> None:
     """Import the client, which becomes the runtime of the device in place of the functions here."""
     with _IMPORTING, collect_later:  # each collection would look at all that PyTorch has made, up to 0.15 s
         from djinn_core.runtime import client
-    if port.start is _start:
+    if port.is_open is no_session:
         client.become_runtime()
+        for library, candidates in integrating().items():
+            module = sys.modules.get(library)
+            if module is not None and not _begun(module):  # imported meanwhile; integrating once more does nothing
+                _integrate(candidates, module)
+
+
+def _loading(name: str) -> Callable[..., Any]:
+    """Stand-in for the runtime's function `name`: it imports the client, which takes its place, and calls the client's."""
+
+    def call(*arguments: Any) -> Any:
+        _load()
+        return getattr(port, name)(*arguments)
+
+    return call
+
+
+def _begun(module: ModuleType) -> bool:
+    """True while a thread imports `module`, at whose end `_integrate` is called."""
+    return bool(getattr(module.__spec__, "_initializing", False))
 
 
 def _loaded() -> ModuleType | None:
@@ -70,39 +84,11 @@ def _loaded() -> ModuleType | None:
     return client if hasattr(client, "become_runtime") else None  # defined last
 
 
-def _start() -> Runtime:
-    _load()
-    return port.runtime()
-
-
-def _is_available() -> bool:
-    _load()
-    return port.is_available()
-
-
-def _prepare() -> None:
-    _load()
-    port.prepare()
-
-
-def _describe(index: int) -> tuple[str, DeviceInfo]:
-    _load()
-    return port.describe(index)
-
-
-def _device_count() -> int:
-    _load()
-    return port.device_count()
-
-
-def _counts_when_open() -> bool:
-    _load()
-    return port.counts_when_open()
-
-
 def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> None:
     """Load the plugins that name `library`, which is being imported, or was."""
     del library
+    if _CLIENT in sys.modules and _loaded() is None:
+        return  # the client is being imported, and may import the library itself: `_load` comes back to it
     with _IMPORTING, collect_later:
         from djinn_core.runtime import client, integrations
 

@@ -21,7 +21,7 @@ from djinn_core.interception import interpreter_shutdown, sync
 from djinn_core.interception.dispatch import forget_calls, forget_what_was_learnt
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
-from djinn_core.interception.runtime_interface import Runtime, port
+from djinn_core.interception.runtime_interface import Runtime, RuntimeFunctions, port
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
@@ -673,11 +673,15 @@ def after_fork() -> None:
 
 def become_runtime() -> None:
     """Become the runtime of the device."""
-    port.start = _runtime
-    port.is_open = is_initialized
-    port.is_available = _is_available
-    port.prepare = _prepare
-    port.describe = _described
-    port.residence = _residence
-    port.device_count = _device_count
-    port.counts_when_open = lambda: not is_initialized() and _named_servers()
+    port.take(
+        RuntimeFunctions(
+            start=_runtime,
+            is_available=_is_available,
+            prepare=_prepare,
+            device_count=_device_count,
+            counts_when_open=lambda: not is_initialized() and _named_servers(),
+            describe=_described,
+            residence=_residence,
+            is_open=is_initialized,
+        )
+    )

@@ -86,14 +86,11 @@ def test_python_dash_m_djinn(options):
     assert "Did you mean 'serve'?" in done.stderr
 
 
-def test_a_plugin_in_the_working_directory_is_found(tmp_path, plain_environment):
+def test_a_plugin_in_the_working_directory_is_found(python, tmp_path, plain_environment):
     (tmp_path / "here_only.py").write_text("djinn_api_version = 1\n")
     script = Path(sys.executable).with_name("djinn")
     environment = plain_environment | {"DJINN_PLUGINS": "here_only"}
-    command = [script, "plugins", "--json"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    done = python.run(script, "plugins", "--json", cwd=tmp_path, env=environment)
     row = next(row for row in json.loads(done.stdout) if row["name"] == "here_only")
     assert "it implements no hook of Djinn" in row["error"]  # so it was imported
 

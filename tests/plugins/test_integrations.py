@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import statistics  # noqa: F401 - it is imported before
+import sys
 import textwrap
+import types
 
 import pytest
 
@@ -147,3 +150,17 @@ def test_djinn_run_says_that_nothing_makes_cuda_the_remote_device(run):
     said = run("print('it ran')", command=UNDER_RUN, status=1, DJINN_DISABLE="cuda_facade")
     assert "plugins/integrations of Djinn's repository" in said
     assert "Traceback" not in said
+
+
+def test_a_library_that_the_client_imports_itself_is_told_once_the_client_is_there(monkeypatch):
+    from djinn_core.runtime import attaching
+
+    told = []
+    monkeypatch.setattr(attaching, "integrating", lambda: {"statistics": ("candidates",), "no_such_library": ()})
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "djinn_core.runtime.client", types.ModuleType("half imported"))
+        attaching._integrate((), sys.modules["statistics"])  # as in the middle of the client's import
+    monkeypatch.setattr(attaching, "_integrate", lambda *given: told.append(given))
+    monkeypatch.setattr(attaching.port, "is_open", attaching.no_session)
+    attaching._load()
+    assert told == [(("candidates",), sys.modules["statistics"])]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 import djinn
+import djinn.weights
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
@@ -29,3 +34,16 @@ def test_errors_are_what_the_table_says():
     for name, base in bases.items():
         wanted = getattr(djinn, base, None) or vars(__import__("builtins"))[base]
         assert issubclass(getattr(djinn, name), wanted), f"{name} is no {base}"
+
+
+@pytest.mark.parametrize("module", [djinn, djinn.weights])
+def test_names_come_from_where_type_checkers_look(module):
+    """Names that are imported when they are asked for stand in a table and, for type checkers, as imports."""
+    (typed,) = [
+        node.body
+        for node in ast.parse(inspect.getsource(module)).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    imported = {node.module: {name.name for name in node.names} for node in typed}
+    assert {place: set(names.split()) for place, names in module._PLACES.items()} == imported
+    assert set().union(*imported.values()) <= set(module.__all__)

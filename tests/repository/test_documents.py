@@ -7,8 +7,6 @@ The blocks of one document run in order, as one program. A block is left out wit
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,15 +37,13 @@ def program(path):
 
 
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if program(p).strip()], ids=label)
-def test_python_runs(path, tmp_path, request, plain_environment):
+def test_python_runs(path, tmp_path, request, python, plain_environment):
     script = tmp_path / f"{path.stem}.py"
     script.write_text(program(path))
     # What people read first runs as it does for them, with nothing configured; the others share a server.
-    if path == ROOT / "README.md":
-        done = subprocess.run([sys.executable, script], cwd=tmp_path, env=plain_environment, check=False, **CAPTURED)
-    else:
-        served_environment = request.getfixturevalue("served_environment")
-        done = request.getfixturevalue("python").run(script, cwd=tmp_path, env=served_environment)
+    own = path == ROOT / "README.md"
+    environment = plain_environment if own else request.getfixturevalue("served_environment")
+    done = python.run(script, cwd=tmp_path, env=environment)
     assert done.returncode == 0, f"{label(path)}: {done.stderr[-2000:]}"
 
 

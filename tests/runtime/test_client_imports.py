@@ -1,4 +1,4 @@
-"""A client of a server imports nothing that only servers need, and some libraries only where they are needed."""
+"""What `import djinn` and a client of a server leave alone: libraries that others need, and how a program logs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,27 @@ import sys
 
 SERVERS_ONLY = ("aiohttp", "cryptography", "prometheus_client")
 WHERE_NEEDED = ("networkx", "psutil", "rich", "structlog")
+LIBRARIES = (
+    "accelerate",
+    "diffusers",
+    "lightning",
+    "safetensors",
+    "sentence_transformers",
+    "torch._dynamo",
+    "transformers",
+)
 PROGRAM = f"""
-import sys, torch, djinn
+import logging, structlog, sys
+handlers = list(logging.root.handlers)
+import djinn
+assert logging.root.handlers == handlers
+assert not logging.getLogger("djinn").handlers
+assert not structlog.is_configured()
+for name in [name for name in sys.modules if name.partition(".")[0] == "structlog"]:
+    del sys.modules[name]
+found = set({LIBRARIES}) & set(sys.modules)
+assert not found, found
+import torch
 layer = torch.nn.Linear(4, 4).to("remote_accelerator:0")
 layer(torch.ones(2, 4, device="remote_accelerator:0")).sum().backward()
 assert layer.weight.grad.cpu().sum() == 32
@@ -16,7 +35,7 @@ print(*(name for name in {SERVERS_ONLY + WHERE_NEEDED} if name in sys.modules), 
 """
 
 
-def test_a_client_imports_no_more_than_it_needs(served_environment):
+def test_a_client_imports_no_more_than_it_needs_and_configures_no_logging(served_environment):
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=served_environment, capture_output=True, text=True, timeout=580, check=False)
     assert done.stdout.strip() == "and no more", done.stdout + done.stderr

@@ -37,9 +37,9 @@ for line in sys.stdin:
 SUM = sum(n % 1000 for n in range(EACH // 4))
 
 
-def test_six_sessions_where_three_have_room(own_server, python, plain_environment):
-    sessions = 6
-    server = own_server("--memory-gib", str(3 * 4 / 3 * EACH / 2**30), "--threads", "1", "--store-gib", "0")
+def test_four_sessions_where_two_have_room(own_server, python, plain_environment):
+    sessions = 4
+    server = own_server("--memory-gib", str(2 * 4 / 3 * EACH / 2**30), "--threads", "1", "--store-gib", "0")
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
     clients = [python.start_talking("-c", CLIENT, str(number), env=env) for number in range(sessions)]
     try:
@@ -51,7 +51,7 @@ def test_six_sessions_where_three_have_room(own_server, python, plain_environmen
                 total, first = json.loads(client.stdout.readline())
                 assert total == SUM + (number + step) * (EACH // 4)
                 assert first == number + step
-        assert psutil.Process(executor).memory_info().rss < 350 * MIB + 3 * EACH
+        assert psutil.Process(executor).memory_info().rss < 350 * MIB + 2 * EACH
     finally:
         for client in clients:
             with client:  # which closes its pipes

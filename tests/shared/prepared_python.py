@@ -323,6 +323,15 @@ def import_djinn():
             importlib.import_module(found.name)
     for point in importlib.metadata.entry_points(group="djinn"):
         importlib.import_module(point.module)
+    # What forks find in the memo tables of pure functions: the ops that travel, what is installed, what hooks must be like.
+    from djinn_core.builtins import builtin_plugins
+    from djinn_core.ir.operators import operators_digest
+    from djinn_core.plugins.discovery import integrating
+    from djinn_core.plugins.registry import Selection, load_registry
+
+    operators_digest()
+    integrating()
+    load_registry(Selection(), builtins=builtin_plugins())
     role._role = "client"
     device = sys.modules.pop("djinn")
     sys.meta_path.insert(0, ImportedBefore({"djinn": device}, lambda: device.__spec__.loader.exec_module(device)))

@@ -1,4 +1,4 @@
-"""A client as people write one: trains, generates, asks and leaves. Prints what it found. `argv`: a connection file, and transports of which one after the other is not used; or an executor here."""
+"""A client as people write one: trains, generates, asks and leaves. Prints what it found. `argv`: a connection file, and one after the other: `here` for an executor of its own, or a transport that is not used."""
 
 import contextlib
 import os
@@ -58,14 +58,15 @@ def used():
     print(f"urls {[connection.url for connection in open_connections()]}")
 
 
-if len(sys.argv) > 1:
-    for transport in sys.argv[2:]:
-        djinn.configure(connection_file=sys.argv[1], disable=["local", transport], threads=1)
-        used()
-        djinn.shut_down()
-else:
-    djinn.configure(threads=1)
+for way in sys.argv[2:]:
+    djinn.configure()
+    if way == "here":
+        djinn.configure(threads=1)
+    else:
+        djinn.configure(connection_file=sys.argv[1], disable=["local", way], threads=1)
     used()
+    if way != sys.argv[-1]:
+        djinn.shut_down()
 if not WINDOWS:
     child = os.fork()
     if not child:  # a client of its own would be one; the parent's session is not touched

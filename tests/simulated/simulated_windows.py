@@ -24,40 +24,16 @@ import sys
 import tempfile
 import types
 
-from sitecustomize import hiding, is_hidden
+from sitecustomize import SOCKETS_OF_LINUX, hiding, is_hidden
 
 MODULES = ("fcntl", "grp", "posix_ipc", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
 # What libraries look for when they are imported, they find.
 LIBRARIES = (
-    *(
-        "asyncio",
-        "subprocess",
-        "multiprocessing",
-        "shutil",
-        "tempfile",
-        "getpass",
-        "pathlib",
-        "ssl",
-        "uuid",
-        "mmap",
-        "selectors",
-    ),
-    *(
-        "torch",
-        "numpy",
-        "attrs",
-        "msgspec",
-        "structlog",
-        "pluggy",
-        "psutil",
-        "platformdirs",
-        "rich.console",
-        "networkx",
-        "click",
-    ),
-    *os.environ.get("SIMULATED_LIBRARIES", "").split(),
-    *("filelock", "zstandard", "lz4.frame", "torch._dynamo", "torch.utils._sympy.functions", "torch.testing"),
-)
+    "asyncio subprocess multiprocessing shutil tempfile getpass pathlib ssl uuid mmap selectors torch numpy attrs msgspec structlog pluggy "
+    "psutil platformdirs rich.console networkx click "
+    + os.environ.get("SIMULATED_LIBRARIES", "")
+    + " filelock zstandard lz4.frame torch._dynamo torch.utils._sympy.functions torch.testing"
+).split()
 WINDOWS_HAS = {
     os: set(
         "abc abort access add_dll_directory altsep chdir chmod close closerange cpu_count curdir defpath devnull dup dup2 environ error execl "
@@ -79,51 +55,13 @@ WINDOWS_HAS = {
         "set_wakeup_fd signal strsignal valid_signals NSIG".split()
     ),
 }
-GONE_OF_SOCKETS = (
+GONE_OF_SOCKETS = [
+    *SOCKETS_OF_LINUX,
     *(
-        "AF_UNIX",
-        "AF_NETLINK",
-        "AF_PACKET",
-        "AF_VSOCK",
-        "SO_REUSEPORT",
-        "SO_PEERCRED",
-        "SO_PASSCRED",
-        "SO_MARK",
-        "SO_BINDTODEVICE",
-        "SO_DOMAIN",
-    ),
-    *(
-        "SO_PROTOCOL",
-        "SO_PRIORITY",
-        "SO_SNDTIMEO",
-        "SO_RCVTIMEO",
-        "MSG_DONTWAIT",
-        "MSG_NOSIGNAL",
-        "MSG_MORE",
-        "MSG_CONFIRM",
-        "MSG_CMSG_CLOEXEC",
-    ),
-    *(
-        "SCM_RIGHTS",
-        "SCM_CREDENTIALS",
-        "SOCK_CLOEXEC",
-        "SOCK_NONBLOCK",
-        "TCP_INFO",
-        "TCP_USER_TIMEOUT",
-        "TCP_QUICKACK",
-        "TCP_CORK",
-    ),
-    *(
-        "TCP_DEFER_ACCEPT",
-        "TCP_LINGER2",
-        "TCP_CONGESTION",
-        "send_fds",
-        "recv_fds",
-        "sethostname",
-        "CMSG_LEN",
-        "CMSG_SPACE",
-    ),
-)
+        "AF_UNIX CMSG_LEN CMSG_SPACE MSG_DONTWAIT SCM_CREDENTIALS SCM_RIGHTS SO_RCVTIMEO SO_REUSEPORT SO_SNDTIMEO recv_fds send_fds "
+        "sethostname"
+    ).split(),
+]
 METHODS_OF_SOCKETS = ("sendmsg", "recvmsg", "recvmsg_into", "sendmsg_afalg")
 GONE_OF_OTHERS = {
     "select": ("poll", "epoll", "POLLIN", "POLLOUT", "POLLHUP", "POLLERR", "POLLPRI", "POLLNVAL"),

@@ -34,83 +34,22 @@ if SIMULATED:
 HIDDEN = ("/proc", "/sys")
 OPEN_MAX = 10240
 LARGEST_BUFFER = 1 << 20
+# Names of `socket` that neither macOS nor Windows has.
+SOCKETS_OF_LINUX = (
+    "AF_NETLINK AF_PACKET AF_VSOCK MSG_CMSG_CLOEXEC MSG_CONFIRM MSG_ERRQUEUE MSG_MORE MSG_NOSIGNAL SOCK_CLOEXEC SOCK_NONBLOCK "
+    "SO_BINDTODEVICE SO_DOMAIN SO_MARK SO_PASSCRED SO_PEERCRED SO_PRIORITY SO_PROTOCOL TCP_CONGESTION TCP_CORK TCP_DEFER_ACCEPT TCP_INFO "
+    "TCP_LINGER2 TCP_QUICKACK TCP_USER_TIMEOUT"
+).split()
 # `pidfd_open` and `waitid` stay: tests start processes with them.
 GONE = {
     os: (
-        *(
-            "sched_getaffinity",
-            "sched_setaffinity",
-            "sched_getscheduler",
-            "sched_setscheduler",
-            "sched_getparam",
-            "sched_setparam",
-        ),
-        *(
-            "memfd_create",
-            "eventfd",
-            "eventfd_read",
-            "eventfd_write",
-            "splice",
-            "copy_file_range",
-            "posix_fadvise",
-        ),
-        *(
-            "posix_fallocate",
-            "getxattr",
-            "setxattr",
-            "listxattr",
-            "removexattr",
-            "setresuid",
-            "setresgid",
-            "getresuid",
-            "getresgid",
-        ),
-        *(
-            "unshare",
-            "setns",
-            "pipe2",
-            "O_TMPFILE",
-            "O_PATH",
-            "O_DIRECT",
-            "O_NOATIME",
-            "fdatasync",
-            "timerfd_create",
-        ),
-    ),
-    socket: (
-        *(
-            "TCP_INFO",
-            "TCP_KEEPIDLE",
-            "TCP_USER_TIMEOUT",
-            "TCP_QUICKACK",
-            "TCP_CORK",
-            "TCP_DEFER_ACCEPT",
-            "TCP_LINGER2",
-            "SO_PEERCRED",
-        ),
-        *(
-            "SO_PASSCRED",
-            "SO_MARK",
-            "SO_BINDTODEVICE",
-            "SO_DOMAIN",
-            "SO_PROTOCOL",
-            "SO_PRIORITY",
-            "MSG_NOSIGNAL",
-            "MSG_MORE",
-        ),
-        *(
-            "MSG_ERRQUEUE",
-            "MSG_CONFIRM",
-            "MSG_CMSG_CLOEXEC",
-            "SOCK_CLOEXEC",
-            "SOCK_NONBLOCK",
-            "AF_NETLINK",
-            "AF_PACKET",
-            "AF_VSOCK",
-        ),
-    ),
-    signal: ("sigtimedwait", "sigwaitinfo", "SIGRTMIN", "SIGRTMAX", "SIGPWR", "SIGPOLL"),
-    resource: ("prlimit", "RLIMIT_SIGPENDING", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO", "RLIMIT_RTTIME"),
+        "O_DIRECT O_NOATIME O_PATH O_TMPFILE copy_file_range eventfd eventfd_read eventfd_write fdatasync getresgid getresuid getxattr "
+        "listxattr memfd_create pipe2 posix_fadvise posix_fallocate removexattr sched_getaffinity sched_getparam sched_getscheduler "
+        "sched_setaffinity sched_setparam sched_setscheduler setns setresgid setresuid setxattr splice timerfd_create unshare"
+    ).split(),
+    socket: [*SOCKETS_OF_LINUX, "TCP_KEEPIDLE"],
+    signal: "SIGPOLL SIGPWR SIGRTMAX SIGRTMIN sigtimedwait sigwaitinfo".split(),
+    resource: ("RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME RLIMIT_SIGPENDING prlimit").split(),
 }
 NO_FUNCTION = {"malloc_trim", "mallopt", "prctl", "tgkill", "gettid"}
 

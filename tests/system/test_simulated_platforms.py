@@ -51,14 +51,9 @@ def on(plain_environment):
     return run
 
 
-def test_an_executor_of_its_own_on_macos(on):
-    said = on("darwin", ["client_program.py"])
-    assert "trained, generated" in said
+def test_an_executor_of_its_own_a_server_under_tls_and_what_macos_does_not_tell(on, secure):
+    said = on("darwin", ["client_program.py", "macos_answers.py"], secure.file, "here", "tcp")
     assert "unix://" in said
-
-
-def test_a_server_under_tls_and_what_macos_does_not_tell(on, secure):
-    said = on("darwin", ["client_program.py", "macos_answers.py"], secure.file, "tcp")
     assert "urls ['https://" in said
     assert said.endswith("trained, generated\nanswered\n")
 

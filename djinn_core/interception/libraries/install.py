@@ -48,7 +48,7 @@ def _adapt_device_mesh(module: Any) -> None:
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
         return plain(_MeshName(device_type) if device_type == DEVICE_NAME else device_type, *args, **kwargs)
 
-    rebind(plain, init_device_mesh, ("torch",))
+    rebind(plain, init_device_mesh, ("torch.distributed", "torch.testing"))
 
 
 _ADAPTED: dict[str, Adapt] = {

@@ -50,7 +50,8 @@ def _adapt(adapt: Adapt, by: str, module: ModuleType) -> None:
 
 def rebind(old: object, new: object, packages: Sequence[str]) -> None:
     """Replace `old` by `new` in all modules of `packages` that are imported and hold it under any name."""
+    below = tuple(f"{package}." for package in packages)
     for path, module in list(sys.modules.items()):
-        if path.partition(".")[0] in packages:
+        if path.startswith(below) or path in packages:
             for name in [name for name, held in vars(module).items() if held is old]:
                 setattr(module, name, new)

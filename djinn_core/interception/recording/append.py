@@ -30,7 +30,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     `above`: number of frames above the caller that are certainly Djinn's; see `user_site`.
     """
     if call.new_count > _MANY and not collect_later.busy:
-        with collect_later:  # collections would look again and again at what is made here
+        with collect_later:  # each collection would look at all results that are made here
             return append(call, operands, slots, above + 1)
     if call.changes:
         for changed, _ in call.changes:

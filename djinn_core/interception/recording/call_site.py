@@ -17,14 +17,14 @@ from djinn_core.ir.program import Site
 _HERE = Path(__file__).resolve().parents[1]
 _FOLDERS = (Path(torch.__file__).resolve().parent, _HERE, _HERE.parent / "runtime")
 _OWN = (*(f"{folder}{os.sep}" for folder in _FOLDERS), str(_HERE.parent / "tracebacks.py"))
-# By id, because hashing a code object walks its constants. The code objects are kept so that ids stay theirs.
+# By id, because hashing a code object walks its constants. The code objects are kept so that no other object gets their ids.
 CODES_LIMIT = 8192  # code objects that are remembered: a notebook makes new ones with every cell
-CALLS_LIMIT = 256  # calls of modules, in each thread, of which it is remembered where they were issued
+CALLS_LIMIT = 256  # calls of modules whose lines are remembered, in each thread
 _known: dict[int, tuple[CodeType, dict[int, Site] | Boundary | None]] = {}
 
 
 class Boundary(enum.Enum):
-    """A function of Djinn's or PyTorch's below which the stack stays as it is as long as it runs."""
+    """A function of Djinn's or PyTorch's: while it runs, the frames below its own do not change."""
 
     MODULE = "the call of a module"
     BACKWARD = "a run of the autograd engine"
@@ -34,7 +34,7 @@ _MODULE, _BACKWARD = Boundary  # looked at once for each frame, and members of a
 
 
 class Issued:
-    """One thread's memory of the lines that issued what it is in the middle of, so that the stack is not walked for each op.
+    """Lines that issued the calls of modules, and the backward pass, in which a thread is. With them the stack is not walked for each op.
 
     Attributes:
         backward: the line that began the innermost backward pass; None until an op of it was recorded.
@@ -44,9 +44,8 @@ class Issued:
 
     def __init__(self) -> None:
         self.backward: Site | None = None
-        self._calls: dict[
-            int, tuple[ModuleCall, Site]
-        ] = {}  # by identity of the call, which is kept so that it stays its own
+        # By the identity of the call; the call is kept so that no other object gets that identity.
+        self._calls: dict[int, tuple[ModuleCall, Site]] = {}
 
     def find(self, call: ModuleCall) -> Site | None:
         """The line that issued a call of a module, where that is known."""
@@ -62,7 +61,7 @@ class Issued:
 
 
 def mark_boundary(function: Callable[..., object], boundary: Boundary) -> None:
-    """Below frames of `function` the stack stays as it is as long as they run."""
+    """Take `function` for a boundary: while it runs, the frames below its own do not change."""
     code = function.__code__
     _known[id(code)] = code, boundary
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from djinn_core.interception.recording.entry import Entry
 from djinn_core.ir.program import CONTENT
 
-CONTEXT = 8  # instructions, from the cut on, that decide how it looks
+CONTEXT = 8  # instructions behind a cut point whose hash is compared
 
 
 def steady_cut(entries: Sequence[Entry]) -> int:

@@ -26,12 +26,11 @@ LARGEST: Final = 4096  # bytes of a value that is fetched ahead, or remembered
 REMEMBERED: Final = 512  # values
 MOST: Final = 256  # values that come ahead of one fetch
 PROGRAMS: Final = 128  # programs that are remembered
-PIECES: Final = 2048  # entries of pieces that were sent before the fetch, as far as they are remembered
+PIECES: Final = 2048  # remembered entries of pieces that were sent before the fetch
 
 
-_Key = tuple[
-    int, int, int
-]  # of a program: the length of its last piece, and the first and last call of that by identity
+# Of a program: the length of its last piece, and the identities of the first and the last call of that piece.
+_Key = tuple[int, int, int]
 
 
 class _Follower(NamedTuple):
@@ -58,7 +57,7 @@ class _Fetched(msgspec.Struct, frozen=True):
 
 
 class FetchPredictor:
-    """Fetches of one thread, as they follow its programs."""
+    """Predicts which values a thread fetches after one of its programs, by what it fetched after that program the last time."""
 
     def __init__(self) -> None:
         self._known: LruCache[_Key, _Known] = LruCache(PROGRAMS)
@@ -68,7 +67,7 @@ class FetchPredictor:
         self._predicted: tuple[_Follower, ...] = ()
         self._handles: tuple[int, ...] = ()  # of what was predicted
         self._fetched: list[int] = []  # handles that were fetched after the first
-        self._first = 0  # handle that the program was sent for
+        self._first = 0  # handle of the fetch for which the program was sent
         self._values: dict[int, _Fetched] = {}  # the oldest first
 
     def sent(self, entries: list[Entry]) -> None:
@@ -105,10 +104,7 @@ class FetchPredictor:
     def fetched(self, value: Value, tensor: torch.Tensor, epoch: int) -> None:
         """Remember what was fetched, if it is small: programs look at the same number again."""
         if value.meta.nbytes <= LARGEST:
-            values = self._values
-            values[value.handle] = _Fetched(tensor.clone(), epoch, port.memory_changes)
-            if len(values) > REMEMBERED:
-                del values[next(iter(values))]
+            self._remember(value.handle, tensor, epoch)
 
     def _remember(self, handle: int, tensor: torch.Tensor, epoch: int) -> None:
         values = self._values

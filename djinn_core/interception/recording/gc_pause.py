@@ -22,8 +22,8 @@ class GcPause:
     """Context manager, reentrant, one for all threads.
 
     Attributes:
-        thread: of the present thread, how often it is inside (`depth`), and whether it only waits there (`only_waits`): it holds no
-            locks that a finalizer might wait for.
+        thread: state of the present thread: how often it is inside (`depth`), and if it only waits there (`only_waits`), without
+            holding locks that a finalizer might wait for.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class GcPause:
             collect_what_is_due()
 
     def catch_up(self) -> None:
-        """In a long wait: make up for the collections that are due, where this thread only waits."""
+        """Run the collections that are due, in a long wait of a thread that only waits."""
         if self.thread.only_waits and self._wanted:
             collect_what_is_due()
 

@@ -24,11 +24,11 @@ class Absent:
         self.storages: set[int] = set()
 
     def add(self, storage: int) -> None:
-        """There is no data behind this storage."""
+        """Note that this storage has no data."""
         self.storages.add(storage)
 
     def sift(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those of the entries that can be done: they use nothing absent."""
+        """The entries that can run, since they use no absent value."""
         present: list[Entry] = []
         for entry in entries:
             if any(storage_of(h) in self.storages for h in entry.inputs):

@@ -36,7 +36,9 @@ MIN_REPEATS: Final = 8
 # Times in a row that a program began like the one before and was another one, before it goes in pieces that end where its
 # content says: each would be planned whole, though most of it is known.
 VARIED: Final = 4
-_MAX_MISSES: Final = 3  # times in a row that another one came before it is forgotten
+_MAX_MISSES: Final = (
+    3  # times in a row that another program came in place of the predicted one, after which that is forgotten
+)
 
 Ids = tuple[int, ...]
 
@@ -137,13 +139,13 @@ class PredictablePrograms:
         return program
 
     def known(self, opening: Ids) -> PredictableProgram | None:
-        """The program that begins so, where it has come often enough to be predicted."""
+        """The program that begins with these instructions, if it has come often enough to be predicted."""
         with self._lock:
             program = self._kept.get(opening)
         return program if program is not None and program.repeats >= MIN_REPEATS else None
 
     def vary(self, opening: Ids) -> bool:
-        """True if programs that begin so are other ones each time."""
+        """True if programs that begin with these instructions went on in another way each time."""
         with self._lock:
             program = self._kept.get(opening)
         return program is not None and program.varied >= VARIED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 
 import pytest
@@ -132,17 +131,16 @@ def test_heads_that_are_mixed_before_and_after_the_softmax():
     assert match.details["heads"] == HEADS
 
 
-def test_the_shape_around_logsumexp_is_a_structure_and_costs_nothing_elsewhere():
-    source = (
-        "import sys, torch, djinn, djinn_attention\n"
-        "with djinn.capture() as captured:\n"
-        "    x = torch.zeros(2, 4, 8, 8)\n"
-        "    y = (x @ x).softmax(-1) @ x\n"
-        "profile = djinn.plan(captured.program, until='annotate').profile\n"
-        "print('networkx' in sys.modules)\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"
+def test_the_shape_around_logsumexp_is_a_structure_and_costs_nothing_elsewhere(monkeypatch):
+    with monkeypatch.context() as patch:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "networkx"]:
+            patch.delitem(sys.modules, name)
+        with djinn.capture() as captured:
+            x = torch.zeros(2, 4, 8, 8)
+            y = (x @ x).softmax(-1) @ x
+        assert y.shape == x.shape
+        assert djinn.plan(captured.program, until="annotate").profile.patterns
+        assert "networkx" not in sys.modules
     graph, (match,) = found(by_logsumexp)
     assert {"logsumexp", "sub", "exp"} <= set(ops(graph, match))
 

@@ -4,8 +4,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -235,13 +233,13 @@ def test_a_client_that_never_comes_back_is_given_up(served, monkeypatch):
         served.connections[0].receive(60)
 
 
-def test_a_killed_client_is_noticed(served, monkeypatch):
+def test_a_killed_client_is_noticed(served, monkeypatch, python, plain_environment):
     monkeypatch.setattr(dialect, "LINGER_SECONDS", 0.5)
     script = (
         "import sys; from djinn.transports import Limits, Frame; from djinn_http import HttpTransport\n"
         "c = HttpTransport().connect(sys.argv[1], Limits(), 10); c.send(Frame(b'here')); c.receive()"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, served.listener.url])
+    process = python.start("-c", script, served.listener.url, env=plain_environment)
     try:
         assert served.arrived.acquire(timeout=60)
         assert served.connections[0].receive(60).head == b"here"

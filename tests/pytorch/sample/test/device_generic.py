@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import torch
@@ -27,6 +28,9 @@ class TestSample(TestCase):
         self.assertEqual(torch.ones(2, device=device).device.type, "cpu")
 
     def test_hangs_on_the_device(self, device):
+        if device != "cpu":
+            self.assertGreater(signal.getitimer(signal.ITIMER_REAL)[0], 0)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)  # its limit comes soon
         while device != "cpu":
             time.sleep(1)
 
