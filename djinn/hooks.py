@@ -19,6 +19,7 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionPolicy, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.api import ApiName
 from djinn_core.hookspecs.assignment import (
     AssignmentPolicy,
     AssignmentRefusal,
@@ -69,6 +70,7 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
+from djinn_core.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
 from djinn_core.hookspecs.weights import (
     DownloadingSource,
     MappableFile,
@@ -122,6 +124,7 @@ __all__ = [
     "AdmissionPolicy",
     "AdmissionRefusal",
     "AdmissionRequest",
+    "ApiName",
     "AssignmentPolicy",
     "AssignmentRefusal",
     "AssignmentRequest",
@@ -140,6 +143,7 @@ __all__ = [
     "Costs",
     "Credentials",
     "DataResidency",
+    "Decoding",
     "Denial",
     "Described",
     "Device",
@@ -158,10 +162,12 @@ __all__ = [
     "ExecutorLoad",
     "ExecutorOptions",
     "Fetch",
+    "FileHeader",
     "Frame",
     "Free",
     "Graph",
     "GrowthTolerant",
+    "HeaderEntry",
     "Holding",
     "HttpResponse",
     "Identity",
@@ -250,6 +256,7 @@ __all__ = [
     "Upload",
     "WatchedServer",
     "WeightFile",
+    "WeightFormat",
     "WeightPermissions",
     "WeightSink",
     "WeightSource",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from djinn.testing.admission import AdmissionPolicyConformance, sample_requests
+from djinn.testing.api import ApiNameConformance
 from djinn.testing.assignment import AssignmentPolicyConformance, sample_assignments
 from djinn.testing.authentication import AuthenticatorConformance, wrong_credentials
 from djinn.testing.builders import ProgramBuilder
@@ -42,11 +43,13 @@ from djinn.testing.session import (
 )
 from djinn.testing.tls_transports import TlsTransportConformance
 from djinn.testing.transports import TransportConformance
+from djinn.testing.weight_formats import WeightFormatConformance
 from djinn.testing.weights import SAMPLE_FILE, WeightSourceConformance
 
 __all__ = [
     "SAMPLE_FILE",
     "AdmissionPolicyConformance",
+    "ApiNameConformance",
     "AssignmentPolicyConformance",
     "AuthenticatorConformance",
     "CommandConformance",
@@ -69,6 +72,7 @@ __all__ = [
     "ServerObserverConformance",
     "TlsTransportConformance",
     "TransportConformance",
+    "WeightFormatConformance",
     "WeightSourceConformance",
     "break_connection",
     "compare_results",

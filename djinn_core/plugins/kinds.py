@@ -71,6 +71,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("compilers", "compilers", "Compiler", ("executor",)),
     Kind("memory", "memory_policies", "MemoryPolicy", ("executor",)),
     Kind("weights", "weight_sources", "WeightSource", ("executor",)),
+    Kind("weight_formats", "weight_formats", "WeightFormat", ("executor",)),
     Kind("authentication", "authenticators", "Authenticator", ("gateway",)),
     Kind("admission", "admission_policies", "AdmissionPolicy", ("gateway", "executor")),
     Kind("assignment", "assignment_policies", "AssignmentPolicy", ("gateway",)),
@@ -78,6 +79,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("operations", "operations_pages", "OperationsPages", ("gateway",)),
     Kind("observers", "observers", "Observer"),
     Kind("renderers", "renderers", "Renderer"),
+    Kind("api", "api_names", "ApiName"),
     Kind("commands", "commands", "Command", ("command",)),
 )
 

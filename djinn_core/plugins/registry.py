@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from click import Command
 
     from djinn_core.hookspecs.admission import AdmissionPolicy
+    from djinn_core.hookspecs.api import ApiName
     from djinn_core.hookspecs.assignment import AssignmentPolicy
     from djinn_core.hookspecs.authentication import Authenticator
     from djinn_core.hookspecs.compilers import Compiler
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.schedulers import ScheduleMaker
     from djinn_core.hookspecs.server_observers import ServerObserver
     from djinn_core.hookspecs.transports import Transport
+    from djinn_core.hookspecs.weight_formats import WeightFormat
     from djinn_core.hookspecs.weights import WeightSource
 
 
@@ -95,6 +97,7 @@ class Registry:
     compilers: tuple[Compiler, ...] = ()
     memory_policies: tuple[MemoryPolicy, ...] = ()
     weight_sources: tuple[WeightSource, ...] = ()
+    weight_formats: tuple[WeightFormat, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
     admission_policies: tuple[AdmissionPolicy, ...] = ()
     assignment_policies: tuple[AssignmentPolicy, ...] = ()
@@ -102,6 +105,7 @@ class Registry:
     operations_pages: tuple[OperationsPages, ...] = ()
     observers: tuple[Observer, ...] = ()
     renderers: tuple[Renderer, ...] = ()
+    api_names: tuple[ApiName, ...] = ()
     commands: tuple[Command, ...] = ()
     rows: tuple[PluginRow, ...] = ()
     owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)

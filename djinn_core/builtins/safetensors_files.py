@@ -1,0 +1,122 @@
+"""The built-in weight format `safetensors`: names, dtypes, shapes and places of the tensors of a file.
+
+The format is described at https://huggingface.co/docs/safetensors: eight bytes with the length of the header, the header in JSON, the
+tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Annotated, Final
+
+import msgspec
+import torch
+
+from djinn_core.hookspecs import hookimpl
+from djinn_core.hookspecs.weight_formats import (
+    MOST_DIMENSIONS,
+    FileHeader,
+    HeaderEntry,
+    WeightFormat,
+    read_bytes,
+    refuse_overlaps,
+)
+from djinn_core.hookspecs.weights import WeightFile
+from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
+
+djinn_api_version = 1
+
+HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
+LENGTH_BYTES: Final = 8  # of the number that a file begins with
+DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[_Number, ...]
+    data_offsets: tuple[_Number, _Number]
+
+
+_header: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry: msgspec.json.Decoder[_Entry] = msgspec.json.Decoder(_Entry)
+_metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
+
+
+class Safetensors:
+    """Reads safetensors files."""
+
+    name = "safetensors"
+    suffixes: tuple[str, ...] = (".safetensors",)
+    whole: tuple[str, ...] = ()
+
+    def read_header(self, file: WeightFile) -> FileHeader:
+        """As `WeightFormat.read_header`."""
+        return read_header(file.size, partial(read_bytes, file))
+
+
+def read_header(size: int, read: Callable[[int, int], bytes]) -> FileHeader:
+    """Read and check the header of a file.
+
+    Args:
+        size: bytes of the file.
+        read: returns so many bytes from a byte on: `read(start, count)`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no safetensors file, or its tensors overlap, reach beyond its end or have other sizes than their shapes.
+    """
+    if size < LENGTH_BYTES:
+        raise ValueError("it is shorter than its header")
+    length = int.from_bytes(read(0, LENGTH_BYTES), "little")
+    if length > min(HEADER_LIMIT, size - LENGTH_BYTES):
+        raise ValueError("its header does not fit into it")
+    raw = _header.decode(read(LENGTH_BYTES, length))
+    metadata = _metadata.decode(raw.pop("__metadata__")) if "__metadata__" in raw else {}
+    begin = LENGTH_BYTES + length
+    tensors = {name: _checked(name, _entry.decode(entry), begin, size) for name, entry in raw.items()}
+    refuse_overlaps(tensors)
+    return FileHeader(tensors, metadata)
+
+
+def make_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """The beginning of a file whose tensors follow each other in this order.
+
+    Raises:
+        ValueError: a tensor has a dtype that the format lacks, or the header is too long.
+    """
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        known = DTYPE_NAMES.get(dtype)
+        if known is None or name == "__metadata__":
+            raise ValueError(
+                f"safetensors files have no tensors of {dtype}" if known is None else f"no tensor is called {name!r}"
+            )
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": known, "shape": shape, "data_offsets": (begin, end)}
+    text = msgspec.json.encode(entries)
+    text += b" " * (-len(text) % LENGTH_BYTES)  # which aligns the tensors
+    if len(text) > HEADER_LIMIT:
+        raise ValueError(f"the names take {len(text):,} bytes; {HEADER_LIMIT:,} are the limit")
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def _checked(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:
+    dtype = SAFETENSORS_DTYPES.get(entry.dtype)
+    first, end = entry.data_offsets
+    if not first <= end <= size - begin:
+        raise ValueError(f"its tensor {name!r} does not lie in it")
+    expected = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
+    if len(entry.shape) > MOST_DIMENSIONS or expected != end - first:
+        raise ValueError(f"the shape of its tensor {name!r} does not fit its {end - first} bytes")
+    stored_as = "" if dtype is not None else entry.dtype
+    return HeaderEntry(dtype, entry.shape, begin + first, end - first, stored_as)
+
+
+@hookimpl
+def djinn_register_weight_formats() -> Iterable[WeightFormat]:
+    """The weight format `safetensors`."""
+    return [Safetensors()]

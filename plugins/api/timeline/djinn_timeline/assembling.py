@@ -1,0 +1,326 @@
+"""From raw records to the events of a timeline: pure, and done once when the block has ended."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from djinn.timelines import Range, Recording, Span, SubmissionRecord, ThreadRecord
+from djinn_timeline.events import (
+    ANSWER,
+    CAPTURE,
+    CLIENT,
+    DECODE,
+    EARLIER,
+    ENCODE,
+    EXECUTE,
+    LINKS,
+    MEMORY,
+    MODULE,
+    OP,
+    PYTHON,
+    QUEUE,
+    RANGE,
+    RECOVERY,
+    REQUEST,
+    TRANSFER,
+    UNANSWERED,
+    WAIT,
+    TimelineEvent,
+)
+from djinn_timeline.submissions import OpRun, Phases, op_runs, parts_of_wait, phases_of
+from djinn_timeline.threads import Part, divided, module_spans
+
+PARTS_SHOWN: Final = (
+    100_000  # of Python and calls on the device; where there are more, those of a module's call are shown together
+)
+
+RANGES_SEEN: Final = 256  # that begin before the end of a submission, and are looked at for it
+
+
+@attrs.frozen
+class WaitParts:
+    """A wait, the modules in which it was, and what it was for."""
+
+    span: Span
+    modules: tuple[str, ...]
+    parts: tuple[tuple[str, float, float], ...]
+
+
+@attrs.frozen
+class ThreadTime:
+    """A thread's time: its parts, and its waits."""
+
+    record: ThreadRecord
+    parts: tuple[Part, ...]
+    waits: tuple[WaitParts, ...]
+
+
+@attrs.frozen
+class Assembled:
+    """A timeline.
+
+    Attributes:
+        events: in the order of their beginnings.
+        threads: where the time of each thread went. phases: of all submissions. runs: of their instructions, where they were timed.
+    """
+
+    events: tuple[TimelineEvent, ...]
+    threads: tuple[ThreadTime, ...]
+    phases: tuple[Phases, ...]
+    runs: tuple[OpRun, ...]
+
+
+def executor_name(number: int) -> str:
+    """Name of the executor of a number; 0: the only one."""
+    return f"executor {number}" if number else "executor"
+
+
+def assemble(recording: Recording) -> Assembled:
+    """The events of a recording."""
+    by_executor: dict[int, list[SubmissionRecord]] = defaultdict(list)
+    for record in recording.submissions:
+        by_executor[record.executor].append(record)
+    waits: dict[int, list[Span]] = defaultdict(list)
+    for span in (span for thread in recording.threads for span in thread.spans if span.kind == WAIT):
+        waits[span.executor].append(span)
+    phases = {e: phases_of(records, recording.clocks, waits[e]) for e, records in sorted(by_executor.items())}
+    incoming = {e: _incoming(found, recording) for e, found in phases.items()}
+    builder = _Builder(recording)
+    threads = tuple([_thread_time(recording, record, phases, incoming) for record in recording.threads])
+    for one in threads:
+        builder.add_thread(one)
+    runs: list[OpRun] = []
+    for executor, found in phases.items():
+        runs += builder.add_executor(executor, found)
+    events = tuple(sorted(builder.events, key=lambda event: (event.start, -event.seconds)))
+    return Assembled(events, threads, tuple([one for found in phases.values() for one in found]), tuple(runs))
+
+
+def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[float, float]]:
+    """Times in which an executor waited for values of others: apart from each other, in their order."""
+    found: list[tuple[float, float]] = []
+    for begun, ended in sorted((begun, ended) for begun, ended, told in _transfers(phases, recording) if told.incoming):
+        if found and begun <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], ended)
+        else:
+            found.append((begun, ended))
+    return found
+
+
+def _transfers(phases: Sequence[Phases], recording: Recording) -> Iterator[tuple[float, float, Any]]:
+    """Transfers of an executor, by the client's clock."""
+    for one in phases:
+        times = one.record.times
+        clock = recording.clocks.get((one.record.executor, times.instance)) if times is not None else None
+        if times is not None and clock is not None:
+            for told in times.transfers:
+                yield clock.at_client(told.begun), clock.at_client(told.ended), told
+
+
+def _thread_time(
+    recording: Recording,
+    record: ThreadRecord,
+    phases: Mapping[int, Sequence[Phases]],
+    incoming: Mapping[int, Sequence[tuple[float, float]]],
+) -> ThreadTime:
+    begun, ended = recording.begun, recording.ended
+    if record is not recording.thread:  # from when it was first seen, to when it was last
+        moments = [
+            *record.calls[:1],
+            *record.calls[-2:-1],
+            *(m for span in record.spans for m in (span.begun, span.ended)),
+        ]
+        begun = max(begun, min(moments, default=ended))
+        ended = min(ended, max(moments, default=ended))
+    parts = divided(record, module_spans(record, recording.ended), begun, ended)
+    numbered = {(e, one.record.number): one for e, found in phases.items() for one in found}
+    waits = []
+    for part in parts:
+        if part.kind == WAIT and part.span is not None:
+            span = attrs.evolve(part.span, begun=part.begun, ended=part.ended)
+            of = numbered.get((span.executor, span.number))
+            waits.append(WaitParts(span, part.modules, tuple(parts_of_wait(span, of, incoming.get(span.executor, ())))))
+    return ThreadTime(record, tuple(parts), tuple(waits))
+
+
+class _Builder:
+    """Makes events, with moments since the beginning of the block."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.events: list[TimelineEvent] = []
+        self._recording = recording
+        self._origin = recording.begun
+        self._lines: dict[int, str] = {}
+
+    def _add(self, kind: str, name: str, process: str, lane: str, begun: float, ended: float, **facts: Any) -> None:
+        seconds = max(0.0, ended - begun)
+        self.events.append(TimelineEvent(kind, name, process, lane, begun - self._origin, seconds, **facts))
+
+    # --- the client ------------------------------------------------------------------------------------------------
+
+    def add_thread(self, time: ThreadTime) -> None:
+        """The lanes of a thread."""
+        record = time.record
+        alike = [one for one in self._recording.threads if one.name == record.name]
+        name = record.name if len(alike) == 1 else f"{record.name} ({record.number})"
+        for module in module_spans(record, self._recording.ended):
+            facts = {"path": " / ".join(module.modules), "ops": module.ops}
+            self._add(MODULE, module.modules[-1], CLIENT, f"{name}: modules", module.begun, module.ended, args=facts)
+        for found in sorted(record.ranges, key=lambda one: (one.begun, -one.ended)):
+            facts = {"instructions": found.stop - found.first}
+            self._add(RANGE, found.name, CLIENT, f"{name}: ranges", found.begun, found.ended, args=facts)
+        parts = time.parts if len(time.parts) <= PARTS_SHOWN else list(_together(time.parts))
+        for part in parts:
+            self._add_part(name, part)
+        for wait in time.waits:
+            self._add_wait(name, wait)
+
+    def _add_part(self, thread: str, part: Part) -> None:
+        if part.kind == WAIT:
+            return
+        facts: dict[str, Any] = {"args": {"module": " / ".join(part.modules)} if part.modules else {}}
+        if part.span is not None:
+            facts |= {"executor": part.span.executor, "submission": part.span.number, "line": str(part.span.line)}
+        self._add(part.kind, part.name, CLIENT, f"{thread}: {part.kind}", part.begun, part.ended, **facts)
+
+    def _add_wait(self, thread: str, wait: WaitParts) -> None:
+        span = wait.span
+        of = {"executor": span.executor, "submission": span.number, "line": str(span.line)}
+        facts: dict[str, Any] = {"module": " / ".join(wait.modules)} if wait.modules else {}
+        self._add(WAIT, span.cause, CLIENT, f"{thread}: {WAIT}", span.begun, span.ended, args=facts, **of)
+        for kind, begun, ended in wait.parts:
+            self._add(f"{WAIT}: {kind}", kind, CLIENT, f"{thread}: {WAIT}", begun, ended, **of)
+
+    # --- an executor and the way to it ---------------------------------------------------------------------------------
+
+    def add_executor(self, number: int, phases: Sequence[Phases]) -> list[OpRun]:
+        """The lanes of an executor and of the way to it; the runs of its instructions."""
+        name, found = executor_name(number), []
+        lanes = _Lanes()
+        for one in phases:
+            self._add_way(name, one, lanes)
+            self._add_phases(name, one, lanes)
+            runs = list(op_runs(one, self._recording.names_of_calls, self._lines))
+            for run in runs:
+                where = {"module": " / ".join(run.modules)} if run.modules else {}
+                ended = run.begun + run.seconds
+                of = {"executor": number, "submission": one.record.number, "line": run.line}
+                self._add(OP, run.op, name, "instructions", run.begun, ended, args=where, **of)
+            self._add_ranges(name, one, runs)
+            found += runs
+        for begun, ended, told in _transfers(phases, self._recording):
+            peer, facts = executor_name(told.peer), {"bytes": told.nbytes, "transfer": told.transfer}
+            lane, label = ("transfers in", f"from {peer}") if told.incoming else ("transfers out", f"to {peer}")
+            lane = lanes.free(lane, begun, ended)
+            self._add(TRANSFER, label, name, lane, begun, ended, executor=number, args=facts)
+        self._add_counters(name, phases)
+        self._add_replacements(name, phases)
+        return found
+
+    def _add_way(self, name: str, one: Phases, lanes: _Lanes) -> None:
+        record = one.record
+        of = {"executor": record.executor, "submission": record.number, "line": str(record.line)}
+        lane = lanes.free(f"to {name}", one.sent, one.arrived)
+        self._add(
+            REQUEST, f"request {record.number}", LINKS, lane, one.sent, one.arrived, args={"bytes": record.nbytes}, **of
+        )
+        lane = lanes.free(f"from {name}", one.done, one.returned)
+        self._add(
+            ANSWER, f"answer {record.number}", LINKS, lane, one.done, one.returned, args={"bytes": record.fetched}, **of
+        )
+
+    def _add_phases(self, name: str, one: Phases, lanes: _Lanes) -> None:
+        record = one.record
+        of = {"executor": record.executor, "submission": record.number, "line": str(record.line)}
+        plan = record.prepared
+        facts: dict[str, Any] = {"instructions": record.instructions, "measured": one.measured}
+        if plan is not None and plan.predicted is not None:
+            facts["predicted_seconds"] = plan.predicted
+        if record.failures:
+            facts["failures"] = record.failures
+        if ranges := _ranges_of(record):
+            facts["ranges"] = ", ".join(one.name for one in ranges)
+        kinds = {
+            RECOVERY: "queue",
+            EARLIER: "queue",
+            QUEUE: "queue",
+            DECODE: "decode",
+            EXECUTE: "execute",
+            ENCODE: "encode",
+        }
+        for kind, begun, ended in one.parts():
+            if kind in kinds and (ended > begun or kind == EXECUTE):
+                lane = lanes.free(kinds[kind], begun, ended)
+                label = f"{kind} {record.number}"
+                self._add(kind, label, name, lane, begun, ended, args=facts if kind == EXECUTE else {}, **of)
+
+    def _add_ranges(self, name: str, one: Phases, runs: Sequence[OpRun]) -> None:
+        """Ranges of the program on the executor: from their first instruction there to their last."""
+        record = one.record
+        for found in _ranges_of(record):
+            inside = [run for run in runs if found.first <= record.first + run.node < found.stop]
+            if inside:
+                begun, ended = min(run.begun for run in inside), max(run.begun + run.seconds for run in inside)
+                of = {"executor": record.executor, "submission": record.number}
+                self._add(RANGE, found.name, name, "ranges", begun, ended, args={"instructions": len(inside)}, **of)
+
+    def _add_counters(self, name: str, phases: Sequence[Phases]) -> None:
+        for one in phases:
+            if one.record.times is not None:
+                self._add(MEMORY, "memory", name, "memory", one.done, one.done, args={"bytes": one.record.times.memory})
+        changes = sorted([(one.sent, 1) for one in phases] + [(one.read, -1) for one in phases])
+        for (moment, _), count in zip(changes, itertools.accumulate(c for _, c in changes), strict=True):
+            self._add(UNANSWERED, "unanswered", name, "unanswered", moment, moment, args={"submissions": count})
+
+    def _add_replacements(self, name: str, phases: Sequence[Phases]) -> None:
+        """Another process took over: its first submission says so."""
+        told = [one for one in phases if one.record.times is not None]
+        for before, one in itertools.pairwise(told):
+            if before.record.times.instance != one.record.times.instance:  # type: ignore[union-attr] # as told
+                self._add("replaced", "another process goes on", name, "execute", before.done, one.taken)
+
+
+def _ranges_of(record: SubmissionRecord) -> list[Range]:
+    """The ranges in which instructions of a submission were recorded."""
+    if record.first < 0 or record.prepared is None or not record.thread.ranges:
+        return []
+    stop, ranges = record.first + max(record.prepared.nodes, default=-1) + 1, record.thread.ranges
+    last = bisect_left(ranges, stop, key=lambda one: one.first)
+    return [one for one in ranges[max(0, last - RANGES_SEEN) : last] if record.first < one.stop]
+
+
+class _Lanes:
+    """Lanes in which what overlaps lies side by side."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, list[float]] = defaultdict(list)
+
+    def free(self, name: str, begun: float, ended: float) -> str:
+        """The first lane of that name in which nothing ends after `begun`."""
+        ends = self._ends[name]
+        for place, end in enumerate(ends):
+            if end <= begun:
+                ends[place] = ended
+                return name if place == 0 else f"{name} ({place + 1})"
+        ends.append(ended)
+        return name if len(ends) == 1 else f"{name} ({len(ends)})"
+
+
+def _together(parts: Iterable[Part]) -> Iterator[Part]:
+    """Python and calls on the device that follow each other in one module, as one part of each: their sums are as they were."""
+    small = {PYTHON, CAPTURE}
+    for key, group in itertools.groupby(parts, lambda part: (part.kind in small, part.modules)):
+        found = list(group)
+        if not key[0] or len(found) <= 2:
+            yield from found
+            continue
+        calls = [part for part in found if part.kind == CAPTURE]
+        middle = found[0].begun + sum(part.seconds for part in calls)
+        yield Part(CAPTURE, f"{len(calls)} calls", found[0].begun, middle, key[1])
+        yield Part(PYTHON, PYTHON, middle, found[-1].ended, key[1])

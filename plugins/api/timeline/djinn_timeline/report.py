@@ -1,0 +1,317 @@
+"""The table of a timeline: where the time went, by cause and by module, and what to do about it."""
+
+from __future__ import annotations
+
+import linecache
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from djinn.timelines import ADVICE, BACKWARD, duration, unit_of
+from djinn_timeline.assembling import Assembled, ThreadTime, executor_name
+from djinn_timeline.events import (
+    ANSWER,
+    CAPTURE,
+    CAUSES,
+    CLIENT_BOUND,
+    CONNECT,
+    DECODE,
+    DEVICE_BOUND,
+    EARLIER,
+    ENCODE,
+    EXECUTE,
+    NETWORK_BOUND,
+    PLAN,
+    PYTHON,
+    QUEUE,
+    READ,
+    RECOVERY,
+    REQUEST,
+    SEND,
+    SHARED,
+    TRANSFER,
+    UPLOAD,
+    WAIT,
+)
+
+ROWS: Final = 16  # modules and lines that a table shows
+OUTSIDE: Final = "(outside of modules)"
+_WORDS: Final = {
+    PYTHON: "your code, libraries, PyTorch",
+    CAPTURE: "capture: recording ops",
+    PLAN: "plan: analysing and finding plans",
+    SEND: "send: encoding, and writing to the connection",
+    READ: "reading answers",
+    UPLOAD: "uploads",
+    CONNECT: "connecting",
+    REQUEST: "requests on their way",
+    RECOVERY: "finding an executor that goes on with the session",
+    ANSWER: "answers on their way",
+    TRANSFER: "waiting for transfers between executors",
+    EARLIER: "the executor does what was sent before",
+    DECODE: "the executor reads what was sent",
+    EXECUTE: "the executor runs ops",
+    ENCODE: "the executor gets results ready",
+    QUEUE: "waiting for a turn on the device",
+}
+_CAUSES: Final = (CLIENT_BOUND, NETWORK_BOUND, DEVICE_BOUND, SHARED)
+
+
+@attrs.frozen
+class ModuleTime:
+    """A module's own time, without that of the modules in it, in seconds: the client's by cause, and its ops' on executors."""
+
+    path: str
+    causes: Mapping[str, float]
+    device: float
+
+    @property
+    def seconds(self) -> float:
+        """The client's time."""
+        return sum(self.causes.values())
+
+
+@attrs.frozen
+class LineTime:
+    """Waits of one line: where, what for, how many, seconds in all and those of them by cause."""
+
+    line: str
+    text: str
+    cause: str
+    times: int
+    seconds: float
+    causes: Mapping[str, float]
+
+
+@attrs.frozen
+class ExecutorTime:
+    """Work of an executor.
+
+    Attributes:
+        submissions: how many it ran; seconds: that it ran their ops. planned: how many of them cost models had a prediction for.
+        predicted: the sum of those predictions, in seconds; measured: what these submissions took.
+    """
+
+    name: str
+    submissions: int
+    seconds: float
+    planned: int
+    predicted: float
+    measured: float
+
+
+@attrs.frozen
+class TimeTotals:
+    """Time of a block, divided.
+
+    Attributes:
+        seconds: of the block. kinds: seconds of its thread by kind of event, waits by their parts; together they are all of it.
+        causes: the same by cause: `client`, `network`, `device`, `other sessions`.
+        round_trips: that all threads waited for. instructions, submissions: that were sent.
+    """
+
+    seconds: float
+    kinds: Mapping[str, float]
+    causes: Mapping[str, float]
+    modules: tuple[ModuleTime, ...]
+    lines: tuple[LineTime, ...]
+    executors: tuple[ExecutorTime, ...]
+    round_trips: int
+    instructions: int
+    submissions: int
+    other_threads: Mapping[str, float]
+    calls: int
+
+
+def totals(assembled: Assembled, seconds: float) -> TimeTotals:
+    """Add up a timeline; the first of its threads is that of the block."""
+    first, *others = assembled.threads
+    kinds = _kinds(first)
+    causes: dict[str, float] = defaultdict(float)
+    for kind, spent in kinds.items():
+        causes[CAUSES[kind]] += spent
+    beside = {one.record.name: sum(part.seconds for part in one.parts) for one in others}
+    records = [one.record for one in assembled.phases]
+    return TimeTotals(
+        seconds,
+        kinds,
+        causes,
+        tuple(_modules(assembled)),
+        tuple(_lines(assembled)),
+        tuple(_executors(assembled)),
+        sum(len(one.waits) for one in assembled.threads),
+        sum(record.instructions for record in records),
+        len(records),
+        beside,
+        sum(part.kind == CAPTURE for part in first.parts),
+    )
+
+
+def label(modules: Sequence[str]) -> str:
+    """Name of the innermost of modules in a table, such as `GPT2.transformer.h.3`."""
+    if not modules:
+        return OUTSIDE
+    backward = BACKWARD in modules
+    names = modules[modules.index(BACKWARD) + 1 :] if backward else modules
+    name = ".".join(dict.fromkeys((names[0], names[-1]))) if names else ""
+    return f"{BACKWARD} of {name}" if backward and name else name or BACKWARD
+
+
+def _kinds(thread: ThreadTime) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for part in thread.parts:
+        if part.kind != WAIT:
+            found[part.kind] += part.seconds
+    for wait in thread.waits:
+        for kind, begun, ended in wait.parts:
+            found[kind] += ended - begun
+    return found
+
+
+def _modules(assembled: Assembled) -> list[ModuleTime]:
+    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    device: dict[str, float] = defaultdict(float)
+    for thread in assembled.threads:
+        for part in thread.parts:
+            if part.kind != WAIT:
+                spent[label(part.modules)][CAUSES[part.kind]] += part.seconds
+        for wait in thread.waits:
+            for kind, begun, ended in wait.parts:
+                spent[label(wait.modules)][CAUSES[kind]] += ended - begun
+    for run in assembled.runs:
+        device[label(run.modules)] += run.seconds
+    found = [ModuleTime(path, spent.get(path, {}), device.get(path, 0.0)) for path in {**spent, **device}]
+    return sorted(found, key=lambda one: -max(one.seconds, one.device))
+
+
+def _lines(assembled: Assembled) -> list[LineTime]:
+    times: Counter[tuple[str, str, str]] = Counter()
+    spent: dict[tuple[str, str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for wait in (wait for thread in assembled.threads for wait in thread.waits):
+        line = wait.span.line
+        key = str(line), linecache.getline(line.file, line.line).strip() if line.file else "", wait.span.cause
+        times[key] += 1
+        for kind, begun, ended in wait.parts:
+            spent[key][CAUSES[kind]] += ended - begun
+    found = [LineTime(*key, times[key], sum(causes.values()), causes) for key, causes in spent.items()]
+    return sorted(found, key=lambda one: -one.seconds)
+
+
+def _executors(assembled: Assembled) -> Iterator[ExecutorTime]:
+    numbers = dict.fromkeys(one.record.executor for one in assembled.phases)
+    for number in numbers:
+        mine = [one for one in assembled.phases if one.record.executor == number]
+        told = [one for one in mine if one.record.prepared is not None and one.record.prepared.predicted is not None]
+        predicted = sum(one.record.prepared.predicted or 0.0 for one in told if one.record.prepared is not None)
+        seconds, measured = (sum(one.executed - one.begun for one in some) for some in (mine, told))
+        yield ExecutorTime(executor_name(number), len(mine), seconds, len(told), predicted, measured)
+
+
+def advice(found: TimeTotals) -> list[str]:
+    """Advice on what to do, the most promising first; nothing where nothing stands out."""
+    whole = found.seconds or 1.0
+    share = {cause: found.causes.get(cause, 0.0) / whole for cause in _CAUSES}
+    kinds = {kind: spent / whole for kind, spent in found.kinds.items()}
+    said: list[tuple[float, str]] = []
+    if share[NETWORK_BOUND] > 0.25 and found.lines and kinds.get(REQUEST, 0.0) + kinds.get(ANSWER, 0.0) > 0.2:
+        line = found.lines[0]
+        what = f"wait less often: {found.round_trips} round trips were waited for, {line.times} of them at {line.line or 'one line'} ({line.cause})"
+        said.append((share[NETWORK_BOUND], f"{what}; {ADVICE[line.cause]}"))
+    if kinds.get(UPLOAD, 0.0) > 0.15:
+        said.append(
+            (
+                kinds[UPLOAD],
+                "upload less: keep on the device what is used again, make tensors there, or have the server read weights itself (djinn.open_weights)",
+            )
+        )
+    if kinds.get(CONNECT, 0.0) > 0.15:
+        said.append(
+            (kinds[CONNECT], "connecting is a part of the block: call djinn.init() before it to see the rest better")
+        )
+    if share[DEVICE_BOUND] > 0.4:
+        said.append(
+            (
+                share[DEVICE_BOUND],
+                "the device is what takes long: a smaller dtype, larger batches, compiled programs or a second executor help; djinn.profile(ops=True) shows which ops",
+            )
+        )
+    if share[SHARED] > 0.1:
+        said.append(
+            (share[SHARED], "other sessions use the device: another server, or a larger share, helps (djinn status)")
+        )
+    if kinds.get(PLAN, 0.0) > 0.2:
+        said.append(
+            (
+                kinds[PLAN],
+                "plans are made: let a few steps pass before the block, or keep sizes the same from step to step",
+            )
+        )
+    if not found.calls and not found.instructions and not found.lines:
+        return ["nothing was done on the device in this block: are the model and its inputs on `remote_accelerator`?"]
+    if found.calls and kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0) > 0.4:
+        calls = f"{found.calls:,} calls on the device were made"
+        said.append(
+            (
+                kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0),
+                f"the client is what takes long ({calls}): fewer and larger ops, fused ones, or torch.compile",
+            )
+        )
+    return [text for _, text in sorted(said, key=lambda one: -one[0])]
+
+
+def table(found: TimeTotals, *, complete: bool) -> str:
+    """Totals as text. `complete`: whether everything was recorded."""
+    whole, (many, unit) = found.seconds or 1.0, unit_of(found.seconds)
+    lines = [
+        f"{duration(found.seconds)}, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"
+    ]
+    if not complete:
+        lines.append("not all was recorded: the block did more than a timeline keeps")
+    lines += ["", "where the time went, by cause"]
+    for cause in _CAUSES:
+        if (spent := found.causes.get(cause, 0.0)) > 0:
+            lines.append(
+                f"{spent * many:10.3f} {unit} {spent / whole:6.1%}  {cause}-bound"
+                if cause != SHARED
+                else f"{spent * many:10.3f} {unit} {spent / whole:6.1%}  {cause}"
+            )
+            kinds = [(kind, part) for kind, part in found.kinds.items() if CAUSES[kind] == cause]
+            lines += [
+                f"{part * many:14.3f} {unit} {part / whole:6.1%}  {_WORDS[kind]}"
+                for kind, part in sorted(kinds, key=lambda one: -one[1])
+                if part > 0
+            ]
+    lines += [
+        "",
+        f"{unit:>10} {'client':>8} {'network':>8} {'device':>8} {'ops there':>10}  by module, without the modules in it",
+    ]
+    for module in found.modules[:ROWS]:
+        shares = " ".join(f"{module.causes.get(cause, 0.0) * many:8.3f}" for cause in _CAUSES[:3])
+        lines.append(f"{module.seconds * many:10.3f} {shares} {module.device * many:10.3f}  {module.path}")
+    lines += _more(len(found.modules) - ROWS, "modules")
+    if found.lines:
+        lines += ["", f"{unit:>10} {'times':>6}  waits by line"]
+        for line in found.lines[:ROWS]:
+            lines.append(
+                f"{line.seconds * many:10.3f} {line.times:6}  {line.cause}: {line.line or 'outside of Python code'}"
+            )
+            lines += [f"{'':19}{line.text}"] if line.text else []
+        lines += _more(len(found.lines) - ROWS, "lines")
+    if found.executors:
+        lines += ["", f"{unit:>10} {'count':>7}  submissions by executor: running their ops"]
+    for one in found.executors:
+        lines.append(f"{one.seconds * many:10.3f} {one.submissions:7}  {one.name}")
+        if one.planned:
+            told = f"predicted for {one.planned} of them: {duration(one.predicted)}; measured: {duration(one.measured)}"
+            lines.append(f"{'':20}{told}")
+    for name, seconds in found.other_threads.items():
+        lines.append(f"{seconds * many:10.3f} {unit} of thread {name}, beside this one")
+    if hints := advice(found):
+        lines += ["", "what to do", *[f"- {hint}" for hint in hints]]
+    return "\n".join(lines)
+
+
+def _more(count: int, what: str) -> Sequence[str]:
+    return [f"{'':10} and {count} more {what}"] if count > 0 else []

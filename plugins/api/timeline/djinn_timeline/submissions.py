@@ -1,0 +1,178 @@
+"""Phases of each submission: on its way, at its executor, and back, by the client's clock."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from djinn.timelines import ClientClock, ExecutionTimes, Span, SubmissionRecord, describe_site
+from djinn_timeline.events import (
+    ANSWER,
+    DECODE,
+    EARLIER,
+    ENCODE,
+    EXECUTE,
+    QUEUE,
+    READ,
+    RECOVERY,
+    REQUEST,
+    TRANSFER,
+)
+
+IDLE: Final = 1e-4  # seconds that an executor may take from one thing to the next; after more it was idle
+_PAIR: Final = struct.Struct("<ff")
+
+
+@attrs.frozen
+class Phases:
+    """Moments of a submission by the client's clock, in their order.
+
+    Attributes:
+        record: the submission. recovered: whether it ran on another process than the one before it, which was found only then. measured: whether the executor told them; otherwise they are put in the middle of the round trip.
+        sent: its frame began to be sent. arrived: it was there. taken: its session took it up. ready, begun, executed, done: as in
+            `ExecutionTimes`. returned: its answer was there. read: the client had read it.
+    """
+
+    record: SubmissionRecord
+    recovered: bool
+    measured: bool
+    sent: float
+    arrived: float
+    taken: float
+    ready: float
+    begun: float
+    executed: float
+    done: float
+    returned: float
+    read: float
+
+    def parts(self) -> Iterator[tuple[str, float, float]]:
+        """Kinds of what it was in, one after the other, each with its beginning and end."""
+        kinds = RECOVERY if self.recovered else REQUEST, EARLIER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ
+        bounds = (self.sent, self.arrived, self.taken, self.ready, self.begun, self.executed, self.done, self.returned)
+        yield from zip(kinds, bounds, (*bounds[1:], self.read), strict=True)
+
+
+@attrs.frozen
+class OpRun:
+    """A run of an instruction on an executor, by the client's clock."""
+
+    op: str
+    begun: float
+    seconds: float
+    node: int  # in the program
+    line: str
+    modules: tuple[str, ...]
+
+
+def phases_of(
+    records: Sequence[SubmissionRecord], clocks: Mapping[tuple[int, str], ClientClock], waits: Sequence[Span]
+) -> list[Phases]:
+    """The phases of one executor's submissions that were answered, in the order in which they were sent."""
+    awaited = {span.number for span in waits}
+    found: list[Phases] = []
+    before, process = 0.0, ""  # when the executor was done with what it did before
+    for record in records:
+        if not record.received:
+            continue
+        times = record.times
+        clock = clocks.get((record.executor, times.instance)) if times is not None else None
+        if times is None or clock is None:
+            found.append(_assumed(record))
+        else:
+            transfers = [clock.at_client(told.ended) for told in times.transfers]
+            recovered = bool(process) and process != times.instance
+            process = times.instance
+            found.append(_measured(record, times, clock, max(before, *transfers, 0.0), awaited, recovered))
+        before = found[-1].done
+    return found
+
+
+def _measured(
+    record: SubmissionRecord,
+    times: ExecutionTimes,
+    clock: ClientClock,
+    before: float,
+    awaited: set[int],
+    recovered: bool,
+) -> Phases:
+    moments = [clock.at_client(m) for m in (times.taken, times.ready, times.begun, times.executed, times.done)]
+    # The two clocks agree to within the difference of the ways; nothing arrives before it is sent.
+    taken, ready, begun, executed, done = [min(max(m, record.sending), record.received) for m in moments]
+    # An executor that is idle takes a frame up as it arrives. What came while it was busy has been there since some moment.
+    idle = recovered or taken > before + IDLE
+    arrived = taken if idle else min(taken, record.sent + clock.one_way)
+    # A thread that waits reads an answer as it arrives; other answers lie there until one reads them.
+    returned = record.received if record.number in awaited else min(record.received, done + clock.one_way)
+    way = record.sending, arrived, taken, ready, begun, executed, done, returned
+    return Phases(record, recovered, True, *way, record.received)
+
+
+def _assumed(record: SubmissionRecord) -> Phases:
+    """As an executor's answer has durations alone: they lie in the middle of the round trip."""
+    timing, whole = record.timing, record.received - record.sending
+    spent = timing.decode + timing.queue + timing.execute + timing.encode
+    shrink = min(1.0, whole / spent) if spent else 1.0
+    taken = record.sending + max(0.0, whole - spent) / 2
+    bounds = [taken]
+    for seconds in (timing.decode, timing.queue, timing.execute, timing.encode):
+        bounds.append(bounds[-1] + seconds * shrink)
+    taken, ready, begun, executed, done = bounds
+    read = record.received
+    return Phases(record, False, False, record.sending, taken, taken, ready, begun, executed, done, read, read)
+
+
+def parts_of_wait(
+    wait: Span, phases: Phases | None, incoming: Sequence[tuple[float, float]]
+) -> list[tuple[str, float, float]]:
+    """Parts of a wait by what it was for, one after the other without gaps.
+
+    `incoming`: when its executor waited for values of others: apart from each other, in their order.
+    """
+    if phases is None:  # a question, which the executor answers when it has done what came before
+        return [(REQUEST, wait.begun, wait.ended)]
+    found: list[tuple[str, float, float]] = []
+    for kind, first, last in phases.parts():
+        begun, ended = max(first, wait.begun), wait.ended if kind == READ else min(last, wait.ended)
+        if ended > begun:
+            found += _split(begun, ended, incoming) if kind == EARLIER else [(kind, begun, ended)]
+    return found or [(READ, wait.begun, wait.ended)]
+
+
+def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
+    """Earlier work, and the transfers from other executors in it."""
+    found: list[tuple[str, float, float]] = []
+    at = bisect_right(incoming, begun, key=lambda one: one[1])  # a pool may have as many as it has ops
+    for first, last in incoming[at : bisect_left(incoming, ended, at, key=lambda one: one[0])]:
+        start, stop = max(first, begun), min(last, ended)
+        if stop > start:
+            found += [(EARLIER, begun, start)] if start > begun else []
+            found.append((TRANSFER, start, stop))
+            begun = stop
+    return [*found, (EARLIER, begun, ended)] if ended > begun else found
+
+
+def op_runs(phases: Phases, modules: Mapping[int, tuple[str, ...]], lines: dict[int, str]) -> Iterator[OpRun]:
+    """Runs of the instructions of a submission, where they were timed.
+
+    `modules`: names by identity of a call. `lines`: those that were described, by identity of a site.
+    """
+    record, times = phases.record, phases.record.times
+    prepared, program = record.prepared, record.program
+    if times is None or prepared is None or program is None or not times.ops:
+        return
+    whole = len(times.ops) // _PAIR.size * _PAIR.size
+    for index, (after, seconds) in enumerate(_PAIR.iter_unpack(times.ops[:whole])):
+        if seconds < 0 or index >= len(prepared.nodes):
+            continue
+        node, line = prepared.nodes[index], ""
+        names: tuple[str, ...] = ()
+        if 0 <= node < len(program.sites):
+            site = program.sites[node]
+            line = lines.get(id(site)) or lines.setdefault(id(site), describe_site(site))
+            names = modules.get(id(program.modules[node]), ())
+        yield OpRun(prepared.call(index, program).op, phases.begun + after, seconds, node, line, names)

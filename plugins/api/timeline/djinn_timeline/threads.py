@@ -1,0 +1,123 @@
+"""A client thread's time, divided: each moment belongs to the innermost of what the thread was doing, inside the modules that it was in."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from djinn.timelines import Span, ThreadRecord
+from djinn_timeline.events import CAPTURE, PYTHON
+
+
+@attrs.frozen
+class Part:
+    """Part of a thread's time in which it did one thing.
+
+    Attributes:
+        kind, name: as in `TimelineEvent`. begun, ended: its moments. modules: those that it was in, outermost first.
+        span: what the part is of, where that is neither Python nor a call on the device.
+    """
+
+    kind: str
+    name: str
+    begun: float
+    ended: float
+    modules: tuple[str, ...]
+    span: Span | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that it took."""
+        return self.ended - self.begun
+
+
+@attrs.frozen
+class ModuleSpan:
+    """A call of a module, or a part of a backward pass; `modules`: it and those that it was in. `ops`: calls on the device in it."""
+
+    modules: tuple[str, ...]
+    begun: float
+    ended: float
+    ops: int
+
+
+def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
+    """Calls of modules, outer ones before those in them; until `ended` where they go on."""
+    found: list[ModuleSpan | None] = []
+    open_: list[tuple[object, int, float, tuple[str, ...]]] = []  # key, place among `found`, beginning, names
+    begins = [record.calls[3 * op] for op in _outermost(record)]
+
+    def close(depth: int, moment: float) -> None:
+        while len(open_) > depth:
+            _, place, begun, names = open_.pop()
+            found[place] = ModuleSpan(names, begun, moment, bisect_left(begins, moment) - bisect_left(begins, begun))
+
+    for moment, keys, names in record.changes:
+        same = 0
+        while same < min(len(keys), len(open_)) and open_[same][0] == keys[same]:
+            same += 1
+        close(same, moment)
+        for depth in range(same, len(keys)):
+            open_.append((keys[depth], len(found), moment, names[: depth + 1]))
+            found.append(None)
+    close(0, ended)
+    return [one for one in found if one is not None]
+
+
+def _outermost(record: ThreadRecord) -> list[int]:
+    """Calls on the device that were not made inside of others, which end, and are noted, after those in them."""
+    found: list[int] = []
+    calls = record.calls
+    for op in range(record.count):
+        while found and calls[3 * found[-1]] >= calls[3 * op]:
+            found.pop()
+        found.append(op)
+    return found
+
+
+def divided(record: ThreadRecord, modules: Sequence[ModuleSpan], begun: float, ended: float) -> list[Part]:
+    """The thread's time from `begun` to `ended`, in parts without gaps."""
+    inside = sorted(_intervals(record, modules), key=lambda one: (one[0], -one[1], one[2] is not None))
+    parts: list[Part] = []
+    open_: list[tuple[float, tuple[str, ...], str, str, Span | None]] = [(ended, (), PYTHON, PYTHON, None)]
+    now = begun
+
+    def until(moment: float) -> None:
+        nonlocal now
+        moment = min(moment, ended)
+        if moment > now:
+            _, names, kind, name, span = open_[-1]
+            parts.append(Part(kind, name, now, moment, names, span))
+            now = moment
+
+    for start, last, leaf, names in inside:
+        while len(open_) > 1 and open_[-1][0] <= start:
+            until(open_[-1][0])
+            open_.pop()
+        until(start)
+        _, around, kind, name, span = open_[-1]
+        stop = min(last, open_[-1][0])
+        if leaf is None:
+            open_.append((stop, names, kind, name, span))
+        else:
+            open_.append((stop, around, *leaf))
+    while open_:
+        until(open_[-1][0])
+        open_.pop()
+    return parts
+
+
+_Interval = tuple[float, float, tuple[str, str, Span | None] | None, tuple[str, ...]]
+
+
+def _intervals(record: ThreadRecord, modules: Sequence[ModuleSpan]) -> Iterator[_Interval]:
+    """Intervals of what the thread did, and of the modules that it was in (those without a kind), in no order."""
+    for module in modules:
+        yield module.begun, module.ended, None, module.modules
+    for op in _outermost(record):
+        begun, ended, name = record.calls[3 * op : 3 * op + 3]
+        yield begun, ended, (CAPTURE, str(name), None), ()
+    for span in record.spans:
+        yield span.begun, span.ended, (span.kind, span.name, span), ()

@@ -1,0 +1,60 @@
+"""LRU cache of CPU copies of remote storages, and tensors that are views of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import torch
+
+from djinn.hooks import TensorMeta
+from djinn.watching import Value, fetch_all, memory_between
+
+Look = tuple[Value, TensorMeta]  # a value, and the metadata that it had when it was used
+
+
+class CpuCopies:
+    """Copies of remote storages, from their beginning on; the least recently used go first.
+
+    Copies follow the device's memory: views are laid out and alias as they do there.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit  # bytes; what one `load` brings stays until the next
+        self._bytes: OrderedDict[int, torch.Tensor] = OrderedDict()
+
+    def load(self, looks: Iterable[Look]) -> None:
+        """Fetch the memory that `looks` go into, where it is not here yet."""
+        wanted: dict[int, Look] = {}
+        kept: set[int] = set()
+        for value, meta in looks:
+            storage = value.storage.id
+            here = self._bytes.get(storage)
+            if here is not None and here.nbytes >= _end(meta):
+                kept.add(storage)
+            elif storage not in wanted or _end(wanted[storage][1]) < _end(meta):
+                wanted[storage] = value, meta
+        self._trim(kept)
+        flat = [memory_between(value, 0, _end(meta)) for value, meta in wanted.values()]
+        for storage, fetched in zip(wanted, fetch_all(flat), strict=True):
+            self._bytes[storage] = fetched.clone()
+
+    def take(self, storage: int) -> torch.Tensor | None:
+        """The copy of a storage, which is forgotten here: it is about to be written."""
+        return self._bytes.pop(storage, None)
+
+    def of(self, storage: int) -> torch.Tensor:
+        """The copy of a storage that was loaded."""
+        return self._bytes[storage]
+
+    def _trim(self, kept: set[int]) -> None:
+        total = sum(copy.nbytes for copy in self._bytes.values())
+        for storage in list(self._bytes):
+            if storage in kept:
+                self._bytes.move_to_end(storage)
+            elif total > self._limit:
+                total -= self._bytes.pop(storage).nbytes
+
+
+def _end(meta: TensorMeta) -> int:
+    return meta.extent * meta.dtype.itemsize

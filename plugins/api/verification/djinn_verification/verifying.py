@@ -1,0 +1,262 @@
+"""`djinn.verify()`: every op runs here, too, and the first that differs is named.
+
+An op runs here on what the remote device had for its operands, so one that differs does not make those after it differ.
+Ops are gathered, and their operands and results fetched together. An op that writes memory which gathered ops have used
+waits until those are checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+import torch
+
+from djinn import VerificationError
+from djinn.libraries import get_logger
+from djinn.watching import (
+    Call,
+    LazyTensor,
+    ModuleCall,
+    Site,
+    Slot,
+    describe_site,
+    is_own,
+    module_in_words,
+    place_of_op,
+    run_here,
+    unwatched,
+    view_of,
+    watch_ops,
+)
+from djinn_verification.cpu_copies import CpuCopies, Look
+from djinn_verification.differences import Difference, Tolerance, distance, in_words
+
+log = get_logger("djinn.verify")
+
+BATCH_OPS = 256  # ops that are gathered before they are checked
+BATCH_BYTES = 64 << 20  # bytes of their results
+COPIES_BYTES = 1 << 30  # bytes of the device's memory that are kept here between checks
+DIFFERENCES = 64  # that a report lists; it counts them all
+_UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_resize_output")
+_OVERWRITE = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_")
+
+
+@attrs.define
+class Verification:
+    """Result of `verify()`.
+
+    Attributes:
+        checked: how many ops ran on both sides. unchecked: how many did not, by reason.
+        differences: the first ones, in program order. differing: how many ops differed.
+    """
+
+    checked: int = 0
+    unchecked: Counter[str] = attrs.field(factory=Counter)
+    differences: list[Difference] = attrs.field(factory=list)
+    differing: int = 0
+
+    @property
+    def first(self) -> Difference | None:
+        """The first op that differed."""
+        return self.differences[0] if self.differences else None
+
+
+@contextmanager
+def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: bool = False) -> Iterator[Verification]:
+    """Run what this thread does inside the block on both sides and compare every op.
+
+    Args:
+        rtol: how far results may be apart, relative to what they are here; None takes what `torch.testing.assert_close`
+            takes for their dtype.
+        atol: how far they may be apart besides; None likewise.
+        bitwise: results must be equal to the last bit.
+
+    Raises:
+        VerificationError: at the end of the block, where an op differed; the message names the first.
+        RemoteError: an op failed on the executor.
+        DjinnError: the block is inside another `verify()` or a `capture()` of this thread.
+    """
+    checker = _Checker(Tolerance(rtol, atol, bitwise))
+    with watch_ops(checker, "djinn.verify()"):
+        try:
+            yield checker.report
+            checker.check()
+        except BaseException as error:
+            checker.explain(error)
+            raise
+    if checker.report.differing:
+        raise VerificationError(in_words(checker.report.differences, checker.report.differing))
+
+
+@attrs.frozen
+class _Gathered:
+    """An op that was recorded and not checked yet.
+
+    Attributes:
+        operands, results, written: what it used, made and wrote, as it was right after; None for what is no tensor.
+        before: copies, by storage, of the memory that it wrote, from before it did.
+    """
+
+    call: Call
+    slots: Sequence[Slot]
+    site: Site
+    module: ModuleCall | None
+    operands: tuple[Look, ...]
+    results: tuple[Look | None, ...]
+    written: tuple[Look, ...]
+    before: dict[int, torch.Tensor]
+
+    def looks(self) -> Iterator[Look]:
+        """Everything whose memory is needed."""
+        yield from self.operands
+        yield from self.written
+        for look in self.results:
+            if look is not None:
+                yield look
+
+
+class _Checker:
+    """Implements `OpObserver`."""
+
+    def __init__(self, tolerance: Tolerance) -> None:
+        self.report = Verification()
+        self._tolerance = tolerance
+        self._copies = CpuCopies(COPIES_BYTES)
+        self._gathered: list[_Gathered] = []
+        self._used: set[int] = set()  # storages that gathered ops read, wrote or made
+        self._nbytes = 0
+        self._before: dict[int, torch.Tensor] = {}
+
+    def before(self, call: Call, operands: Sequence[LazyTensor]) -> None:
+        """As `OpObserver.before`: what is written is fetched first."""
+        self._before = {}
+        if not call.writes:
+            return
+        written = {operands[i].remote.storage.id for i in call.writes}
+        if not written.isdisjoint(self._used):
+            self.check()
+        used = [(o.remote, o.remote.meta) for o in operands if o.remote.storage.id in written]
+        if not _reason_to_skip(call) and not (len(used) == 1 and _named(call.op, _OVERWRITE)):
+            with unwatched():
+                self._copies.load(used)
+        for value, meta in used:
+            if value.storage.id not in self._before:
+                copy = self._copies.take(value.storage.id)
+                if copy is None:  # all of it is written, or it is not compared
+                    copy = torch.zeros(meta.extent, dtype=meta.dtype, device="cpu")
+                self._before[value.storage.id] = copy
+
+    def after(
+        self,
+        call: Call,
+        slots: Sequence[Slot],
+        operands: Sequence[LazyTensor],
+        results: Sequence[torch.Tensor | None],
+    ) -> None:
+        """As `OpObserver.after`."""
+        reason = _reason_to_skip(call)
+        if reason:
+            if reason != _VIEW:
+                self.report.unchecked[reason] += 1
+            return
+        op = _Gathered(
+            call,
+            slots,
+            *place_of_op(),
+            tuple((o.remote, meta) for o, meta in zip(operands, call.operands, strict=True)),
+            tuple((r.remote, r.remote.meta) if isinstance(r, LazyTensor) else None for r in results),
+            tuple((operands[i].remote, operands[i].remote.meta) for i in call.writes),
+            self._before,
+        )
+        self._gathered.append(op)
+        self._used.update(value.storage.id for value, _ in op.looks())
+        self._nbytes += sum(call.nbytes)
+        if len(self._gathered) >= BATCH_OPS or self._nbytes >= BATCH_BYTES:
+            self.check()
+
+    def check(self) -> None:
+        """Run what was gathered here, and compare.
+
+        Raises:
+            RemoteError: one of the ops failed on the executor.
+        """
+        gathered, self._gathered = self._gathered, []
+        self._used, self._nbytes = set(), 0
+        with unwatched():
+            self._copies.load(look for op in gathered for look in op.looks())
+        for op in gathered:
+            self._check_one(op)
+
+    def _check_one(self, op: _Gathered) -> None:
+        call = op.call
+        looks: dict[int, torch.Tensor] = {}
+        for value, meta in op.operands:
+            copy = op.before.get(value.storage.id)
+            looks[value.handle] = view_of(copy if copy is not None else self._copies.of(value.storage.id), meta)
+        operands = [looks[value.handle] for value, _ in op.operands]
+        try:
+            out = run_here(call, operands, op.slots)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            log.warning("an op cannot run here and is not verified", op=call.op, error=str(error))
+            self.report.unchecked["cannot run here"] += 1
+            return
+        self.report.checked += 1
+        made = list(out) if call.sequence else [out]
+        for index, (here, remote) in enumerate(zip(made, op.results, strict=True)):
+            if isinstance(here, torch.Tensor) and remote is not None and self._compare(op, index, here, remote):
+                return
+        for index, look in zip(call.writes, op.written, strict=True):
+            if self._compare(op, index, operands[index], look):
+                return
+
+    def _compare(self, op: _Gathered, index: int, here: torch.Tensor, look: Look) -> bool:
+        """Compare the results of one op; true where they differ."""
+        value, meta = look
+        there = view_of(self._copies.of(value.storage.id), meta)
+        with torch.inference_mode():
+            apart = distance(there.resolve_conj().resolve_neg(), here.resolve_conj().resolve_neg(), self._tolerance)
+        if apart is None:
+            return False
+        self.report.differing += 1
+        if len(self.report.differences) < DIFFERENCES:
+            rtol, atol = self._tolerance.for_dtype(here.dtype)
+            words = module_in_words(op.module)
+            shapes = tuple(f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in op.call.operands)
+            numbers = (apart.largest, apart.differing, here.numel(), rtol, atol)
+            self.report.differences.append(
+                Difference(op.call.op, describe_site(op.site), words, shapes, index, *numbers)
+            )
+        return True
+
+    def explain(self, error: BaseException) -> None:
+        """The block raised: say which op differed before, which may be why."""
+        if isinstance(error, Exception):
+            try:
+                self.check()
+            except Exception as failed:
+                log.debug("what was gathered cannot be checked", reason=str(failed))
+        if self.report.differing:
+            error.add_note(f"djinn.verify(): {in_words(self.report.differences, self.report.differing)}")
+
+
+_VIEW = "a view"
+
+
+def _reason_to_skip(call: Call) -> str:
+    if is_own(call):
+        return "of Djinn's own"
+    if _named(call.op, _UNINITIALISED):
+        return "makes memory without content"
+    if call.random:
+        return "random"
+    if not call.writes and all(alias >= 0 or meta is None for meta, alias, _, _ in call.outcome):
+        return _VIEW
+    return ""
+
+
+def _named(op: str, names: Sequence[str]) -> bool:
+    packet = op.removeprefix("aten::").partition(".")[0]
+    return any(packet == name or (not name.endswith("_") and packet.startswith(f"{name}_")) for name in names)

@@ -1,0 +1,163 @@
+"""Forecast of a plan's performance from its simulated run: modules by device, memory, times, and the bottleneck."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from djinn.hooks import CostEstimate, DeviceCapabilities, PipelineResult, storage_of
+from djinn.scheduling import Timeline, storage_sizes
+
+_LAYER = re.compile(r"^(.*?)(?:\.(\d+))(?:\.|$)")
+
+
+@attrs.frozen
+class DeviceForecast:
+    """One device that takes part.
+
+    Attributes:
+        modules: modules whose ops run there, in order, with numbered ones as ranges, such as `model.layers.0-39`.
+        inputs: bytes of weights, caches and other inputs that live there.
+        peak: bytes at most; of `memory`, which it has.
+        busy: seconds of work in one run.
+        reason: why most of it is there.
+    """
+
+    device: str
+    modules: tuple[str, ...]
+    nodes: int
+    inputs: int
+    peak: int
+    memory: int
+    busy: float
+    reason: str
+
+
+@attrs.frozen
+class Forecast:
+    """One run of a program, and many one after the other.
+
+    Attributes:
+        latency: seconds of a run in which all weights and caches are there.
+        interval: seconds between runs that follow each other without waiting.
+        upload_bytes, upload_seconds: what the first run needs in addition.
+        replicas: how many copies of it the devices of the cluster hold, each on devices of its own.
+        shares: fractions of device time by cause: `arithmetic`, `memory bandwidth`, `starting ops`.
+        transfers: seconds in which links between devices are busy.
+        limit: what the interval is due to.
+    """
+
+    devices: tuple[DeviceForecast, ...]
+    latency: float
+    interval: float
+    upload_bytes: int
+    upload_seconds: float
+    replicas: int
+    shares: Mapping[str, float]
+    transfers: float
+    limit: str
+
+
+def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapping[str, int]) -> Forecast:
+    """Forecast from a plan whose inputs are in place, its simulated run, that of the first run, which uploads, and peak bytes."""
+    placement = result.placement
+    if placement is None or result.costs is None:
+        raise ValueError("a forecast needs a plan until='schedule'")
+    nodes: dict[str, list[int]] = defaultdict(list)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for decision in placement.decisions:
+        nodes[decision.device].append(decision.node)
+        reasons[decision.device][decision.reason] += 1
+    sizes, held = storage_sizes(result.graph, result.graph.inputs), Counter[str]()
+    for storage, home in {storage_of(v): placement.values[v] for v in result.graph.inputs}.items():
+        held[home] += sizes[storage]
+    told = tuple(
+        DeviceForecast(
+            device,
+            modules_of(result.graph.nodes[n].module for n in nodes[device]),
+            len(nodes[device]),
+            held[device],
+            held[device],
+            result.topology.device(device).memory,
+            line.devices[device].busy,
+            reasons[device].most_common(1)[0][0],
+        )
+        for device in placement.devices
+    )
+    return Forecast(
+        told,
+        line.seconds,
+        line.interval,
+        first.uploaded - line.uploaded,
+        max(0.0, first.seconds - line.seconds),
+        _replicas(result, line),
+        _shares(result, nodes),
+        sum(seconds for ends, seconds in line.links.items() if "client" not in ends),
+        line.limit,
+    )
+
+
+def modules_of(paths: Iterable[str]) -> tuple[str, ...]:
+    """Paths cut at their first number, without repetition, successive numbers as ranges; parts above all layers as they are."""
+    layers: dict[str, set[int]] = {}
+    for path in paths:
+        if not path:
+            continue
+        found = _LAYER.match(path)
+        if found:
+            layers.setdefault(found[1], set()).add(int(found[2]))
+        else:
+            layers.setdefault(path, set())
+    whole = {name for name, numbers in layers.items() if any(other.startswith(f"{name}.") for other in layers)}
+    return tuple(
+        f"{name}.{span}" if span else name
+        for name, numbers in layers.items()
+        if numbers or name not in whole
+        for span in (_spans(sorted(numbers)) or ("",))
+    )
+
+
+def _spans(numbers: Sequence[int]) -> tuple[str, ...]:
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return tuple(f"{a}-{b}" if a != b else f"{a}" for a, b in spans)
+
+
+def _shares(result: PipelineResult, nodes: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    """Fractions of device time by cause. Each op counts as its larger of arithmetic and memory; the rest is starting it."""
+    spent = dict.fromkeys(("arithmetic", "memory bandwidth", "starting ops"), 0.0)
+    for device_id, its_nodes in nodes.items():
+        device = result.topology.device(device_id)
+        row = result.costs.by_device[device_id] if result.costs else ()
+        for node in its_nodes:
+            kind, seconds = _longest(row[node], device)
+            spent[kind] += seconds
+            spent["starting ops"] += max(0.0, row[node].seconds - seconds)
+    whole = sum(spent.values()) or 1.0
+    return {kind: seconds / whole for kind, seconds in spent.items()}
+
+
+def _longest(estimate: CostEstimate, device: DeviceCapabilities) -> tuple[str, float]:
+    arithmetic = estimate.operations / device.flops if device.flops else 0.0
+    memory = (estimate.bytes_read + estimate.bytes_written) / device.bandwidth if device.bandwidth else 0.0
+    longest = ("arithmetic", arithmetic) if arithmetic >= memory else ("memory bandwidth", memory)
+    return longest[0], min(longest[1], estimate.seconds)
+
+
+def _replicas(result: PipelineResult, line: Timeline) -> int:
+    """Number of times the devices that were used fit into the cluster, make by make."""
+    makes = Counter(_make(d) for d in result.topology.devices)
+    used = Counter(_make(result.topology.device(d)) for d in line.devices)
+    return min((makes[make] // count for make, count in used.items()), default=0)
+
+
+def _make(device: DeviceCapabilities) -> tuple[Any, ...]:
+    return device.kind, device.name, device.memory, device.flops, device.bandwidth

@@ -1,0 +1,411 @@
+"""Models for `djinn explain` and `djinn plan`: built on the meta device from a configuration or by a function, and captured."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import attrs
+import click
+import torch
+from torch.utils import _pytree as pytree
+
+import djinn
+from djinn.hooks import ConfigurationError, DjinnError, PipelineResult, UnsupportedOperation
+from djinn.planning import Captured
+
+T = TypeVar("T")
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_SECOND = 16_000  # samples of speech
+_IMAGE = 224
+
+
+@attrs.frozen
+class Step:
+    """Task of the model, with its input sizes.
+
+    Attributes:
+        batch: inputs at a time. tokens: of each of them; for `decode` those of the prompt.
+        new_tokens: how many tokens are decoded after the prompt.
+        optimizer: name of a class of `torch.optim`, in any case, for `train`.
+        dtype: of weights and floating-point inputs, such as `bfloat16`; empty: the model's own.
+    """
+
+    kind: Literal["forward", "decode", "train"] = "forward"
+    batch: int = 1
+    tokens: int = 512
+    new_tokens: int = 1
+    optimizer: str = "adamw"
+    dtype: str = ""
+
+
+def step_of(step: str, batch: int, tokens: int, **others: Any) -> Step:
+    """Build the task from the options of the command."""
+    return Step(cast("Any", step), batch, tokens, **others)
+
+
+@attrs.frozen
+class BuiltModel:
+    """A model without weights.
+
+    Attributes:
+        own_inputs: the inputs that came with it; None where they are made for each step.
+        mend: what to do where it cannot be called.
+    """
+
+    target: str
+    model: torch.nn.Module
+    own_inputs: Inputs | None
+    mend: str
+
+    @property
+    def name(self) -> str:
+        """Name of its class."""
+        return type(self.model).__name__
+
+    @property
+    def parameters(self) -> int:
+        """Number of its parameters."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def captured(self, step: Step, *, passes: int = 1) -> dict[str, Captured]:
+        """The programs of a step by name: `forward`, or `prompt` and `decode`, or `train`.
+
+        `passes`: how often the model is called in a row, with what the call before leaves.
+
+        Raises:
+            ConfigurationError: it cannot be called, or it is not known what inputs it takes.
+        """
+        model = self._prepared(step)
+        inputs = self.own_inputs or ((), _inputs_for(model, step, self.mend))
+        if step.dtype:
+            inputs = pytree.tree_map_only(
+                torch.Tensor, lambda t: t.to(_dtype(step)) if t.is_floating_point() else t, inputs
+            )
+        try:
+            return self._called(lambda: _captured(model, step, lambda: inputs, passes))
+        except UnsupportedOperation:  # it looks at its inputs: they get values, and the executor computes what it asks
+            click.echo(f"{self.name} looks at the values of its inputs: zeros are taken for them", err=True)
+        try:
+            return self._called(
+                lambda: _captured(model, step, lambda: pytree.tree_map_only(torch.Tensor, _zeros, inputs), passes)
+            )
+        except UnsupportedOperation as error:
+            raise ConfigurationError(
+                f"{self.target}: the model goes on by numbers that it has computed, {_place(error)}; without weights there are "
+                "none. Run it with weights: djinn explain script.py"
+            ) from None
+
+    def _prepared(self, step: Step) -> torch.nn.Module:
+        model = copy.deepcopy(self.model).to(_dtype(step)) if step.dtype else self.model
+        return model.train(step.kind == "train")
+
+    def _called(self, call: Callable[[], dict[str, Captured]]) -> dict[str, Captured]:
+        return _called_model(self.target, self.mend, call)
+
+
+def built_model(target: str, step: Step) -> BuiltModel:
+    """The model that `target` names: a configuration, or `module:function`. It is named on stderr.
+
+    Raises:
+        ConfigurationError: it cannot be built, or it is not known what inputs it takes.
+    """
+    built = _built(target, step)
+    built.model.to("meta")  # some make tensors on the CPU, wherever they are told to
+    click.echo(f"{built.name}, {built.parameters:,} parameters, without weights", err=True)
+    return built
+
+
+def captured_model(target: str, step: Step, until: str) -> PipelineResult:
+    """Run the stages on the model that `target` names, as `built_model` has it, and the last program of its step.
+
+    Raises:
+        ConfigurationError: as `built_model` and `BuiltModel.captured`.
+    """
+    *_, last = built_model(target, step).captured(step).values()
+    return djinn.plan(last, until=cast("Any", until))
+
+
+def _dtype(step: Step) -> torch.dtype:
+    found = getattr(torch, step.dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ConfigurationError(f"there is no floating-point dtype {step.dtype!r}; try bfloat16, float16 or float32")
+    return found
+
+
+def _optimizer(step: Step, model: torch.nn.Module) -> torch.optim.Optimizer:
+    known = {name.lower(): found for name, found in vars(torch.optim).items() if isinstance(found, type)}
+    found = known.get(step.optimizer.lower())
+    if found is None or not issubclass(found, torch.optim.Optimizer) or found is torch.optim.Optimizer:
+        names = sorted(n for n, f in known.items() if issubclass(f, torch.optim.Optimizer) and n != "optimizer")
+        raise ConfigurationError(f"torch.optim has no optimizer {step.optimizer!r}; it has {', '.join(names)}")
+    if inspect.signature(found.step).parameters["closure"].default is inspect.Parameter.empty:
+        raise ConfigurationError(
+            f"{found.__name__} calls the model as often as it wants, which only a run tells: name another one"
+        )
+    return found(model.parameters())  # type: ignore[call-arg]
+
+
+def _called_model(target: str, mend: str, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except DjinnError:
+        raise
+    except Exception as error:
+        _show(error)
+        raise ConfigurationError(f"{target}: calling the model failed, as shown above. {mend}") from None
+
+
+def _place(error: Exception) -> str:
+    """The model's line at which it was raised."""
+    ours = tuple(
+        str(Path(place).parent) for place in (torch.__file__, djinn.__file__, __file__)
+    )  # and `djinn_core`, beside `djinn`
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    return f"at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else "inside PyTorch"
+
+
+_OWN_INPUTS = (
+    "Write a function that returns the model and its inputs, as (model, {'name': tensor}), and give `module:function`"
+)
+
+
+def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], passes: int) -> dict[str, Captured]:
+    """The programs of a step; `given` gives its inputs inside a capture."""
+    if step.kind == "decode":
+        return _decoding(model, step, given)
+    optimizer = _optimizer(step, model) if step.kind == "train" else None
+    with djinn.capture() as captured, torch.set_grad_enabled(optimizer is not None):
+        args, kwargs = given()
+        for _ in range(passes):
+            if optimizer is not None:
+                optimizer.zero_grad()
+            output = model(*args, **kwargs)  # the one before is there until then, as in most loops
+            if optimizer is not None:
+                _loss(output).backward()
+                optimizer.step()
+    return {step.kind: captured}
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def _loss(output: Any) -> torch.Tensor:
+    """The loss that the model gives; for others the mean of the first thing that depends on weights."""
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    for leaf in pytree.tree_leaves(dict(output) if isinstance(output, Mapping) else output):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            return leaf.float().mean()
+    raise ConfigurationError("--step train: the model returns no tensor that depends on its weights")
+
+
+def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -> dict[str, Captured]:
+    """The programs that read the prompt, and that decode the last token after it."""
+    takes = inspect.signature(model.forward).parameters
+    # As `generate()` calls it: only the last position is asked for.
+    options: dict[str, Any] = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
+    with torch.no_grad():
+        with djinn.capture() as prompt:
+            args, kwargs = given()
+            tokens = kwargs.get("input_ids")
+            if tokens is None or "past_key_values" not in takes:
+                raise ConfigurationError(
+                    f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones"
+                )
+            output = model(*args, **kwargs, **options)
+        with djinn.capture():  # for its cache and the next token alone
+            args, kwargs = given()
+            longer = kwargs["input_ids"][:, :1].repeat(1, tokens.shape[1] + step.new_tokens - 1)
+            output = model(*args, **kwargs | {"input_ids": longer}, **options)
+            cache, token = output.past_key_values, longer[:, :1].clone()
+            del output
+        with djinn.capture() as decode:
+            last = model(input_ids=token, past_key_values=cache, **options)
+    del last  # whose memory is in the program
+    return {"prompt": prompt, "decode": decode}
+
+
+def _built(target: str, step: Step) -> BuiltModel:
+    """The model, and the inputs that come with it."""
+    path = Path(target)
+    if path.is_dir() or path.suffix == ".json":
+        model = _from_configuration(path / "config.json" if path.is_dir() else path)
+        _inputs_for(model, step, _OWN_INPUTS)  # whether that is known
+        return BuiltModel(target, model, None, _OWN_INPUTS)
+    made = _called(_function(target), target)
+    model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(
+            f"{target} returned {type(model).__name__}; it should return a torch.nn.Module, or one and its inputs"
+        )
+    if given is None:
+        mend = f"Let {target} return the inputs, too: (model, {{'name': tensor}})"
+        _inputs_for(model, step, mend)
+        return BuiltModel(target, model, None, f"Its inputs were guessed. {mend}")
+    inputs = _as_inputs(given)
+    shown = [f"{name}={_look(value)}" for name, value in (*enumerate(inputs[0]), *inputs[1].items())]
+    mend = f"Correct the model, or the inputs that {target} returns with it: {', '.join(shown) or 'none'}"
+    return BuiltModel(target, model, inputs, mend)
+
+
+def _look(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__
+
+
+def _as_inputs(given: Any) -> Inputs:
+    on_meta = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
+    if isinstance(on_meta, Mapping):
+        return (), dict(on_meta)
+    return (tuple(on_meta) if isinstance(on_meta, (list, tuple)) else (on_meta,)), {}
+
+
+def _function(target: str) -> Callable[[], Any]:
+    name, _, function = target.partition(":")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise _no_model(target)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        if not function:
+            raise _no_model(target) from None
+        raise ConfigurationError(f"there is no module {name!r}, neither installed nor in {Path.cwd()}") from None
+    found = getattr(module, function, None)
+    if not callable(found):
+        names = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
+        raise ConfigurationError(
+            f"{name} has no function {function!r}; it has {', '.join(sorted(names)) or 'none at all'}"
+        )
+    return cast("Callable[[], Any]", found)
+
+
+def _no_model(target: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"there is no model {target!r}: give the config.json of a Hugging Face model, the folder that it is in, or `module:function`. "
+        "Names of the Hub are not looked up: download the config.json of the model"
+    )
+
+
+def _called(function: Callable[[], Any], target: str) -> Any:
+    try:
+        with torch.device("meta"):
+            return function()
+    except Exception as error:
+        _show(error)
+        raise ConfigurationError(f"{target} raised {type(error).__name__}, as shown above") from None
+
+
+def _show(error: Exception) -> None:
+    click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+
+
+def _from_configuration(file: Path) -> torch.nn.Module:
+    """The model of a configuration file of transformers.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is for another library, or names a model that is not known.
+    """
+    if not file.is_file():
+        raise ConfigurationError(f"there is no file {file}")
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigurationError(f"{file} needs the package transformers: pip install transformers") from None
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigurationError(
+            f"{file} is no configuration that transformers {transformers.__version__} knows: {reason}"
+        ) from None
+    with torch.device("meta"):
+        return _model_class(transformers, config)._from_config(config)  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def _model_class(transformers: Any, config: Any) -> Any:
+    """The class that the configuration names; without a name, the model without a head."""
+    for name in config.architectures or ():
+        found = getattr(transformers, name, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    if config.architectures:
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} has no model {config.architectures[0]!r}: it is newer, or brings code "
+            "of its own, which is not run"
+        )
+    return transformers.AutoModel._model_mapping[type(config)]  # noqa: SLF001 - what `AutoModel.from_config` looks in
+
+
+def _inputs_for(model: torch.nn.Module, step: Step, mend: str) -> dict[str, Any]:
+    """Inputs for a model of transformers, by what its `forward` and its configuration say.
+
+    Raises:
+        ConfigurationError: it is not known what it takes; `mend` says what to do.
+    """
+    config, takes = getattr(model, "config", None), inspect.signature(model.forward).parameters
+    main = str(getattr(model, "main_input_name", ""))
+    with torch.device("meta"):
+        inputs = {name: make(config, step) for name, make in _MAKERS.items() if name == main and name in takes}
+        if _sees_and_reads(config) and {"input_ids", "pixel_values"} <= takes.keys():
+            inputs = {name: _MAKERS[name](config, step) for name in ("input_ids", "pixel_values")}
+        if inputs and getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
+            inputs["decoder_input_ids"] = torch.zeros(step.batch, min(step.tokens, 64), dtype=torch.long)
+    if not inputs:
+        raise ConfigurationError(f"it is not known what inputs {type(model).__name__} takes. {mend}")
+    if step.kind == "train" and "labels" in takes and "LM" in type(model).__name__ and "input_ids" in inputs:
+        inputs["labels"] = inputs.get("decoder_input_ids", inputs["input_ids"])
+    return inputs
+
+
+def _sees_and_reads(config: Any) -> bool:
+    """True if the model has two encoders, for text and images. A model that reads images as tokens is asked about text alone."""
+    both = getattr(config, "text_config", None) is not None and getattr(config, "vision_config", None) is not None
+    return both and not any(getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+
+
+def _tokens(config: Any, step: Step) -> torch.Tensor:
+    text = getattr(config, "text_config", None) or config
+    most = getattr(text, "max_position_embeddings", None) or step.tokens
+    return torch.zeros(step.batch, min(step.tokens, most), dtype=torch.long)
+
+
+def _pixels(config: Any, step: Step) -> torch.Tensor:
+    vision = getattr(config, "vision_config", None) or config
+    side = getattr(vision, "image_size", None) or _IMAGE
+    height, width = side if isinstance(side, (list, tuple)) else (side, side)
+    frames = (getattr(vision, "num_frames", None),) if getattr(vision, "num_frames", None) else ()
+    return torch.zeros(step.batch, *frames, getattr(vision, "num_channels", 3), height, width)
+
+
+def _waves(config: Any, step: Step) -> torch.Tensor:
+    if getattr(config, "num_mel_bins", None) and getattr(config, "max_length", None):  # a spectrogram
+        return torch.zeros(step.batch, config.max_length, config.num_mel_bins)
+    return torch.zeros(step.batch, _SECOND)
+
+
+def _features(config: Any, step: Step) -> torch.Tensor:
+    bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_projection_input_dim", None) or 80
+    positions = getattr(config, "max_source_positions", None)
+    return torch.zeros(step.batch, bins, 2 * positions) if positions else torch.zeros(step.batch, step.tokens, bins)
+
+
+_MAKERS: dict[str, Callable[[Any, Step], torch.Tensor]] = {
+    "input_ids": _tokens,
+    "pixel_values": _pixels,
+    "input_values": _waves,
+    "input_features": _features,
+}

@@ -1,0 +1,128 @@
+"""The most memory that a program holds on one device at once, by kind of value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from djinn.hooks import DataResidency, Free, PipelineResult, Run, storage_of
+
+KINDS: Final = {
+    DataResidency.PERSISTENT_WEIGHT: "weights",
+    DataResidency.STATEFUL_KV_CACHE: "cache",
+    DataResidency.GRADIENT: "gradients",
+    DataResidency.OPTIMIZER_STATE: "optimizer",
+}
+ACTIVATIONS: Final = "activations"  # all else: inputs, results, and what ops take beside them
+
+
+@attrs.frozen
+class Peak:
+    """The moment at which a program holds most.
+
+    Attributes:
+        bytes: how much it holds then.
+        kinds: the same by kind: `weights`, `cache`, `gradients`, `optimizer` and `activations`.
+        most: of each kind the most that there is at any moment.
+        left: the bytes by kind that there are at the end.
+        largest_step: the most bytes that one op reads, makes and takes beside: a memory limit below it does not work.
+    """
+
+    bytes: int
+    kinds: Mapping[str, int]
+    most: Mapping[str, int]
+    left: Mapping[str, int]
+    largest_step: int
+
+
+def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
+    """The peak of a program that was scheduled on one device, with all of its inputs there from the beginning.
+
+    A storage counts once, with the largest extent that a value has in it, from the op that makes it until its last value is freed.
+    Without `caches`, keys and values that no later step reads are activations.
+
+    Raises:
+        ValueError: it was not scheduled, or on several devices.
+    """
+    if result.schedule is None or result.costs is None or len(result.schedule.steps) > 1:
+        raise ValueError("the peak is that of a program on one device: plan until='schedule'")
+    held = _Held(result, KINDS if caches else KINDS | {DataResidency.STATEFUL_KV_CACHE: ACTIVATIONS})
+    for value in result.graph.inputs:
+        held.hold(value)
+    held.note(0)
+    for device, steps in result.schedule.steps.items():
+        costs, nodes = result.costs.by_device[device], result.graph.nodes
+        for step in steps:
+            if isinstance(step, Run):
+                for node in step.nodes:
+                    for value in nodes[node].outputs:
+                        held.hold(value)
+                    held.note(costs[node].workspace, node)
+            elif isinstance(step, Free):
+                for value in step.values:
+                    held.free(value)
+    return Peak(sum(held.fullest.values()), dict(held.fullest), dict(held.most), held.left(), held.largest)
+
+
+class _Held:
+    """Memory that is there while the steps are followed."""
+
+    def __init__(self, result: PipelineResult, names: Mapping[DataResidency, str]) -> None:
+        self._names = names
+        self._graph = result.graph
+        self._residency = result.profile.residency if result.profile is not None else {}
+        self._values: dict[int, set[int]] = {}
+        self._sizes: dict[int, int] = {}
+        self._kinds: dict[int, str] = {}
+        self._now: Counter[str] = Counter()
+        self.fullest: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.largest = 0
+
+    def hold(self, value: int) -> None:
+        """The value is there."""
+        storage, meta = storage_of(value), self._graph.meta(value)
+        self._values.setdefault(storage, set()).add(value)
+        kind = self._kinds.setdefault(storage, self._kind(value))
+        if kind == ACTIVATIONS and (found := self._kind(value)) != ACTIVATIONS:  # a view says more
+            self._now[kind] -= self._sizes.get(storage, 0)
+            self._now[found] += self._sizes.get(storage, 0)
+            kind = self._kinds[storage] = found
+        size = meta.extent * meta.dtype.itemsize
+        if (more := size - self._sizes.get(storage, 0)) > 0:
+            self._sizes[storage] = size
+            self._now[kind] += more
+
+    def _kind(self, value: int) -> str:
+        known = self._residency.get(value)
+        return self._names.get(known, ACTIVATIONS) if known is not None else ACTIVATIONS
+
+    def free(self, value: int) -> None:
+        """The value is forgotten, and its storage with the last one."""
+        storage = storage_of(value)
+        values = self._values.get(storage)
+        if values is None:
+            return
+        values.discard(value)
+        if not values:
+            del self._values[storage]
+            self._now[self._kinds.pop(storage)] -= self._sizes.pop(storage, 0)
+
+    def left(self) -> dict[str, int]:
+        """Bytes by kind that are there now."""
+        return dict(+self._now)
+
+    def note(self, beside: int, node: int | None = None) -> None:
+        """An op has run, which took so many bytes beside."""
+        if node is not None:
+            used = self._graph.nodes[node]
+            storages = {storage_of(v) for v in (*used.inputs, *used.outputs)}
+            self.largest = max(self.largest, beside + sum(self._sizes.get(storage, 0) for storage in storages))
+        for kind, size in self._now.items():
+            self.most[kind] = max(self.most[kind], size)
+        if sum(self._now.values()) + beside > sum(self.fullest.values()):
+            self.fullest = +self._now
+            self.fullest[ACTIVATIONS] += beside

@@ -1,0 +1,211 @@
+"""Checkpoints that `torch.save` wrote: a zip archive with a pickle of the tensors' names and layouts, and a record for each storage.
+
+Nothing in the pickle is run (`pickled.py`), and records are not compressed: each has a place in the file.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import attrs
+
+from djinn.hooks import FileHeader, HeaderEntry, WeightFile
+from djinn.weights import read_bytes
+from djinn_checkpoints.pickled import PickledTensor, pickled_tensors
+from djinn_checkpoints.strided import Strided, overlaps_itself, reach_of
+
+DIRECTORY_LIMIT: Final = 8 << 20  # bytes of the archive's directory: about 70,000 records
+PICKLE_LIMIT: Final = 32 << 20  # bytes
+READERS: Final = 8  # threads that ask for the places of records; over a network each waits for an answer
+_LOCAL_HEADER: Final = struct.Struct(
+    "<4s22xHH"
+)  # what stands before a record: a signature, the lengths of its name and extra field
+_ENCRYPTED: Final = 0x1
+_BEFORE_ZIP: Final = (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02\x8a\nl")
+
+
+def read_pytorch(file: WeightFile) -> FileHeader:
+    """The tensors of a checkpoint.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no such archive, or what is in it is not understood.
+    """
+    archive = _archive(file)
+    described = _described(file, archive)
+    keys = dict.fromkeys(tensor.storage.key for tensor in described.values())
+    places = _places(file, {key: archive.record(f"data/{key}") for key in keys})
+    return FileHeader(
+        {name: _entry(name, one, *places[one.storage.key]) for name, one in described.items()}, {"format": "pt"}
+    )
+
+
+@attrs.frozen
+class _Archive:
+    """The directory of an archive: its records by name, without the name of the folder that all are in."""
+
+    records: dict[str, zipfile.ZipInfo]
+
+    def record(self, name: str) -> zipfile.ZipInfo:
+        """A record that can be read where it lies; `ValueError` otherwise."""
+        found = self.records.get(name)
+        if found is None:
+            raise ValueError(f"its archive has no record {name[:200]!r}")
+        if found.compress_type != zipfile.ZIP_STORED or found.compress_size != found.file_size:
+            raise ValueError(f"the record {name[:200]!r} is compressed: save it with torch.save")
+        if found.flag_bits & _ENCRYPTED:
+            raise ValueError(f"the record {name[:200]!r} is encrypted")
+        return found
+
+
+def _archive(file: WeightFile) -> _Archive:
+    begin = read_bytes(file, 0, min(file.size, 16))
+    if begin.startswith(_BEFORE_ZIP):
+        raise ValueError(
+            f"{file.name!r} has the format that PyTorch wrote before version 1.6: load and save it again with torch, or convert it to safetensors"
+        )
+    if not begin.startswith(b"PK"):
+        raise ValueError(f"{file.name!r} is no checkpoint that torch.save wrote")
+    seekable = _Seekable(file)
+    try:
+        entries = zipfile.ZipFile(seekable).infolist()
+    except (zipfile.BadZipFile, NotImplementedError, struct.error, OverflowError, IndexError) as error:
+        if seekable.failure is not None:
+            raise seekable.failure from error
+        raise ValueError(f"its archive is malformed: {error}") from error
+    names = [entry.filename for entry in entries]
+    if len(set(names)) != len(names):
+        raise ValueError("its archive has two records of one name")
+    folders = [name.removesuffix("data.pkl") for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(folders) != 1:
+        raise ValueError("its archive has no data.pkl, or several")
+    inside = {
+        entry.filename.removeprefix(folders[0]): entry for entry in entries if entry.filename.startswith(folders[0])
+    }
+    if "constants.pkl" in inside or any(name.startswith("code/") for name in inside):
+        raise ValueError(f"{file.name!r} is a TorchScript program: save its state_dict(), or convert it to safetensors")
+    return _Archive(inside)
+
+
+def _described(file: WeightFile, archive: _Archive) -> dict[str, PickledTensor]:
+    order = archive.records.get("byteorder")
+    if order is not None and _contents(file, archive.record("byteorder"), 16) != b"little":
+        raise ValueError("it was written on a machine with another order of bytes")
+    return pickled_tensors(_contents(file, archive.record("data.pkl"), PICKLE_LIMIT))
+
+
+def _contents(file: WeightFile, record: zipfile.ZipInfo, most: int) -> bytes:
+    if record.file_size > most:
+        raise ValueError(f"its record {record.filename[:200]!r} has {record.file_size:,} bytes; {most:,} are the limit")
+    start, size = _place(file, record)
+    data = read_bytes(file, start, size)
+    if zlib.crc32(data) != record.CRC:
+        raise ValueError(f"its record {record.filename[:200]!r} is damaged")
+    return data
+
+
+def _places(file: WeightFile, records: dict[str, zipfile.ZipInfo]) -> dict[str, tuple[int, int]]:
+    """First byte and size of each record.
+
+    Raises:
+        ValueError: two have bytes in common, or one reaches beyond the end of the file.
+    """
+    with ThreadPoolExecutor(READERS, "djinn-archive") as readers:
+        found = list(readers.map(partial(_place, file), records.values()))
+    end = 0
+    for record, (start, size) in sorted(
+        zip(records.values(), found, strict=True), key=lambda item: item[0].header_offset
+    ):
+        if record.header_offset < end:
+            raise ValueError(f"its record {record.filename[:200]!r} overlaps another")
+        end = start + size
+    return dict(zip(records, found, strict=True))
+
+
+def _place(file: WeightFile, record: zipfile.ZipInfo) -> tuple[int, int]:
+    begin = record.header_offset
+    if not 0 <= begin <= file.size - _LOCAL_HEADER.size:
+        raise ValueError(f"its record {record.filename[:200]!r} does not lie in it")
+    signature, name, extra = _LOCAL_HEADER.unpack(read_bytes(file, begin, _LOCAL_HEADER.size))
+    start = begin + _LOCAL_HEADER.size + name + extra
+    if signature != b"PK\3\4" or record.file_size > file.size - start:
+        raise ValueError(f"its record {record.filename[:200]!r} does not lie in it")
+    return start, record.file_size
+
+
+def _entry(name: str, tensor: PickledTensor, start: int, size: int) -> HeaderEntry:
+    """Raises `ValueError` if the tensor does not lie in its storage, which has these bytes of the file."""
+    dtype, shape, width = tensor.dtype, tensor.shape, tensor.dtype.itemsize
+    if tensor.storage.size > size:
+        raise ValueError(f"the storage of its tensor {name!r} has {size} bytes, not {tensor.storage.size}")
+    first, nbytes = start + tensor.offset * width, math.prod(shape) * width
+    if not nbytes:
+        return HeaderEntry(dtype, shape, start, 0)
+    if (tensor.offset + reach_of(shape, tensor.strides)) * width > tensor.storage.size:
+        raise ValueError(f"its tensor {name!r} reaches beyond its storage")
+    if _is_contiguous(shape, tensor.strides):
+        return HeaderEntry(dtype, shape, first, nbytes)
+    if overlaps_itself(shape, tensor.strides):
+        raise ValueError(f"elements of its tensor {name!r} share memory (an expanded tensor): save a clone of it")
+    return HeaderEntry(dtype, shape, first, nbytes, decoding=Strided(first, dtype, shape, tensor.strides))
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class _Seekable(io.RawIOBase):
+    """A file as `zipfile` wants it, of which the directory can be read and little more.
+
+    Attributes:
+        failure: why it could not be read, which `zipfile` does not tell.
+    """
+
+    def __init__(self, file: WeightFile) -> None:
+        super().__init__()
+        self._file = file
+        self._at = 0
+        self._left = DIRECTORY_LIMIT
+        self.failure: OSError | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        if base + offset < 0:
+            raise ValueError("its archive is malformed: a place before its beginning")
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        here = max(0, self._file.size - self._at)
+        count = here if size is None or size < 0 else min(size, here)
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(f"the directory of its archive has more than {DIRECTORY_LIMIT:,} bytes")
+        try:
+            data = read_bytes(self._file, self._at, count)
+        except OSError as error:
+            self.failure = error
+            raise
+        self._at += count
+        return data

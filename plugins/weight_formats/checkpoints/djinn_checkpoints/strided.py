@@ -1,0 +1,70 @@
+"""Tensors that lie in a file with strides, as PyTorch saves views: transposed ones, and every second row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import torch
+
+from djinn.hooks import WeightFile
+
+PIECE: Final = 8 << 20  # bytes of the file that are in memory at a time, beside what is made of them
+
+
+@attrs.frozen
+class Strided:
+    """Elements in a file with gaps between them, or in another order than that of a contiguous tensor.
+
+    Attributes:
+        start: byte of the file where the first element begins.
+        shape, strides: of the tensor, in elements. No two elements have bytes in common.
+    """
+
+    start: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
+        """As `Decoding.read_into`."""
+        rows, row = self.shape[0], self.dtype.itemsize
+        for size in self.shape[1:]:
+            row *= size
+        begin, end = first // row, min(rows, -(-(first + len(buffer)) // row))
+        whole = torch.empty((end - begin, *self.shape[1:]), dtype=self.dtype)
+        self._fill(whole, file, begin * self.strides[0])
+        found = whole.view(torch.uint8).flatten() if whole.dim() else whole
+        torch.frombuffer(buffer, dtype=torch.uint8).copy_(found[first - begin * row :][: len(buffer)])
+
+    def _fill(self, to: torch.Tensor, file: WeightFile, first: int) -> None:
+        """Fill `to` with what has its shape, these strides, and begins at element `first`; by halves where that is far apart."""
+        reach = reach_of(to.shape, self.strides)
+        if reach * to.itemsize > PIECE:
+            # Halves along the largest stride lie apart from each other, so that no byte is read twice.
+            split = max(range(to.dim()), key=lambda d: self.strides[d] if to.shape[d] > 1 else -1)
+            half = to.shape[split] // 2
+            if half:
+                self._fill(to.narrow(split, 0, half), file, first)
+                rest = to.narrow(split, half, to.shape[split] - half)
+                self._fill(rest, file, first + half * self.strides[split])
+                return
+        data = torch.empty(reach * to.itemsize, dtype=torch.uint8)
+        file.read_into(self.start + first * to.itemsize, data.numpy().data)
+        to.copy_(data.view(to.dtype).as_strided(to.shape, self.strides))
+
+
+def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Number of elements from the first one of a tensor to its last one; it has one at least."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """True if two elements may be the same memory, as in an expanded tensor; some cases that are none count as well."""
+    reach = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride < reach:
+            return True
+        reach += (size - 1) * stride
+    return False

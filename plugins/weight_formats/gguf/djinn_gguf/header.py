@@ -1,0 +1,236 @@
+"""The header of a GGUF file: names, types, shapes and places of its tensors.
+
+The format is described at https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: keys with values, the tensors with their places, the
+tensors' bytes. Sizes of a tensor come fastest first, the other way round than in PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from djinn.hooks import FileHeader, HeaderEntry, WeightFile
+from djinn.weights import MOST_DIMENSIONS, MOST_TENSORS, read_bytes, refuse_overlaps
+from djinn_gguf.quantized import Q8_0
+
+HEADER_LIMIT: Final = 100 << 20  # bytes
+VALUES: Final = 4_000_000  # texts, values and tensors in a header: words of a vocabulary above all
+_MAGIC: Final = b"GGUF"
+_VERSIONS: Final = (2, 3)
+_ALIGNMENT: Final = 32
+_DEPTH: Final = 4  # of lists within lists
+_FIRST_CHUNK, _LARGEST_CHUNK = 64 << 10, 4 << 20
+
+# Kinds of values, by their numbers.
+_NUMBERS: Final = MappingProxyType(
+    {
+        0: struct.Struct("<B"),
+        1: struct.Struct("<b"),
+        2: struct.Struct("<H"),
+        3: struct.Struct("<h"),
+        4: struct.Struct("<I"),
+        5: struct.Struct("<i"),
+        6: struct.Struct("<f"),
+        7: struct.Struct("<?"),
+        10: struct.Struct("<Q"),
+        11: struct.Struct("<q"),
+        12: struct.Struct("<d"),
+    }
+)
+_TEXT, _LIST = 8, 9
+_U32, _U64 = _NUMBERS[4], _NUMBERS[10]
+
+# Types of tensors, by their numbers.
+_DTYPES: Final = MappingProxyType(
+    {
+        0: torch.float32,
+        1: torch.float16,
+        24: torch.int8,
+        25: torch.int16,
+        26: torch.int32,
+        27: torch.int64,
+        28: torch.float64,
+        30: torch.bfloat16,
+    }
+)
+_Q8_0: Final = 8
+_OTHERS: Final = MappingProxyType(
+    {
+        2: "Q4_0",
+        3: "Q4_1",
+        6: "Q5_0",
+        7: "Q5_1",
+        9: "Q8_1",
+        10: "Q2_K",
+        11: "Q3_K",
+        12: "Q4_K",
+        13: "Q5_K",
+        14: "Q6_K",
+        15: "Q8_K",
+        16: "IQ2_XXS",
+        17: "IQ2_XS",
+        18: "IQ3_XXS",
+        19: "IQ1_S",
+        20: "IQ4_NL",
+        21: "IQ3_S",
+        22: "IQ2_S",
+        23: "IQ4_XS",
+        29: "IQ1_M",
+        34: "TQ1_0",
+        35: "TQ2_0",
+        39: "MXFP4",
+    }
+)
+
+
+def read_gguf(file: WeightFile) -> FileHeader:
+    """Read and check the header of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no GGUF file of version 2 or 3, or its tensors overlap, reach beyond its end or do not fit their shapes.
+    """
+    reader = _Reader(file)
+    if reader.take(4) != _MAGIC:
+        raise ValueError(f"{file.name!r} is no GGUF file")
+    version = reader.number(_U32)
+    if version not in _VERSIONS:
+        raise ValueError(
+            f"{file.name!r} has the version {version} of GGUF, or another order of bytes; 2 and 3 are read"
+        )
+    tensors, keys = reader.number(_U64), reader.number(_U64)
+    metadata = dict[str, str]()
+    alignment = _ALIGNMENT
+    for _ in range(reader.counted(keys)):
+        key = reader.text()
+        value = reader.value(reader.number(_U32))
+        if value is None:
+            continue
+        metadata[key] = f"{value}"
+        if key == "general.alignment":
+            alignment = value if isinstance(value, int) else 0
+    if tensors > MOST_TENSORS or not 0 < alignment <= HEADER_LIMIT:
+        raise ValueError("it has too many tensors, or a wrong alignment")
+    described = [_described(reader) for _ in range(tensors)]
+    begin = -(-reader.position // alignment) * alignment
+    found = dict[str, HeaderEntry]()
+    stored = dict[str, HeaderEntry]()  # as they lie in the file, to find overlaps
+    for name, shape, kind, offset in described:
+        if name in found:
+            raise ValueError(f"it has the tensor {name!r} twice")
+        found[name], size = _entry(name, shape, kind, begin + offset, file.size)
+        stored[name] = HeaderEntry(None, shape, begin + offset, size)
+    refuse_overlaps(stored)
+    return FileHeader(found, metadata)
+
+
+def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+    name, dimensions = reader.text(), reader.number(_U32)
+    if dimensions > MOST_DIMENSIONS:
+        raise ValueError(f"its tensor {name[:200]!r} has {dimensions} dimensions")
+    sizes = [reader.number(_U64) for _ in range(dimensions)]
+    return name, tuple(reversed(sizes)), reader.number(_U32), reader.number(_U64)
+
+
+def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -> tuple[HeaderEntry, int]:
+    """The tensor, and how many bytes of the file it has as far as that is known."""
+    elements = math.prod(shape)
+    dtype = _DTYPES.get(kind)
+    if max(elements, *shape, 0) >= 1 << 62 or start > end:
+        raise ValueError(f"its tensor {name[:200]!r} does not lie in it")
+    if dtype is not None:
+        size = elements * dtype.itemsize
+        entry = HeaderEntry(dtype, shape, start, size)
+    elif kind == _Q8_0 and shape and not shape[-1] % Q8_0.elements:
+        size = elements // Q8_0.elements * Q8_0.nbytes
+        entry = HeaderEntry(torch.float32, shape, start, elements * 4, decoding=Q8_0(start))
+    elif kind in _OTHERS:
+        size = 0
+        entry = HeaderEntry(None, shape, start, 0, stored_as=_OTHERS[kind])
+    else:
+        raise ValueError(f"its tensor {name[:200]!r} has a type that is none (number {kind})")
+    if size > end - start:
+        raise ValueError(f"its tensor {name[:200]!r} does not lie in it")
+    return entry, size
+
+
+class _Reader:
+    """Reads a header from its first byte on, in chunks."""
+
+    def __init__(self, file: WeightFile) -> None:
+        self._file = file
+        self._chunk = b""
+        self._begin = 0  # of the chunk
+        self._next = _FIRST_CHUNK
+        self._left = VALUES
+        self._limit = min(file.size, HEADER_LIMIT)
+        self.position = 0
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        first = self.position - self._begin
+        if first + count > len(self._chunk) or first < 0:
+            self._load(count)
+            first = 0
+        self.position += count
+        return self._chunk[first : first + count]
+
+    def _load(self, count: int) -> None:
+        if count > self._limit - self.position:
+            raise ValueError("it ends within its header, or its header is too long")
+        size = min(max(count, self._next), self._limit - self.position)
+        self._chunk, self._begin = read_bytes(self._file, self.position, size), self.position
+        self._next = min(2 * self._next, _LARGEST_CHUNK)
+
+    def skip(self, count: int) -> None:
+        """Leave out bytes."""
+        if count > self._limit - self.position:
+            raise ValueError("it ends within its header, or its header is too long")
+        self.position += count
+
+    def number(self, form: struct.Struct) -> int:
+        """The next number, of a kind that is whole."""
+        value: int = form.unpack(self.take(form.size))[0]
+        return value
+
+    def counted(self, count: int) -> int:
+        """The number of things to come, which must not be too many."""
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(f"its header has more than {VALUES:,} values")
+        return count
+
+    def text(self) -> str:
+        """The next text."""
+        try:
+            return self.take(self.number(_U64)).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError("it has a name or a text that is not UTF-8") from error
+
+    def value(self, kind: int, depth: int = 0) -> str | int | float | None:
+        """The next value; None for a list, which is left out."""
+        if kind == _TEXT:
+            return self.take(self.number(_U64)).decode(errors="replace")
+        if kind == _LIST and depth < _DEPTH:
+            self._skip_list(depth)
+            return None
+        form = _NUMBERS.get(kind)
+        if form is None:
+            raise ValueError(f"its header has a value of a kind that is none (number {kind})")
+        found: int | float = form.unpack(self.take(form.size))[0]
+        return found
+
+    def _skip_list(self, depth: int) -> None:
+        kind, count = self.number(_U32), self.number(_U64)
+        if kind in _NUMBERS:
+            self.skip(count * _NUMBERS[kind].size)
+            return
+        for _ in range(self.counted(count)):
+            if kind == _TEXT:
+                self.skip(self.number(_U64))
+            else:
+                self.value(kind, depth + 1)

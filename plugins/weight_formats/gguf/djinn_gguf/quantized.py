@@ -1,0 +1,43 @@
+"""Tensors in quantized formats, of which numbers are made while they are read."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import attrs
+import torch
+
+from djinn.hooks import WeightFile
+
+_BLOCKS: Final = 32 << 10  # that are in memory at a time, beside what is made of them: about a megabyte
+
+
+@attrs.frozen
+class Q8_0:  # noqa: N801 - its name
+    """The type Q8_0 of GGUF: blocks of a scale (float16) and 32 whole numbers of eight bits.
+
+    The products are float32, because they have up to 19 bits, which float16 would round and might overflow.
+
+    Attributes:
+        start: byte of the file where the first block begins.
+    """
+
+    elements: ClassVar[int] = 32  # of a block
+    nbytes: ClassVar[int] = 34
+
+    start: int
+
+    def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
+        """As `Decoding.read_into`."""
+        made = self.elements * 4  # bytes of a block's numbers
+        begin, end = first // made, -(-(first + len(buffer)) // made)
+        to = torch.frombuffer(buffer, dtype=torch.uint8)
+        for block in range(begin, end, _BLOCKS):
+            count = min(_BLOCKS, end - block)
+            stored = torch.empty(count, self.nbytes, dtype=torch.uint8)
+            file.read_into(self.start + block * self.nbytes, stored.flatten().numpy().data)
+            scales = stored[:, :2].contiguous().view(torch.float16).float()
+            numbers = stored[:, 2:].view(torch.int8).float().mul_(scales).view(torch.uint8).flatten()
+            at = block * made - first  # byte of the buffer where these begin
+            part = numbers[max(0, -at) : len(buffer) - at]
+            to[max(0, at) :][: len(part)] = part
