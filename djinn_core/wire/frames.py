@@ -25,6 +25,9 @@ FRAME_VERSION: Final = 1
 _MAGIC: Final = b"DJNF"
 _PREFIX: Final = struct.Struct("<4sHHIIQ")
 _PREFIX_BYTES: Final = _PREFIX.size
+_OPENING: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, 0)  # with which every prefix begins
+_OPENING_BYTES: Final = len(_OPENING)
+_SIZES: Final = struct.Struct("<IIQ")  # the rest of it
 _LENGTH: Final = struct.Struct("<Q")
 # Small parts are read together with what follows them, large ones straight into place.
 _SCRATCH_BYTES: Final = 256 << 10
@@ -91,14 +94,15 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
         if size > limits.head:
             limits.check(size, 0, 0)
         return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 0, 0) + head]
+    first = frame.body[0]
+    if type(first) is bytes and not frame.body[1:]:  # as most answers have
+        total = len(first)
+        if total < _SMALL_BYTES and size <= limits.head and total <= limits.body and limits.buffers:
+            return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 1, total) + head + _LENGTH.pack(total) + first]
     body = [*map(flatten, frame.body)]
-    if len(body) == 1:  # as most answers have
-        count, total = 1, body[0].nbytes
-        packed = _LENGTH.pack(total)
-    else:
-        lengths = [view.nbytes for view in body]
-        count, total = len(body), sum(lengths)
-        packed = struct.pack(f"<{count}Q", *lengths)
+    lengths = [view.nbytes for view in body]
+    count, total = len(body), sum(lengths)
+    packed = struct.pack(f"<{count}Q", *lengths)
     if size > limits.head or count > limits.buffers or total > limits.body:
         limits.check(size, count, total)
     prefix = _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, count, total)
@@ -204,9 +208,12 @@ class FrameDecoder:
 
     def _take_small(self, data: memoryview) -> int:
         """Take frames that lie whole in `data` by the shortest way; return the bytes that they took."""
-        position, end = 0, data.nbytes
+        position, end, limits = 0, data.nbytes, self.limits
         while end - position >= _PREFIX_BYTES:
-            head, buffers, body = self._read_prefix(data, position)
+            opening = position + _OPENING_BYTES
+            head, buffers, body = _SIZES.unpack_from(data, opening)
+            if data[position:opening] != _OPENING or head > limits.head or buffers or body:
+                self._read_prefix(data, position)  # checks the rest
             start = position + _PREFIX_BYTES
             lengths = start + head
             if lengths + 8 * buffers + body > end:
@@ -222,6 +229,8 @@ class FrameDecoder:
             lengths: tuple[int, ...] = _LENGTH.unpack_from(data, position)
             if lengths[0] != body:
                 _check_lengths(lengths, body)
+            if body < _SMALL_BYTES:
+                return [memoryview(bytearray(data[position + 8 : position + 8 + body]))]
         else:
             lengths = struct.unpack_from(f"<{buffers}Q", data, position)
             _check_lengths(lengths, body)
