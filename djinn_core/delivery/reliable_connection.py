@@ -347,7 +347,9 @@ class ReliableConnection(ReconnectingConnection):
             self._garbled = 0
             self._frames += 1
             if frame.body or self._frames >= _NOTE_FRAMES:
-                self._bytes += (nbytes := _bytes_of(frame))
+                body = frame.body
+                one = body[0] if body and not body[1:] else None
+                self._bytes += (nbytes := one.nbytes if type(one) is memoryview else _bytes_of(frame))
                 if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
                     self._note()
             return news

@@ -34,6 +34,7 @@ _SCRATCH_BYTES: Final = 256 << 10
 _DIRECT_BYTES: Final = 16 << 10
 _ALIGNMENT: Final = 64
 _SMALL_BYTES: Final = 1024
+_SHORT_LENGTHS: Final = tuple([_LENGTH.pack(length) for length in range(_SMALL_BYTES)])
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -98,7 +99,7 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
     if type(first) is bytes and not frame.body[1:]:  # as most answers have
         total = len(first)
         if total < _SMALL_BYTES and size <= limits.head and total <= limits.body and limits.buffers:
-            return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 1, total) + head + _LENGTH.pack(total) + first]
+            return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 1, total) + head + _SHORT_LENGTHS[total] + first]
     body = [*map(flatten, frame.body)]
     lengths = [view.nbytes for view in body]
     count, total = len(body), sum(lengths)
@@ -212,14 +213,21 @@ class FrameDecoder:
         while end - position >= _PREFIX_BYTES:
             opening = position + _OPENING_BYTES
             head, buffers, body = _SIZES.unpack_from(data, opening)
-            if data[position:opening] != _OPENING or head > limits.head or buffers or body:
-                self._read_prefix(data, position)  # checks the rest
+            large = head > limits.head or buffers > limits.buffers or body > limits.body
+            if large or data[position:opening] != _OPENING or (body and not buffers):
+                self._read_prefix(data, position)  # says what is wrong
             start = position + _PREFIX_BYTES
             lengths = start + head
             if lengths + 8 * buffers + body > end:
                 break
             position = lengths + 8 * buffers + body
-            cut = self._cut_body(data, lengths, buffers, body) if buffers else ()
+            cut: Sequence[Buffer] = ()
+            if (
+                buffers == 1 and body < _SMALL_BYTES and data[lengths : lengths + 8] == _SHORT_LENGTHS[body]
+            ):  # as most answers have
+                cut = [memoryview(bytearray(data[lengths + 8 : position]))]
+            elif buffers:
+                cut = self._cut_body(data, lengths, buffers, body)
             self.frames.append(Frame(bytes(data[start:lengths]), cut))
         return position
 
@@ -229,8 +237,6 @@ class FrameDecoder:
             lengths: tuple[int, ...] = _LENGTH.unpack_from(data, position)
             if lengths[0] != body:
                 _check_lengths(lengths, body)
-            if body < _SMALL_BYTES:
-                return [memoryview(bytearray(data[position + 8 : position + 8 + body]))]
         else:
             lengths = struct.unpack_from(f"<{buffers}Q", data, position)
             _check_lengths(lengths, body)

@@ -90,8 +90,12 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
     Raises:
         ProtocolError: the dtype is unknown, or shape and stride do not fit each other or the length of the buffer.
     """
-    dtype = dtype_from_name(header.dtype)
-    data = flatten(buffer)
+    name = header.dtype
+    dtype = _DTYPES[name] if name in _DTYPES else dtype_from_name(name)
+    if type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1 and buffer.c_contiguous:
+        data = buffer  # as mostly
+    else:
+        data = flatten(buffer)
     sizes = header.shape + header.stride
     if sizes and (len(header.shape) != len(header.stride) or not (min(sizes) >= 0 and max(sizes) <= _LARGEST)):
         raise ProtocolError(f"a tensor cannot have shape {header.shape} with stride {header.stride}")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Final
 
-import attrs
+import msgspec
 
 from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.program import Program
 from djinn_core.wire import limits
 
+_SMALL: Final = 1024  # in each respect; what is as small fits without being counted
+
 
 def fits(submission: Submission) -> bool:
     """True if it can be sent as it is."""
     program = submission.program
+    if not (program.operands[_SMALL:] or program.slots[_SMALL:] or program.calls[_SMALL:] or submission.free[_SMALL:]):
+        return True
     return (
         len(program.operands) + len(program.slots) <= limits.ARGUMENTS_SENT
         and len(program.calls) <= limits.INSTRUCTIONS
@@ -33,7 +38,7 @@ def in_parts(submission: Submission) -> Iterator[Submission]:
         yield Submission(Program((), (), ()), free[start : start + limits.HANDLES_SENT])
     *before, last = [program] if fits(Submission(program)) else _pieces(program)
     yield from map(Submission, before)
-    yield attrs.evolve(submission, program=last, free=free[: limits.HANDLES_SENT])
+    yield msgspec.structs.replace(submission, program=last, free=free[: limits.HANDLES_SENT])
 
 
 def _pieces(program: Program) -> list[Program]:
