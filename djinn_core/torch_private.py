@@ -478,6 +478,9 @@ def without_modes(function: F) -> F:
     return unseen  # type: ignore[return-value]
 
 
+inference_mode: Final[Callable[[bool], AbstractContextManager[object]]] = torch._C._InferenceMode
+
+
 def inference() -> AbstractContextManager[object]:
     """As `torch.inference_mode()`, which takes nine calls of Python's for each block."""
     return torch._C._InferenceMode(True)

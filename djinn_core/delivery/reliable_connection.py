@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
@@ -98,6 +98,17 @@ class ReconnectingConnection(abc.ABC):
         """Allow no further connection; the present one continues."""
 
 
+class Replay(Protocol):
+    """Frames that an earlier process has received, which come before those of the connection."""
+
+    @property
+    def over(self) -> bool:
+        """True if all of them have come."""
+
+    def next_frame(self) -> Frame:
+        """The next one."""
+
+
 class ReliableConnection(ReconnectingConnection):
     """Implements `SessionChannel` over one connection after the other. Frames arrive exactly once, in order.
 
@@ -122,6 +133,7 @@ class ReliableConnection(ReconnectingConnection):
         self._garbled = 0  # connections in a row that broke on bytes that are no frame
         self._unrepeated: Connection | None = None  # over which nothing was retransmitted yet
         self._closed = ""  # why nothing can be sent any more
+        self._replay: Replay | None = None
         self._expired = False
         self._probe = _FIRST_PROBE_SECONDS
         self._probe_at: float | None = None  # time of the next probe, during a wait
@@ -145,7 +157,7 @@ class ReliableConnection(ReconnectingConnection):
 
     def _send(self, frame: Frame) -> None:
         outbox = self._outbox
-        if frame.body:
+        if frame.body and type(frame.body[0]) is not bytes:
             frame = owning_small(frame)
         try:
             with self._sending:
@@ -214,6 +226,8 @@ class ReliableConnection(ReconnectingConnection):
             ProtocolError: the other end does not follow the protocol, on several connections in a row.
             TransportError: there will be no further connection.
         """
+        if self._replay is not None and not self._replay.over:
+            return self._replay.next_frame()
         if not self._reading.acquire(blocking=False):
             begun = time.monotonic()
             if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
@@ -225,10 +239,18 @@ class ReliableConnection(ReconnectingConnection):
             if self._probe_at is None and (timeout is None or timeout > _FIRST_PROBE_SECONDS):
                 # Mostly it comes before the clock has to be looked at.
                 quiet = timeout is None and not self._probes
+                inner = self._inner
                 try:
-                    if (frame := self._take(None if quiet else _FIRST_PROBE_SECONDS)) is not None:
+                    if self._closed:
+                        raise TransportError(self._closed)
+                    frame = self._read(inner, None if quiet else _FIRST_PROBE_SECONDS)
+                    if frame is not None:
                         self._probe = _FIRST_PROBE_SECONDS
                         return frame
+                except TransportError as error:  # as `_take`
+                    if self._closed:
+                        raise
+                    self._restore(inner, error)
                 except TimeoutError:
                     timeout = None if timeout is None else timeout - _FIRST_PROBE_SECONDS
                     self._probe_at = time.monotonic() if self._probes else None

@@ -66,12 +66,15 @@ def tensor_to_wire(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
     Raises:
         ProtocolError: the tensor is not on the CPU, not strided, or quantized.
     """
-    name = dtype_name(tensor.dtype)
+    dtype = tensor.dtype
+    name = _NAMES[dtype] if dtype in _NAMES else dtype_name(dtype)
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         raise ProtocolError(
             f"cannot send a tensor of layout {tensor.layout} on {tensor.device}; only strided CPU tensors can be sent"
         )
-    plain = tensor.dtype in _KNOWN_TO_NUMPY and not (tensor.requires_grad or tensor.is_neg())
+    plain = dtype in _KNOWN_TO_NUMPY and not (tensor.requires_grad or tensor.is_neg())
+    if plain and not tensor.ndim:  # a number, as most answers are
+        return TensorHeader(name, (), ()), memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
     if plain and tensor.numel() and tensor.is_contiguous():  # NumPy refuses some shapes without elements
         return TensorHeader(name, tuple(tensor.shape), tensor.stride()), flatten(memoryview(tensor.numpy()))  # type: ignore[arg-type]
     with torch.no_grad():

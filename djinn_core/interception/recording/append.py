@@ -18,7 +18,7 @@ from djinn_core.interception.shape_inference.write_checks import check_overlap, 
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.program import Call, Slot
-from djinn_core.ir.values import TensorMeta
+from djinn_core.ir.values import HANDLE_STEP, TensorMeta, new_storage
 from djinn_core.reference_counts import counts_beside
 
 _MANY: Final = 1024  # results; making them starts collections
@@ -55,7 +55,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         elif meta is None:
             results.append(None)
         elif alias < 0:
-            value = Value(Storage(nbytes, recorder), meta)
+            value = Value(Storage(new_storage() * HANDLE_STEP, nbytes, recorder, None, recorder, epoch), meta)
             handles.append(value.handle)
             results.append(wrap(value))
         else:

@@ -105,7 +105,7 @@ class MetaSubstitution(TorchFunctionMode):
     def _made(self, tensor: torch.Tensor) -> LazyTensor:
         key = torch_private.storage_key(tensor)
         if key not in self._storages:
-            storage = self._storages[key] = Storage(tensor.untyped_storage().nbytes(), None)
+            storage = self._storages[key] = Storage.begin(tensor.untyped_storage().nbytes(), None)
             with recorders.sending:  # looked up each time: a forked child has a new one
                 recorders.absent.add(storage.id)
         with torch.inference_mode(tensor.is_inference()):

@@ -83,7 +83,7 @@ class RecordedCall:
         numbers = new_storages(self.storages)
         storages: dict[int, Storage] = {}
         for which, nbytes, views in self.kept:
-            storages[which] = storage = Storage(nbytes, recorder)
+            storages[which] = storage = Storage.begin(nbytes, recorder)
             storage.views, numbers[which] = views, storage.id
         places += [numbers[which] * HANDLE_STEP + view for which, view in self.made]
         there = values + [tensor.remote for tensor in self.constants]

@@ -24,7 +24,7 @@ from djinn_core.interception.recording.fetch_prediction import FetchPredictor
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
 from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
-from djinn_core.interception.recording.split_submission import fits, in_parts
+from djinn_core.interception.recording.split_submission import FEW, fits, in_parts
 from djinn_core.interception.runtime_interface import (
     CacheMemory,
     Publication,
@@ -546,7 +546,9 @@ class Recorders:
 
     def submit(self, runtime: Runtime, submission: Submission) -> int:
         """Submit what was taken. Where an interrupt comes before it is sent, nothing of it is lost, but what it asks for."""
-        number, parts = 0, [submission] if fits(submission) else [*in_parts(submission)]
+        program, number = submission.program, 0
+        few = not (program.operands[FEW:] or program.slots[FEW:] or program.calls[FEW:] or submission.free[FEW:])
+        parts = [submission] if few or fits(submission) else [*in_parts(submission)]
         for position, part in enumerate(parts):
             try:
                 if (timeline := port.timeline) is None:

@@ -12,14 +12,12 @@ from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.program import Program
 from djinn_core.wire import limits
 
-_SMALL: Final = 1024  # in each respect; what is as small fits without being counted
+FEW: Final = 1024  # operands, scalars, calls and handles to free, with which a submission fits without being counted
 
 
 def fits(submission: Submission) -> bool:
     """True if it can be sent as it is."""
     program = submission.program
-    if not (program.operands[_SMALL:] or program.slots[_SMALL:] or program.calls[_SMALL:] or submission.free[_SMALL:]):
-        return True
     return (
         len(program.operands) + len(program.slots) <= limits.ARGUMENTS_SENT
         and len(program.calls) <= limits.INSTRUCTIONS

@@ -135,7 +135,7 @@ class _Rewriting:
             meta, number = call.operands[operand], storage_of(value)
             storage = self.storages.get(number)
             if storage is None:
-                storage = self.storages[number] = Storage(meta.extent * meta.dtype.itemsize, None)
+                storage = self.storages[number] = Storage.begin(meta.extent * meta.dtype.itemsize, None)
                 storage.last = make_handle(number, _OWN_VIEWS)
             tensor = self.tensors[value] = wrap(BorrowedValue(storage, meta, value))
         return tensor

@@ -58,7 +58,7 @@ def fetch_part(tensor: LazyTensor, fetch: Callable[[LazyTensor], torch.Tensor]) 
     """
     value = tensor.remote
     storage, page = value.storage, _page_of(tensor)
-    copy = getattr(storage, "elements", None)
+    copy = storage.elements
     if copy is None or copy.changes != port.memory_changes:
         copy = storage.elements = ElementCopy()
     memory = copy.pages.use(page)

@@ -6,6 +6,8 @@ from functools import partial
 from itertools import compress, repeat, starmap
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_storage, storage_of
 from djinn_core.reference_counts import counts_beside, only_listed
@@ -40,30 +42,33 @@ def still_to_free() -> list[int]:
     return [value.handle for value in gone]
 
 
-class Storage:
+class Storage(msgspec.Struct, eq=False):  # made in one step: each op makes one
     """Memory on the remote side that one or more values look into.
 
     Attributes:
         last: the handle that was given out last. nbytes: its size.
         user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
         written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
-        addresses: results of `data_ptr()`; absent before its first call.
-        elements: what is known here of its contents, or None; absent before it is asked for.
-        shrunk: the size that the program gave it, where that is less than its memory; absent where it is not.
+        addresses: results of `data_ptr()`; None before its first call.
+        elements: what is known here of its contents, or None.
+        shrunk: the size that the program gave it, where that is less than its memory; otherwise None.
     """
 
-    __slots__ = ("addresses", "elements", "last", "nbytes", "readers", "shrunk", "user", "written", "written_at")
-    addresses: range
-    shrunk: int
-    elements: ElementCopy | None
+    last: int
+    nbytes: int
+    user: Recorder | None
+    readers: set[Recorder] | None
+    written: Recorder | None
+    written_at: int
+    addresses: range | None = None
+    elements: ElementCopy | None = None
+    shrunk: int | None = None
 
-    def __init__(self, nbytes: int, user: Recorder | None) -> None:
-        self.last = new_storage() * HANDLE_STEP  # `make_handle(..., 0)`, written out on the hot path
-        self.nbytes = nbytes
-        self.user = user
-        self.readers: set[Recorder] | None = None
-        self.written = user
-        self.written_at = user.epoch if user is not None else 0
+    @classmethod
+    def begin(cls, nbytes: int, user: Recorder | None) -> Storage:
+        """New memory of `nbytes` bytes, which `user` is about to write."""
+        epoch = user.epoch if user is not None else 0
+        return cls(new_storage() * HANDLE_STEP, nbytes, user, None, user, epoch)
 
     @property
     def id(self) -> int:
@@ -125,6 +130,6 @@ class BorrowedValue(Value):
 
 def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
     """The value `handle` of a program, without holding it."""
-    storage = Storage(meta.extent * meta.dtype.itemsize, None)
+    storage = Storage.begin(meta.extent * meta.dtype.itemsize, None)
     storage.last = handle
     return BorrowedValue(storage, meta, handle)
