@@ -109,7 +109,7 @@ class MetaSubstitution(TorchFunctionMode):
             with recorders.sending:  # looked up each time: a forked child has a new one
                 recorders.absent.add(storage.id)
         with torch.inference_mode(tensor.is_inference()):
-            stand_in = wrap(Value(self._storages[key], meta_of(tensor)))
+            stand_in = wrap(Value.begin(self._storages[key], meta_of(tensor)))
         if tensor.requires_grad:
             stand_in.requires_grad_()
         return stand_in

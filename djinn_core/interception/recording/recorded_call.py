@@ -108,7 +108,7 @@ class RecordedCall:
         if output.same >= 0:
             return inputs[output.same]
         assert output.meta is not None
-        return wrap(Value.at(storages[output.storage], output.meta, places[output.place]))
+        return wrap(Value(places[output.place], output.meta, storages[output.storage]))
 
 
 def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> tuple[Any, RecordedCall | None]:

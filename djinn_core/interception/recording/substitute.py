@@ -137,7 +137,7 @@ class _Rewriting:
             if storage is None:
                 storage = self.storages[number] = Storage.begin(meta.extent * meta.dtype.itemsize, None)
                 storage.last = make_handle(number, _OWN_VIEWS)
-            tensor = self.tensors[value] = wrap(BorrowedValue(storage, meta, value))
+            tensor = self.tensors[value] = wrap(BorrowedValue(value, meta, storage))
         return tensor
 
     def _user_of(self, value: int) -> tuple[Call, int]:

@@ -207,7 +207,7 @@ def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
 
 def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
     """A tensor for a new value over `storage`."""
-    return wrap(Value(storage, meta))
+    return wrap(Value.begin(storage, meta))
 
 
 def adopt(tensor: LazyTensor, meta: TensorMeta) -> None:

@@ -27,11 +27,6 @@ def take_freed() -> list[Value]:
         counts = counts_beside(taken)
         freed.extend(compress(taken, counts))
         taken = [value for value, count in zip(taken, counts, strict=True) if not count]
-    try:
-        for value in taken:
-            value.handle  # noqa: B018 - copies that were made without a call of the constructor have none
-    except AttributeError:
-        return [value for value in taken if hasattr(value, "handle")]
     return taken
 
 
@@ -90,40 +85,32 @@ class Storage(msgspec.Struct, eq=False):  # made in one step: each op makes one
         return handle
 
 
-class Value:
+class Value(msgspec.Struct, eq=False):
     """One remote tensor. When the last reference to it goes, its handle is freed."""
 
-    __slots__ = ("handle", "meta", "storage")
-
-    def __init__(self, storage: Storage, meta: TensorMeta) -> None:
-        self.storage = storage
-        self.meta = meta
-        storage.last = self.handle = storage.last + 1
+    handle: int
+    meta: TensorMeta
+    storage: Storage
 
     @classmethod
-    def at(cls, storage: Storage, meta: TensorMeta, handle: int) -> Value:
-        """The value `handle`, which `storage.view()` gave out."""
-        value = cls.__new__(cls)
-        value.storage, value.meta, value.handle = storage, meta, handle
-        return value
+    def begin(cls, storage: Storage, meta: TensorMeta) -> Value:
+        """A new value over `storage`."""
+        storage.last = handle = storage.last + 1
+        return cls(handle, meta, storage)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a remote value cannot be copied: its handle would be freed twice")
 
     # `device_state.freed.append(self)`, without a step of Python's own: in one, the handler of a signal would run, and Python drops what a
     # finalizer raises, which is how Ctrl-C gets lost in the middle of a backward pass.
     __del__ = property(partial(partial, device_state.freed.append))
 
 
-class BorrowedValue(Value):
+class BorrowedValue(Value, eq=False):
     """A value owned elsewhere: its handle is not freed with this object."""
-
-    __slots__ = ()
-
-    def __init__(self, storage: Storage, meta: TensorMeta, handle: int) -> None:
-        self.storage = storage
-        self.meta = meta
-        self.handle = handle
 
     __del__ = property(partial(partial, bool))  # nothing: another value frees it
 
@@ -132,4 +119,4 @@ def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
     """The value `handle` of a program, without holding it."""
     storage = Storage.begin(meta.extent * meta.dtype.itemsize, None)
     storage.last = handle
-    return BorrowedValue(storage, meta, handle)
+    return BorrowedValue(handle, meta, storage)
