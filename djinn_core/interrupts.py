@@ -42,14 +42,17 @@ class HeldInterrupts:
     Attributes:
         depth: how often the main thread, which alone is interrupted, is inside; where it is above 0, no thread has to enter.
         caught: signal and frame of an interrupt that was not raised yet; None without one.
+        main: the identity of the main thread.
         whole: context manager, reentrant: nothing inside is interrupted, not at a check either, for what several steps do together.
     """
 
     def __init__(self) -> None:
         self.whole = _Whole(self)
+        self.main = _MAIN_IDENT
         self.depth = 0
         self._before: Any = None
         self._catches = False  # whether `_before` is a handler, and not to ignore interrupts
+        self._own = False  # whether the handler is `raise_outside_torch`, which asks `takes` and need not be exchanged
         self.caught: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
@@ -57,13 +60,20 @@ class HeldInterrupts:
             return
         if not self.depth:
             self._before = before = _signal.getsignal(_SIGINT)
-            if before is signal.default_int_handler:  # notebooks put it back for each cell
-                self._before = before = raise_outside_torch
             self.caught = None
-            self._catches = callable(before)
-            if self._catches:
-                _signal.signal(_SIGINT, self._catch)
+            self._own = before is raise_outside_torch
+            if self._own:  # as mostly
+                self._catches = True
+            else:
+                self._exchange(before)
         self.depth += 1
+
+    def _exchange(self, before: Any) -> None:
+        if before is signal.default_int_handler:  # notebooks put it back for each cell
+            self._before = before = raise_outside_torch
+        self._catches = callable(before)
+        if self._catches:
+            _signal.signal(_SIGINT, self._catch)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -73,7 +83,8 @@ class HeldInterrupts:
         self.depth -= 1
         if self.depth or not self._catches:
             return
-        _signal.signal(_SIGINT, self._before)
+        if not self._own:
+            _signal.signal(_SIGINT, self._before)
         if self.caught is not None:
             self._deliver()
 
@@ -106,17 +117,35 @@ class HeldInterrupts:
         if get_ident() != _MAIN_IDENT or not self.depth or not self._catches:
             yield
             return
+        own = self._own
         try:
-            signal.signal(signal.SIGINT, self._before)
+            if own:
+                self._own = False
+            else:
+                signal.signal(signal.SIGINT, self._before)
             self._deliver()
             yield
         finally:
-            signal.signal(signal.SIGINT, self._catch)
+            if own:
+                self._own = True
+            else:
+                signal.signal(signal.SIGINT, self._catch)
+
+    def takes(self, number: int, frame: FrameType | None) -> bool:
+        """Take an interrupt that is to be held back from the handler of this module; False if it is to raise it."""
+        if not self.depth or not self._own:
+            return False
+        self.caught = number, frame
+        return True
 
     def _deliver(self) -> None:
         caught, self.caught = self.caught, None
         if caught is not None:
-            self._before(*caught)
+            own, self._own = self._own, False
+            try:
+                self._before(*caught)
+            finally:
+                self._own = own
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self.caught = number, frame
@@ -172,6 +201,8 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
     """
     if _is_handling(frame):
         return  # what is just being decided holds for this one, too
+    if held.takes(number, frame):
+        return
     at_signal = frame is sys._getframe(1)  # noqa: SLF001 - the public ways build a list of all frames
     if (at_signal and native_stack.stands_between(b"libtorch")) or _is_dropped(frame):
         _thread.start_new_thread(_press_again, ())

@@ -18,7 +18,7 @@ def counts_beside(listed: Sequence[object]) -> list[int]:
 
 def only_listed(listed: Sequence[object]) -> bool:
     """True if nothing beside `listed` refers to any of the objects, and each is in it once."""
-    return [*map(sys.getrefcount, listed)].count(_OF_COUNTING) == len(listed)
+    return {*map(sys.getrefcount, listed)} == _ONLY_LISTED
 
 
 def _counts(listed: Sequence[object]) -> list[int]:
@@ -26,3 +26,4 @@ def _counts(listed: Sequence[object]) -> list[int]:
 
 
 _OF_COUNTING: Final = _counts([object()])[0]
+_ONLY_LISTED: Final = frozenset({_OF_COUNTING})

@@ -430,6 +430,9 @@ def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> Non
     op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)
 
 
+dispatch_modes: Final[Callable[[], int]] = torch._C._len_torch_dispatch_stack  # how many are entered
+
+
 def in_dispatch_modes() -> bool:
     """True if a `TorchDispatchMode` is entered, which is to see the ops that a backend sees."""
     return bool(torch._C._len_torch_dispatch_stack())
@@ -473,6 +476,9 @@ def without_modes(function: F) -> F:
             return function(*args, **kwargs)
 
     return unseen  # type: ignore[return-value]
+
+
+inference_mode: Final[Callable[[bool], AbstractContextManager[object]]] = torch._C._InferenceMode
 
 
 def inference() -> AbstractContextManager[object]:

@@ -8,13 +8,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
 from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
-from djinn_core.wire.frame_order import COUNT_MASK, AckFlags, FrameOrder, Inbox, Outbox, Prefix, pack_prefix, split
+from djinn_core.wire.frame_order import (
+    COUNT_MASK,
+    PREFIX_BYTES,
+    AckFlags,
+    FrameOrder,
+    Inbox,
+    Outbox,
+    Prefix,
+    owning_small,
+    pack_prefix,
+    split,
+    unpack_prefix,
+)
 
 _NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
 _NOTE_BYTES: Final = 1 << 20
@@ -86,6 +98,17 @@ class ReconnectingConnection(abc.ABC):
         """Allow no further connection; the present one continues."""
 
 
+class Replay(Protocol):
+    """Frames that an earlier process has received, which come before those of the connection."""
+
+    @property
+    def over(self) -> bool:
+        """True if all of them have come."""
+
+    def next_frame(self) -> Frame:
+        """The next one."""
+
+
 class ReliableConnection(ReconnectingConnection):
     """Implements `SessionChannel` over one connection after the other. Frames arrive exactly once, in order.
 
@@ -110,6 +133,7 @@ class ReliableConnection(ReconnectingConnection):
         self._garbled = 0  # connections in a row that broke on bytes that are no frame
         self._unrepeated: Connection | None = None  # over which nothing was retransmitted yet
         self._closed = ""  # why nothing can be sent any more
+        self._replay: Replay | None = None
         self._expired = False
         self._probe = _FIRST_PROBE_SECONDS
         self._probe_at: float | None = None  # time of the next probe, during a wait
@@ -133,6 +157,8 @@ class ReliableConnection(ReconnectingConnection):
 
     def _send(self, frame: Frame) -> None:
         outbox = self._outbox
+        if frame.body and type(frame.body[0]) is not bytes:
+            frame = owning_small(frame)
         try:
             with self._sending:
                 inner = self._inner
@@ -200,10 +226,36 @@ class ReliableConnection(ReconnectingConnection):
             ProtocolError: the other end does not follow the protocol, on several connections in a row.
             TransportError: there will be no further connection.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(f"another thread is receiving, for {timeout} s and longer")
+        if self._replay is not None and not self._replay.over:
+            return self._replay.next_frame()
+        if not self._reading.acquire(blocking=False):
+            begun = time.monotonic()
+            if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
+                raise TimeoutError(f"another thread is receiving, for {timeout} s and longer")
+            timeout = None if timeout is None else max(0.0, begun + timeout - time.monotonic())
         try:
+            if self._early:
+                return self._early.popleft()
+            if self._probe_at is None and (timeout is None or timeout > _FIRST_PROBE_SECONDS):
+                # Mostly it comes before the clock has to be looked at.
+                quiet = timeout is None and not self._probes
+                inner = self._inner
+                try:
+                    if self._closed:
+                        raise TransportError(self._closed)
+                    frame = self._read(inner, None if quiet else _FIRST_PROBE_SECONDS)
+                    if frame is not None:
+                        self._probe = _FIRST_PROBE_SECONDS
+                        return frame
+                except TransportError as error:  # as `_take`
+                    if self._closed:
+                        raise
+                    self._restore(inner, error)
+                except TimeoutError:
+                    timeout = None if timeout is None else timeout - _FIRST_PROBE_SECONDS
+                    self._probe_at = time.monotonic() if self._probes else None
+                    self._probe_if_due()
+            deadline = None if timeout is None else time.monotonic() + timeout
             while True:
                 if self._early:
                     return self._early.popleft()
@@ -281,7 +333,12 @@ class ReliableConnection(ReconnectingConnection):
         """The next frame of `inner`; None for a note, or for a frame out of order."""
         try:
             frame = inner.receive(timeout)
-            prefix, head = split(frame)
+            head = frame.head[PREFIX_BYTES:]
+            number, received, wish = unpack_prefix(frame.head) if head else (0, 0, 1)
+            note = None
+            if wish:
+                note, head = split(frame)
+                number, received = note.number, note.received
         except ProtocolError as error:  # bytes that are no frame: the connection is broken, and not the session
             inner.close()
             self._garbled += 1
@@ -292,19 +349,19 @@ class ReliableConnection(ReconnectingConnection):
             if inner is not self._inner:
                 return None  # not counted, so the peer retransmits it over the new connection
             with self._keeping:
-                self._outbox.acknowledge(prefix.received)
+                self._outbox.acknowledge(received)
             inbox, judged = self._inbox, None
             if head:
-                if prefix.number == (inbox.received + 1) & COUNT_MASK:  # as mostly
+                if number == (inbox.received + 1) & COUNT_MASK:  # as mostly
                     judged = FrameOrder.NEXT
                     news = Frame(head, frame.body)
                     if self._journaled:
                         news = self._accept(news)
-                    inbox.received = prefix.number
+                    inbox.received = number
                 else:
-                    judged = inbox.judge(prefix.number)
+                    judged = inbox.judge(number)
         if judged is None:
-            self._handle_note(prefix, inner)
+            self._handle_note(note or Prefix(number, received), inner)
         elif judged is FrameOrder.AHEAD:
             self._request_missing()
         elif judged is FrameOrder.NEXT:
@@ -312,7 +369,9 @@ class ReliableConnection(ReconnectingConnection):
             self._garbled = 0
             self._frames += 1
             if frame.body or self._frames >= _NOTE_FRAMES:
-                self._bytes += (nbytes := _bytes_of(frame))
+                body = frame.body
+                one = body[0] if body and not body[1:] else None
+                self._bytes += (nbytes := one.nbytes if type(one) is memoryview else _bytes_of(frame))
                 if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
                     self._note()
             return news

@@ -15,27 +15,34 @@ CHECKED_BYTES: Final = 64 << 10  # of every response, that a replay compares by 
 
 
 class SnapshotSchedule:
-    """Decides when a snapshot is due: some seconds after the last one, sooner if the log is large, and after a pause in any case."""
+    """Decides when a snapshot is due: some seconds after the last one, sooner if the log is large, and after a pause in any case.
+
+    Attributes:
+        due, due_if_large: the time of the next one, on the clock `time.monotonic`.
+    """
 
     def __init__(self, seconds: float | None = None, seconds_if_large: float = 0.0) -> None:
         """`seconds`: between snapshots (None: `SNAPSHOT_SECONDS`); `seconds_if_large`: where the log is large."""
         self._seconds = SNAPSHOT_SECONDS if seconds is None else seconds
         self._seconds_if_large = min(self._seconds, seconds_if_large)
-        self._due = time.monotonic() + self._seconds
-        self._due_if_large = 0.0
+        self.due = time.monotonic() + self._seconds
+        self.due_if_large = 0.0
 
     def is_due(self, *, large: bool) -> bool:
         """True if a snapshot is due for a log that is `large` or not."""
-        return time.monotonic() >= (self._due_if_large if large else self._due)
+        return time.monotonic() >= (self.due_if_large if large else self.due)
 
     def taken(self, started: float, *, failed: bool = False) -> None:
         """Note that a snapshot which began at `started` has ended; after one that `failed`, the next one is not made sooner because the log is large."""
         ended = time.monotonic()
         pause = PAUSE_FACTOR * (ended - started)
-        self._due = ended + max(self._seconds, pause)
-        self._due_if_large = self._due if failed else ended + max(self._seconds_if_large, pause)
+        self.due = ended + max(self._seconds, pause)
+        self.due_if_large = self.due if failed else ended + max(self._seconds_if_large, pause)
 
 
 def answer_checksum(body: Sequence[Buffer], start: int = 0) -> int:
     """Checksum of an answer's body, going on from the checksum `start`."""
-    return zlib.crc32(flatten(body[0])[:CHECKED_BYTES], start) if body else start
+    if not body:
+        return start
+    first = body[0]
+    return zlib.crc32((first if type(first) is bytes else flatten(first))[:CHECKED_BYTES], start)

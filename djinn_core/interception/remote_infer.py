@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import UnsupportedOperation
@@ -67,7 +68,7 @@ def ask_executor(
         SyncRequest(describe=(*made, *(w.remote.handle for w in written)), fetch=made if scalar else ())
     )
     if operands and (index := operands[0].remote.meta.device):
-        answer = attrs.evolve(answer, described=tuple(described_on(index, d) for d in answer.described))
+        answer = msgspec.structs.replace(answer, described=tuple(described_on(index, d) for d in answer.described))
     for tensor, described in zip(written, answer.described[len(made) :], strict=True):
         _follow(tensor, described)
     results = _results(call, operands, values, answer)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import StartupError
@@ -25,8 +26,7 @@ class DescribedValue:
     scalar: str = ""
 
 
-@attrs.frozen
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """A program to run now.
 
     Attributes:
@@ -43,8 +43,7 @@ class Submission:
     synchronize: bool = False
 
 
-@attrs.frozen
-class SubmissionReply:
+class SubmissionReply(msgspec.Struct, frozen=True):
     """The reply: tensors on the CPU for `fetch`, metadata for `describe`.
 
     Attributes:

@@ -43,7 +43,8 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
     return _fetch_whole(tensor)
 
 
-def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
+def _fetch_whole(tensor: LazyTensor, returned: bool = True) -> torch.Tensor:
+    """`returned`: the caller may change what it gets, of which a copy is remembered."""
     recorder = recorders.thread.recorder
     value = tensor.remote
     if value.storage.user is not recorder:
@@ -55,8 +56,8 @@ def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
         known = fetches.take(value, recorder)
         if known is not None:
             return known
-        fetched = _fetch_first(value, recorder) if recorder.entries else _ask(value, recorder)
-        fetches.fetched(value, fetched, recorder.epoch)
+        fetched = _fetch_first(value, recorder)
+        fetches.fetched(value, fetched, recorder.epoch, returned)
     if device_state.pending_copies:
         pending_copies.land_what_came()
     return fetched
@@ -66,19 +67,20 @@ def _fetch_first(value: Value, recorder: Recorder) -> torch.Tensor:
     """Fetch a value with the program before it, and others of its small results that are expected to be fetched next."""
     entries = recorder.entries[:]  # another thread may send them meanwhile
     ahead = recorder.fetches.begin(entries, value.handle) if entries else ()
-    if not ahead:
-        return _ask(value, recorder)
     try:
-        fetched, *others = recorder.ask_unseen(SyncRequest(fetch=(value.handle, *ahead))).tensors
+        fetched, *others = recorder.ask_unseen(SyncRequest((value.handle, *ahead))).tensors
     except (RemoteError, SessionLost):  # of this value, or of one that was not asked for
+        if not ahead:
+            raise
         recorder.fetches.failed()
         return _ask(value, recorder)
-    recorder.fetches.came(ahead, others, recorder.epoch)
+    if ahead:
+        recorder.fetches.came(ahead, others, recorder.epoch)
     return fetched
 
 
 def _ask(value: Value, recorder: Recorder) -> torch.Tensor:
-    return recorder.ask_unseen(SyncRequest(fetch=(value.handle,))).tensors[0]
+    return recorder.ask_unseen(SyncRequest((value.handle,))).tensors[0]
 
 
 def synchronize() -> None:
@@ -94,7 +96,15 @@ def synchronize() -> None:
 @handles(aten._local_scalar_dense.default)
 def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """`tensor.item()`, `float(tensor)`, `bool(tensor)`."""
-    return fetch(args[0]).item()
+    tensor = args[0]
+    value = tensor.remote
+    if (
+        value.storage.nbytes > value.meta.nbytes
+        or device_state.thread.expected is not None
+        or torch_private.dispatch_modes()
+    ):
+        return fetch(tensor).item()
+    return _fetch_whole(tensor, returned=False).item()
 
 
 @handles(aten._linalg_check_errors.default)

@@ -115,6 +115,9 @@ class SocketConnection(StreamConnection):
         bytes_sent, bytes_received: as in `Connection`.
     """
 
+    _undated_seconds = _READ_SECONDS
+    _counts = True  # whether the bytes that pass the socket are those to be counted
+
     def __init__(self, sock: socket.socket, limits: Limits, peer: str) -> None:
         super().__init__(limits, peer)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -171,13 +174,16 @@ class SocketConnection(StreamConnection):
         parts = self._sent
         if not parts:
             self._sent_before = self.bytes_sent
-            if len(buffers) == 1:  # what most messages are
+            if not buffers[1:]:  # what most messages are
                 try:
                     parts.extend(map(self._socket.send, buffers))
                 except BlockingIOError:
                     pass
                 else:
-                    self._count_sent(parts[0])
+                    if self._counts:
+                        self.bytes_sent += parts[0]
+                    else:
+                        self._count_sent(parts[0])
                     if parts[0] == len(buffers[0]):
                         return ()
         return send_buffers(self._socket, buffers, self._count_sent, self._sent)
@@ -193,6 +199,25 @@ class SocketConnection(StreamConnection):
 
     def _count_sent(self, count: int) -> None:
         self.bytes_sent += count
+
+    def _receive_undated(self) -> bool:
+        buffer, read = self._decoder.buffer(), self._read
+        if not read:
+            try:
+                # In one step for the interpreter: an interrupt comes before the bytes are read, or after their count is kept.
+                read.extend(map(self._socket.recv_into, (buffer,)))
+            except BlockingIOError:
+                return False
+        self._taking = True
+        count = read[0]
+        del read[:]
+        if count and self._counts:
+            self.bytes_received += count
+            self._decoder.received(count)
+        else:
+            self._take(count)
+        self._taking = False
+        return True
 
     def _receive_some(self, deadline: float | None) -> bool:
         buffer = self._decoder.buffer()

@@ -28,6 +28,8 @@ class StreamConnection(ABC):
         peer: who is at the other end, for messages.
     """
 
+    _undated_seconds = 0.0  # for which a read waits by itself; 0: it has to be told a deadline
+
     def __init__(self, limits: Limits, peer: str) -> None:
         self.peer = peer
         self._decoder = FrameDecoder(limits)
@@ -68,6 +70,10 @@ class StreamConnection(ABC):
 
         `OSError` and `ProtocolError` end the connection.
         """
+
+    def _receive_undated(self) -> bool:
+        """As `_receive_some`, for `_undated_seconds`."""
+        return False
 
     @abstractmethod
     def _hang_up(self) -> None:
@@ -116,12 +122,14 @@ class StreamConnection(ABC):
 
     def receive(self, timeout: float | None = None) -> Frame:
         """As `Connection.receive`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         free = self._receiving.acquire(blocking=False)
-        if not free and not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
+        if not free:
+            begun = time.monotonic()
+            if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
+                raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
+            timeout = None if timeout is None else max(0.0, begun + timeout - time.monotonic())
         try:
-            return self._next_frame(deadline)
+            return self._next_frame(timeout)
         except BaseException:
             # An interrupt between reading bytes and taking them in would leave the stream torn.
             if self._torn:
@@ -167,13 +175,15 @@ class StreamConnection(ABC):
                     self._end("the connection was interrupted while it sent a frame")
             raise
 
-    def _next_frame(self, deadline: float | None) -> Frame:
+    def _next_frame(self, timeout: float | None) -> Frame:
         if self._ended:
             raise TransportError(self._ended)
         frames = self._decoder.frames
+        first = timeout is None or timeout > self._undated_seconds > 0.0  # mostly no clock has to be looked at
+        deadline = None if first or timeout is None else time.monotonic() + timeout
         while not frames:
             try:
-                came = self._receive_some(deadline)
+                came = self._receive_undated() if first else self._receive_some(deadline)
             except TransportError as error:
                 raise TransportError(self._end(str(error))) from error
             except ProtocolError as error:
@@ -182,7 +192,11 @@ class StreamConnection(ABC):
             except OSError as error:
                 raise TransportError(self._end(f"cannot receive: {error}")) from error
             else:
-                if not came:
+                if first:
+                    first = False
+                    if timeout is not None and not frames:
+                        deadline = time.monotonic() + timeout - (0.0 if came else self._undated_seconds)
+                elif not came:
                     raise TimeoutError(f"{self.peer}: nothing came in time")
         return frames.popleft()
 

@@ -192,6 +192,7 @@ class TlsSocket:
 class TlsConnection(SocketConnection):
     """A client's end over TLS."""
 
+    _counts = False
     _socket: TlsSocket  # type: ignore[assignment] # has all that is called
 
     def __init__(self, sock: TlsSocket, limits: Limits, peer: str) -> None:

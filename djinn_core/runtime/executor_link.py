@@ -50,22 +50,24 @@ class ExecutorLink:
         if self.lost:
             self.check()
         try:
-            if held.whole.depth:
-                with self.writing:
-                    self._send(frame)
+            if held.whole.depth and self.writing.acquire(blocking=False):
+                self.sent += 1
+                self.busy = True
+                try:
+                    self.channel.send(frame)
+                finally:
+                    self.busy = False
+                    self.writing.release()
             else:
                 with held.whole, self.writing:
-                    self._send(frame)
+                    self.sent += 1
+                    self.busy = True
+                    try:
+                        self.channel.send(frame)
+                    finally:
+                        self.busy = False
         except TransportError as error:
             self._lose_with_reason(error)
-
-    def _send(self, frame: Frame) -> None:
-        self.sent += 1
-        self.busy = True
-        try:
-            self.channel.send(frame)
-        finally:
-            self.busy = False
 
     def send_message(self, message: Message) -> None:
         """Send a message without a body, as `send`."""

@@ -119,6 +119,8 @@ class Session:
         """
         if self._unread >= SHOWN_BYTES:
             self._follow_reads()
+        if held.depth:
+            return self.submissions.submit_held(submission)
         return self.submissions.submit(submission)
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:  # noqa: ARG002 - there is one

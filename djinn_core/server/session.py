@@ -174,11 +174,19 @@ class ExecutorSession:
                     connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
-        frame = self._backlog.popleft() if self._backlog else self._idle.receive(connection, self._state_here)
+        if self._backlog:
+            frame = self._backlog.popleft()
+        elif self._context.idle_seconds:
+            frame = self._idle.receive(connection, self._state_here)
+        else:
+            frame = connection.receive()
         if self._reads.reading:
             self._reads.take_finished()
         started = time.perf_counter()
-        message = _read(frame)
+        try:
+            message: AnyMessage | Unreadable = decode(frame.head)
+        except ProtocolError as error:
+            message = _readable_part(frame, error)
         if self._idle.aside is not None and not isinstance(message, Goodbye):
             self._idle.come_back()
         if type(message) is Submit:
@@ -360,25 +368,31 @@ class ExecutorSession:
             self._await_reads(connection)
             self._refuse(work, refused, submit.digest, connection)
             return
-        self._wanted.begin(work)
+        self._wanted.begin(work, decoded)
         if self._reads.reading:
             self._await_operands(known, work, connection)
             waited = time.perf_counter()
         connection.own()  # what was sent and not taken yet may be written now
         timings, values, unused = self._timings, self.values, set[int]()
-        with self._turn, self._usage.account:
-            begun = time.perf_counter()
-            if timings is not None and timings.ops and known is not None:
-                work.op_times = OpTimes(self.device.runtime.device)
-            if work.free and self._memory is None:  # makes room for it; a limit is kept by other means
-                unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
-                values.free(unused)
-            run = self._run_or_refuse(known, work)
-            self._wanted.end(work, run)
-            if work.synchronize:
-                self._synchronize(work, run)
-            executed = time.perf_counter()
-            results, body, described = collect(work, values, self.device.runtime, connection.limits.body)
+        account, runtime = self._usage.account, self.device.runtime
+        with self._turn:
+            begun = self._turn.began
+            account.begin(begun)
+            try:
+                if timings is not None and timings.ops and known is not None:
+                    work.op_times = OpTimes(runtime.device)
+                if work.free and self._memory is None:  # makes room for it; a limit is kept by other means
+                    unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
+                    values.free(unused)
+                run = self._run(known, work)
+                self._wanted.end(work, run)
+                if work.synchronize:
+                    self._synchronize(work, run)
+                executed = time.perf_counter()
+                results, body, described, missing = collect(work, values, runtime, connection.limits.body)
+            finally:
+                done = time.perf_counter()
+                account.end(done)
         values.highest = max(values.highest, values.held)
         if work.free and unused != {*work.free}:
             values.free(work.free)
@@ -386,17 +400,16 @@ class ExecutorSession:
             self._reads.forget(work.free)
         if self._reads.shares.storages:
             self._reads.shares.forget([*work.free, *(_consumed(known, work) if known is not None else ())])
-        done = time.perf_counter()
         keeper = self.device.timekeeper
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
             self._notes.ran(known.digest, known.inputs, work.outputs, took)
-        self._usage.completed(timing, len(known.template.steps) if known else 0, run.failures, body)
-        if described or len(body) != len(results) or run.layout_mismatches:
+        self._usage.completed(timing, known.template.step_count if known else 0, run.failures, body)
+        if described or missing or run.layout_mismatches:
             self._counts.described_values += len(described)
-            self._counts.poisoned_results += len(results) - len(body)
+            self._counts.poisoned_results += missing
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
             self._tell(submit, timing, len(run.failures))
@@ -410,7 +423,9 @@ class ExecutorSession:
             ops = work.op_times.packed(len(known.template.steps)) if known is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, ops)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
-        completed = Completed(submit.sequence, *found, timing, links, self._room.due(values.held, run.failures), times)
+        due = failures or done >= self._room.next
+        room = self._room.due(values.held, run.failures) if due else None
+        completed = Completed(submit.sequence, *found, timing, links, room, times)
         connection.send(Frame(encode(completed), body))
 
     def _begin(self, submit: Submit) -> RunRequest:
@@ -568,7 +583,10 @@ class ExecutorSession:
     ) -> AnyMessage | UnreadableTemplate | None:
         """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
         frame = connection.receive(timeout)
-        message = _read(frame)
+        try:
+            message: AnyMessage | Unreadable = decode(frame.head)
+        except ProtocolError as error:
+            message = _readable_part(frame, error)
         if isinstance(message, UnreadableUpload) and not message.offered:
             self._pass_over(message, connection)
             return None
@@ -627,38 +645,34 @@ class ExecutorSession:
         self._usage.check_values()
         self._uploads.withdraw(withdraw.handle)
 
-    def _run_or_refuse(self, known: BoundTemplate | None, work: RunRequest) -> RunOutcome:
-        """As `_run`. An error of the executor's own costs this submission alone."""
+    def _run(self, known: BoundTemplate | None, work: RunRequest) -> RunOutcome:
+        """Run a submission. An error of the executor's own costs it alone."""
+        if known is None:
+            return RunOutcome()
+        device = self.device
         try:
-            return self._run(known, work)
+            if self._numeric_settings is not device.numeric_settings.now:
+                device.numeric_settings.compute_under(self._numeric_settings)
+            if known.template.random:
+                device.randomness.hand_to(self._randomness)
+            if self._reads.shares.storages:
+                self._reads.shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
+            run = run_template if known.hot is None or work.op_times is not None else known.hot.run
+            if self._memory is not None:
+                return self._memory.run(known.digest, known.template, work, known.slots, run)
+            if device.timekeeper is not None:
+                with device.timekeeper.running():
+                    return run(known.template, work, known.slots, self.values)
+            if known.hot is None:
+                work.rest = partial(self._rest, known)
+            return run(known.template, work, known.slots, self.values)
         except (TransportError, ProtocolError, QuotaExceeded):
             raise
         except Exception as error:
             _log.exception("a submission failed by an error of the executor's own", submission=work.sequence)
-            assert known is not None
             text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
             failure = Failure(work.sequence, -1, "", type(error).__name__, text)
             return refuse_run(known.template, work, known.slots, self.values, failure)
-
-    def _run(self, known: BoundTemplate | None, work: RunRequest) -> RunOutcome:
-        if known is None:
-            return RunOutcome()
-        device = self.device
-        if self._numeric_settings is not device.numeric_settings.now:
-            device.numeric_settings.compute_under(self._numeric_settings)
-        if known.template.random:
-            device.randomness.hand_to(self._randomness)
-        if self._reads.shares.storages:
-            self._reads.shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
-        run = run_template if known.hot is None or work.op_times is not None else known.hot.run
-        if self._memory is not None:
-            return self._memory.run(known.digest, known.template, work, known.slots, run)
-        if self.device.timekeeper is not None:
-            with self.device.timekeeper.running():
-                return run(known.template, work, known.slots, self.values)
-        if known.hot is None:
-            work.rest = partial(self._rest, known)
-        return run(known.template, work, known.slots, self.values)
 
     def _rest(self, known: BoundTemplate, work: RunRequest) -> bool:
         """In the middle of a run: let others compute, if that is all; whether to go on."""
@@ -788,19 +802,12 @@ def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
     return [work.inputs[place - first] for place in template.consumed]
 
 
-def _read(frame: Frame) -> AnyMessage | Unreadable:
-    """The message of a frame; or what can be read of it.
-
-    Raises:
-        ProtocolError: that is not enough to go on.
-    """
-    try:
-        return decode(frame.head)
-    except ProtocolError as error:
-        found = decode_partially(frame.head, str(error))
-        if found is None:
-            raise
-        return found
+def _readable_part(frame: Frame, error: ProtocolError) -> Unreadable:
+    """What can be read of a frame that raised `error`, which is raised where that is not enough to go on."""
+    found = decode_partially(frame.head, str(error))
+    if found is None:
+        raise error
+    return found
 
 
 def _readable(packed: Handles) -> Sequence[int]:

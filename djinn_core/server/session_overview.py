@@ -90,18 +90,22 @@ class SessionNotes:
         Steps are runs of one template. It gives way to one that comes more than twice as often as it lately does.
         """
         ran = self._ran  # another thread may take it meanwhile
-        ran[digest] = (inputs, outputs)
-        if len(ran) > HINTS_LIMIT:  # no report was asked for
+        if digest not in ran and len(ran) >= HINTS_LIMIT:  # no report was asked for
             ran.pop(next(iter(ran)))
+        ran[digest] = (inputs, outputs)
+        again = digest == self._last
         self._last = digest
         self._seconds += seconds
         self._runs += 1
-        before = self._at.get(digest)
+        at = self._at
         if digest == self._marker:
             self._steps += 1
-        elif before is not None and self._runs - self._at.get(self._marker, 0) > 2 * (self._runs - before):
+        elif digest in at and self._runs - at.get(self._marker, 0) > 2 * (self._runs - at[digest]):
             self._marker = digest
-        self._at.store(digest, self._runs)
+        if again and digest in at:
+            at[digest] = self._runs  # the newest already
+        else:
+            at.store(digest, self._runs)
 
     def overview(self) -> SessionOverview:
         """Facts as of now."""

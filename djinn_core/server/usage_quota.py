@@ -28,7 +28,7 @@ class UsageQuota:
         self._memory = memory if memory is not None else bytearray(_LAYOUT.size)
         self._lock = threading.Lock()
         self._running = 0
-        self._since = time.monotonic()
+        self._since = time.perf_counter()
         began, self._used = _LAYOUT.unpack_from(self._memory)
         self._began: float = began or self._since
 
@@ -50,7 +50,7 @@ class UsageQuota:
     def used(self) -> tuple[float, float]:
         """Seconds that were used in this hour, and seconds until the next one."""
         with self._lock:
-            now = time.monotonic()
+            now = time.perf_counter()
             if now - self._began >= HOUR:
                 self._began, self._used = now, 0.0
                 self._write()
@@ -63,22 +63,32 @@ class UsageQuota:
                 self._charge()
 
     def __enter__(self) -> None:
-        with self._lock:
-            if not self._running:
-                self._since = time.monotonic()
-            self._running += 1
+        self.begin(time.perf_counter())
 
     def __exit__(self, *_: object) -> None:
+        self.end(time.perf_counter())
+
+    def begin(self, now: float) -> None:
+        """Enter, at `now` on the clock `time.perf_counter`."""
+        with self._lock:
+            if not self._running:
+                self._since = now
+            self._running += 1
+
+    def end(self, now: float) -> None:
+        """Leave."""
         with self._lock:
             self._running -= 1
             if not self._running:
-                self._charge()
+                self._used += now - self._since
+                self._since = now
+                _LAYOUT.pack_into(self._memory, 0, self._began, self._used)
 
     def _charge(self) -> None:
-        now = time.monotonic()
+        now = time.perf_counter()
         self._used += now - self._since
         self._since = now
-        _LAYOUT.pack_into(self._memory, 0, self._began, self._used)
+        self._write()
 
     def _write(self) -> None:
         _LAYOUT.pack_into(self._memory, 0, self._began, self._used)

@@ -27,8 +27,6 @@ _HANDLE_LIMIT = 1 << 63
 
 def pack_handles(handles: Iterable[int]) -> Handles:
     """Handles as differences."""
-    if not handles:  # as most lists of a small submission are
-        return ()
     packed: list[int] = []
     before = 0
     for handle in handles:
@@ -46,7 +44,7 @@ def unpack_handles(packed: Handles) -> list[int]:
     """
     if not packed:
         return []
-    if len(packed) == 2 and 0 <= packed[1] <= _VIEW_MASK:  # a single one, as mostly
+    if packed[1:] and not packed[2:] and 0 <= packed[1] <= _VIEW_MASK:  # a single one, as mostly
         handle = packed[0] << _VIEW_BITS | (packed[0] + packed[1]) & _VIEW_MASK
         if 0 <= handle < _HANDLE_LIMIT:
             return [handle]

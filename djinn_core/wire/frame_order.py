@@ -23,7 +23,8 @@ from djinn_core.wire.frames import Frame, flatten
 
 _PREFIX: Final = struct.Struct("<IIB")
 pack_prefix: Final = _PREFIX.pack
-_PREFIX_BYTES: Final = _PREFIX.size
+unpack_prefix: Final = _PREFIX.unpack_from
+PREFIX_BYTES: Final = _PREFIX.size
 _ASKED: Final = struct.Struct("<I")
 COUNT_MASK: Final = (1 << 32) - 1  # counts of frames wrap here
 _HALF: Final = 1 << 31
@@ -89,7 +90,7 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
         raise ProtocolError(f"a frame of {len(frame.head)} bytes has no number") from None
     if wish >= _WISHES_COUNT:
         raise ProtocolError(f"a frame wishes for something unknown: {wish}")
-    head = frame.head[_PREFIX_BYTES:]
+    head = frame.head[PREFIX_BYTES:]
     asked = 0
     if wish & _REPLY_BIT:
         if len(head) != _ASKED.size:
@@ -113,6 +114,15 @@ def _size(frame: Frame) -> int:
     return nbytes
 
 
+def owning_small(frame: Frame) -> Frame:
+    """The frame with a copy of its body, if that is one buffer and too small to be worth borrowing."""
+    body = frame.body
+    if not body or body[1:] or type(body[0]) is bytes:
+        return frame
+    view = memoryview(body[0])
+    return Frame(frame.head, (bytes(view),)) if view.nbytes <= COPIED_AT_ONCE and view.c_contiguous else frame
+
+
 class Outbox:
     """Sending side: frames that were numbered and not yet acknowledged by the other end.
 
@@ -124,6 +134,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._kept: deque[_Kept] = deque()
+        self._waiting = 0  # their number
         self._sent = 0
         self.borrows = False
         self.ahead: int | None = None
@@ -139,29 +150,34 @@ class Outbox:
         Raises:
             ProtocolError: the other end acknowledges nothing.
         """
-        if len(self._kept) >= KEPT_LIMIT:
+        if self._waiting >= KEPT_LIMIT:
             raise ProtocolError(f"the other end has not received one of {KEPT_LIMIT:,} frames")
         self._sent += 1
         if self.ahead is not None and (self.ahead - self._sent) & COUNT_MASK < _HALF:
             return self.sent
         self.ahead = None
-        nbytes = _size(frame) if frame.body else 0
-        borrowed = nbytes > COPIED_AT_ONCE
-        if nbytes and not borrowed:
-            frame = _copied(frame)
+        nbytes, borrowed = 0, False
+        if frame.body:
+            nbytes = _size(frame)
+            borrowed = nbytes > COPIED_AT_ONCE
+            if nbytes and not borrowed and type(frame.body[0]) is not bytes:
+                frame = _copied(frame)
+            self.borrows |= borrowed
         self._kept.append(_Kept(frame, nbytes, borrowed))
-        self.borrows |= borrowed
+        self._waiting += 1
         return self._sent & COUNT_MASK
 
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
         """Continue after another process that sent `sent` frames, the last ones of which, `kept`, were not acknowledged."""
         self._sent = sent
         self._kept = deque(_Kept(frame, _size(frame), borrowed=False) for frame in kept)
+        self._waiting = len(self._kept)
 
     def repeat(self, received: int) -> None:
         """Begin a replay: frames up to number `received` were already received by the peer and are neither kept nor sent again."""
         if 0 < (received - self._sent) & COUNT_MASK < _HALF:
             self._kept.clear()
+            self._waiting = 0
             self.ahead = received
         else:
             self.acknowledge(received)
@@ -177,13 +193,14 @@ class Outbox:
             return
         waiting = (self._sent - received) & COUNT_MASK
         kept = self._kept
-        over = len(kept) - waiting
+        over = self._waiting - waiting
         if over < 0:
             if waiting < _HALF:
                 return  # an old acknowledgement arrived late
             raise ProtocolError(f"the other end has received {received} frames of {self.sent} that were sent")
         for _ in range(over):
             kept.popleft()
+        self._waiting = waiting
         if not waiting:
             self.borrows = False
 

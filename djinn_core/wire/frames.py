@@ -25,12 +25,16 @@ FRAME_VERSION: Final = 1
 _MAGIC: Final = b"DJNF"
 _PREFIX: Final = struct.Struct("<4sHHIIQ")
 _PREFIX_BYTES: Final = _PREFIX.size
+_OPENING: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, 0)  # with which every prefix begins
+_OPENING_BYTES: Final = len(_OPENING)
+_SIZES: Final = struct.Struct("<IIQ")  # the rest of it
 _LENGTH: Final = struct.Struct("<Q")
 # Small parts are read together with what follows them, large ones straight into place.
 _SCRATCH_BYTES: Final = 256 << 10
 _DIRECT_BYTES: Final = 16 << 10
 _ALIGNMENT: Final = 64
 _SMALL_BYTES: Final = 1024
+_SHORT_LENGTHS: Final = tuple([_LENGTH.pack(length) for length in range(_SMALL_BYTES)])
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -91,14 +95,15 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
         if size > limits.head:
             limits.check(size, 0, 0)
         return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 0, 0) + head]
+    first = frame.body[0]
+    if type(first) is bytes and not frame.body[1:]:  # as most answers have
+        total = len(first)
+        if total < _SMALL_BYTES and size <= limits.head and total <= limits.body and limits.buffers:
+            return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 1, total) + head + _SHORT_LENGTHS[total] + first]
     body = [*map(flatten, frame.body)]
-    if len(body) == 1:  # as most answers have
-        count, total = 1, body[0].nbytes
-        packed = _LENGTH.pack(total)
-    else:
-        lengths = [view.nbytes for view in body]
-        count, total = len(body), sum(lengths)
-        packed = struct.pack(f"<{count}Q", *lengths)
+    lengths = [view.nbytes for view in body]
+    count, total = len(body), sum(lengths)
+    packed = struct.pack(f"<{count}Q", *lengths)
     if size > limits.head or count > limits.buffers or total > limits.body:
         limits.check(size, count, total)
     prefix = _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, count, total)
@@ -204,15 +209,25 @@ class FrameDecoder:
 
     def _take_small(self, data: memoryview) -> int:
         """Take frames that lie whole in `data` by the shortest way; return the bytes that they took."""
-        position, end = 0, data.nbytes
+        position, end, limits = 0, data.nbytes, self.limits
         while end - position >= _PREFIX_BYTES:
-            head, buffers, body = self._read_prefix(data, position)
+            opening = position + _OPENING_BYTES
+            head, buffers, body = _SIZES.unpack_from(data, opening)
+            large = head > limits.head or buffers > limits.buffers or body > limits.body
+            if large or data[position:opening] != _OPENING or (body and not buffers):
+                self._read_prefix(data, position)  # says what is wrong
             start = position + _PREFIX_BYTES
             lengths = start + head
             if lengths + 8 * buffers + body > end:
                 break
             position = lengths + 8 * buffers + body
-            cut = self._cut_body(data, lengths, buffers, body) if buffers else ()
+            cut: Sequence[Buffer] = ()
+            if (
+                buffers == 1 and body < _SMALL_BYTES and data[lengths : lengths + 8] == _SHORT_LENGTHS[body]
+            ):  # as most answers have
+                cut = [memoryview(bytearray(data[lengths + 8 : position]))]
+            elif buffers:
+                cut = self._cut_body(data, lengths, buffers, body)
             self.frames.append(Frame(bytes(data[start:lengths]), cut))
         return position
 

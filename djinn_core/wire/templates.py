@@ -40,6 +40,7 @@ class TemplateCache(Generic[V]):
         self._limit = instructions
         self._kept: LruCache[Hashable, tuple[V, int]] = LruCache(templates)
         self._instructions = 0
+        self._newest: Hashable = None  # the key that was used last, which need not be moved
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -52,25 +53,29 @@ class TemplateCache(Generic[V]):
     def get(self, key: Hashable) -> V | None:
         """Look up the value for the template of that key, and mark it as the most recently used."""
         kept = self._kept
-        found = kept.get(key)
-        if found is None:
+        if key not in kept:
             return None
-        kept.move_to_end(key)
-        return found[0]
+        if key != self._newest:
+            kept.move_to_end(key)
+            self._newest = key
+        return kept[key][0]
 
     def replace(self, key: Hashable, value: V) -> V | None:
         """Replace the value that is kept for the template of that key, and return the one before; None, and nothing is kept, without one."""
         kept = self._kept
-        found = kept.get(key)
-        if found is None:
+        if key not in kept:
             return None
-        kept[key] = value, found[1]
-        kept.move_to_end(key)
-        return found[0]
+        before, instructions = kept[key]
+        kept[key] = value, instructions
+        if key != self._newest:
+            kept.move_to_end(key)
+            self._newest = key
+        return before
 
     def put(self, key: Hashable, value: V, instructions: int) -> None:
         """Keep `value` for a template of `instructions` instructions."""
         self._instructions += instructions - self._kept.pop(key, (None, 0))[1]
+        self._newest = key
         for _, count in self._kept.store(key, (value, instructions)):
             self._instructions -= count
         while len(self._kept) > 1 and self._instructions > self._limit:

@@ -66,12 +66,15 @@ def tensor_to_wire(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
     Raises:
         ProtocolError: the tensor is not on the CPU, not strided, or quantized.
     """
-    name = dtype_name(tensor.dtype)
+    dtype = tensor.dtype
+    name = _NAMES[dtype] if dtype in _NAMES else dtype_name(dtype)
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         raise ProtocolError(
             f"cannot send a tensor of layout {tensor.layout} on {tensor.device}; only strided CPU tensors can be sent"
         )
-    plain = tensor.dtype in _KNOWN_TO_NUMPY and not (tensor.requires_grad or tensor.is_neg())
+    plain = dtype in _KNOWN_TO_NUMPY and not (tensor.requires_grad or tensor.is_neg())
+    if plain and not tensor.ndim:  # a number, as most answers are
+        return TensorHeader(name, (), ()), memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
     if plain and tensor.numel() and tensor.is_contiguous():  # NumPy refuses some shapes without elements
         return TensorHeader(name, tuple(tensor.shape), tensor.stride()), flatten(memoryview(tensor.numpy()))  # type: ignore[arg-type]
     with torch.no_grad():
@@ -90,8 +93,12 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
     Raises:
         ProtocolError: the dtype is unknown, or shape and stride do not fit each other or the length of the buffer.
     """
-    dtype = dtype_from_name(header.dtype)
-    data = flatten(buffer)
+    name = header.dtype
+    dtype = _DTYPES[name] if name in _DTYPES else dtype_from_name(name)
+    if type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1 and buffer.c_contiguous:
+        data = buffer  # as mostly
+    else:
+        data = flatten(buffer)
     sizes = header.shape + header.stride
     if sizes and (len(header.shape) != len(header.stride) or not (min(sizes) >= 0 and max(sizes) <= _LARGEST)):
         raise ProtocolError(f"a tensor cannot have shape {header.shape} with stride {header.stride}")

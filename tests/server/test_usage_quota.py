@@ -18,7 +18,7 @@ from djinn_core.wire.messages import Completed, Submit
 @pytest.fixture
 def clock(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(accounts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(accounts.time, "perf_counter", lambda: now[0])
     return now
 
 

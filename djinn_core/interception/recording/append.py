@@ -18,9 +18,10 @@ from djinn_core.interception.shape_inference.write_checks import check_overlap, 
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.program import Call, Slot
-from djinn_core.ir.values import TensorMeta
+from djinn_core.ir.values import HANDLE_STEP, TensorMeta, new_storage
 from djinn_core.reference_counts import counts_beside
 
+is_inference_mode_enabled: Final = torch.is_inference_mode_enabled  # looked up for each view
 _MANY: Final = 1024  # results; making them starts collections
 
 
@@ -55,14 +56,15 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         elif meta is None:
             results.append(None)
         elif alias < 0:
-            value = Value(Storage(nbytes, recorder), meta)
-            handles.append(value.handle)
-            results.append(wrap(value))
+            handle = new_storage() * HANDLE_STEP + 1
+            handles.append(handle)
+            results.append(wrap(Value(handle, meta, Storage(handle, nbytes, recorder, None, recorder, epoch))))
         else:
             base = operands[alias]
             storage = base.remote.storage
-            value = Value(storage, meta)
-            handles.append(value.handle)
+            storage.last = handle = storage.last + 1
+            value = Value(handle, meta, storage)
+            handles.append(handle)
             # Not a write, but another thread that uses the view needs this program first.
             storage.written, storage.written_at = recorder, epoch
             results.append(wrap_view(value, base))
@@ -103,7 +105,7 @@ def own_value(tensor: LazyTensor) -> None:
 
 def wrap_view(value: Value, base: LazyTensor) -> LazyTensor:
     """A tensor for a view of `base`. In inference mode it is an inference tensor exactly when its base is one."""
-    if torch.is_inference_mode_enabled() and not base.is_inference():
+    if is_inference_mode_enabled() and not base.is_inference():
         with torch.inference_mode(False):
             return wrap(value)
     view = wrap(value)

@@ -61,7 +61,7 @@ class FetchPredictor:
 
     def __init__(self) -> None:
         self._known: LruCache[_Key, _Known] = LruCache(PROGRAMS)
-        self._key: _Key | None = None  # of the program that was sent last with a fetch
+        self._last: list[Entry] = []  # the last piece of the program that was sent last with a fetch
         self._entries: list[Entry] = []  # its entries
         self._pieces: list[Entry] = []  # entries that were sent since the last fetch
         self._predicted: tuple[_Follower, ...] = ()
@@ -82,13 +82,14 @@ class FetchPredictor:
             self._learn()
             self._fetched = []
         self._first = handle
-        self._key = key = (len(entries), id(entries[0].call), id(entries[-1].call))
+        self._last = entries
         self._entries = made = self._pieces + entries
         self._pieces = []
-        known = self._known.get(key)
-        if known is None:
+        key = _key_of(entries) if self._known else None
+        if key is None or key not in self._known:
             self._predicted = self._handles = ()
             return ()
+        known = self._known[key]
         self._known.move_to_end(key)
         self._predicted = known.followers
         if any(-f.entry > len(made) or made[f.entry].call is not f.call for f in self._predicted):
@@ -99,25 +100,24 @@ class FetchPredictor:
     def came(self, handles: Sequence[int], tensors: Sequence[torch.Tensor], epoch: int) -> None:
         """Remember what came ahead, at the recorder's `epoch` after the program was sent."""
         for handle, tensor in zip(handles, tensors, strict=True):
-            self._remember(handle, tensor, epoch)
+            self._remember(handle, tensor.clone(), epoch)  # it has the memory of a whole answer
 
-    def fetched(self, value: Value, tensor: torch.Tensor, epoch: int) -> None:
-        """Remember what was fetched, if it is small: programs look at the same number again."""
+    def fetched(self, value: Value, tensor: torch.Tensor, epoch: int, returned: bool) -> None:
+        """Remember what was fetched, if it is small: programs look at the same number again. `returned`: it is the caller's from now on."""
         if value.meta.nbytes <= LARGEST:
-            self._remember(value.handle, tensor, epoch)
+            self._remember(value.handle, tensor.clone() if returned else tensor, epoch)
 
-    def _remember(self, handle: int, tensor: torch.Tensor, epoch: int) -> None:
+    def _remember(self, handle: int, elements: torch.Tensor, epoch: int) -> None:
         values = self._values
-        # A copy: the tensor is the caller's, or has the memory of a whole answer.
-        values[handle] = _Fetched(tensor.clone(), epoch, port.memory_changes)
+        values[handle] = _Fetched(elements, epoch, port.memory_changes)
         if len(values) > REMEMBERED:
             del values[next(iter(values))]
 
     def failed(self) -> None:
         """Forget a prediction that could not be fetched."""
         self._predicted = self._handles = ()
-        if self._key is not None:
-            self._known.pop(self._key, None)
+        if self._last:
+            self._known.pop(_key_of(self._last), None)
 
     def take(self, value: Value, recorder: Recorder) -> torch.Tensor | None:
         """The elements of a value that was fetched or came ahead, and that nothing has written since; None where there are none."""
@@ -126,8 +126,10 @@ class FetchPredictor:
         handle, storage = value.handle, value.storage
         if not recorder.entries and handle != self._first and len(self._fetched) < MOST:
             self._fetched.append(handle)
-        found = self._values.get(handle)
-        if found is None or found.changes != port.memory_changes:
+        if handle not in self._values:
+            return None
+        found = self._values[handle]
+        if found.changes != port.memory_changes:
             return None
         if storage.written is not recorder or storage.written_at >= found.epoch:
             return None
@@ -136,7 +138,7 @@ class FetchPredictor:
     def _learn(self) -> None:
         """Remember the fetches that have followed the last program."""
         fetched = dict.fromkeys(self._fetched)
-        if self._key is None or tuple(fetched) == self._handles:
+        if not self._last or tuple(fetched) == self._handles:
             return
         places = {
             handle: _Follower(index, position, entry.call)
@@ -147,5 +149,9 @@ class FetchPredictor:
         followers = tuple([places[handle] for handle in fetched if handle in places])
         if followers == self._predicted:
             return
-        last = self._entries[-self._key[0] :]
-        self._known.store(self._key, _Known(followers, (last[0].call, last[-1].call)))
+        last = self._last
+        self._known.store(_key_of(last), _Known(followers, (last[0].call, last[-1].call)))
+
+
+def _key_of(last: Sequence[Entry]) -> _Key:
+    return len(last), id(last[0].call), id(last[-1].call)

@@ -105,11 +105,11 @@ class MetaSubstitution(TorchFunctionMode):
     def _made(self, tensor: torch.Tensor) -> LazyTensor:
         key = torch_private.storage_key(tensor)
         if key not in self._storages:
-            storage = self._storages[key] = Storage(tensor.untyped_storage().nbytes(), None)
+            storage = self._storages[key] = Storage.begin(tensor.untyped_storage().nbytes(), None)
             with recorders.sending:  # looked up each time: a forked child has a new one
                 recorders.absent.add(storage.id)
         with torch.inference_mode(tensor.is_inference()):
-            stand_in = wrap(Value(self._storages[key], meta_of(tensor)))
+            stand_in = wrap(Value.begin(self._storages[key], meta_of(tensor)))
         if tensor.requires_grad:
             stand_in.requires_grad_()
         return stand_in

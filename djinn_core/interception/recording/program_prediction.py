@@ -228,14 +228,21 @@ class ProgramPredictor:
         """Number of entries in the piece that is due, by the entries: all, or the first of them."""
         return (lambda _: self._piece) if self._by_content else len
 
-    def taken(self, entries: Sequence[Entry]) -> None:
-        """`entries` are being sent: the piece that was due, or else the rest of the program."""
+    def taken(self, entries: Sequence[Entry]) -> bool:
+        """`entries` are being sent: the piece that was due, or else the rest of the program. True if what is predicted next is as it was."""
         if self._piece and self._piece == len(entries):
             self._sent += self._piece
             self._piece = 0
-            return
-        self._learn(entries)
+            return False
+        ids, last = tuple(map(_id_of, entries)), self._last
+        begun = self._sent or self._next or self._piece or self._by_content
+        if last is not None and last is self._current and self._predicted and not begun and last.ids == ids:
+            last.repeats, last.varied = last.repeats + 1, 0  # a loop: what `_learn` and `_begin` would do
+            last.next_repeats += 1
+            return True
+        self._learn(entries, ids)
         self._begin()
+        return False
 
     def _miss(self) -> None:
         program, self._current = self._current, None
@@ -247,8 +254,7 @@ class ProgramPredictor:
                 program.repeats = 0
         self._by_content = self._sent > 0
 
-    def _learn(self, entries: Sequence[Entry]) -> None:
-        ids = _ids(entries)
+    def _learn(self, entries: Sequence[Entry], ids: Ids) -> None:
         if self._sent:
             program = self._current
             if program is not None and program.ids[self._sent :] != ids:

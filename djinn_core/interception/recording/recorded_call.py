@@ -83,7 +83,7 @@ class RecordedCall:
         numbers = new_storages(self.storages)
         storages: dict[int, Storage] = {}
         for which, nbytes, views in self.kept:
-            storages[which] = storage = Storage(nbytes, recorder)
+            storages[which] = storage = Storage.begin(nbytes, recorder)
             storage.views, numbers[which] = views, storage.id
         places += [numbers[which] * HANDLE_STEP + view for which, view in self.made]
         there = values + [tensor.remote for tensor in self.constants]
@@ -108,7 +108,7 @@ class RecordedCall:
         if output.same >= 0:
             return inputs[output.same]
         assert output.meta is not None
-        return wrap(Value.at(storages[output.storage], output.meta, places[output.place]))
+        return wrap(Value(places[output.place], output.meta, storages[output.storage]))
 
 
 def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> tuple[Any, RecordedCall | None]:

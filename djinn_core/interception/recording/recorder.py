@@ -11,7 +11,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import DjinnError, ForkedProcess, UnsupportedOperation
@@ -24,7 +24,7 @@ from djinn_core.interception.recording.fetch_prediction import FetchPredictor
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
 from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
-from djinn_core.interception.recording.split_submission import fits, in_parts
+from djinn_core.interception.recording.split_submission import FEW, fits, in_parts
 from djinn_core.interception.runtime_interface import (
     CacheMemory,
     Publication,
@@ -55,8 +55,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@attrs.frozen
-class SyncRequest:
+class SyncRequest(msgspec.Struct, frozen=True):
     """Requests of a cut beside running the program."""
 
     fetch: tuple[int, ...] = ()
@@ -87,6 +86,7 @@ class Recorder:
         "_foresight",
         "_shared",
         "_thread",
+        "_usual",
         "captures",
         "constants",
         "dead",
@@ -124,6 +124,7 @@ class Recorder:
         self.uploaded = 0
         self.uploads = 0
         self.limit = OPENING
+        self._usual = OPENING, 0  # the limit as it was set last, and the largest length of a program then
         self._foresight = ProgramPredictor(shared.predictable_programs)
         self._thread = weakref.ref(threading.current_thread())
 
@@ -268,6 +269,7 @@ class Recorder:
         ahead = OPENING if opens else self._foresight.until_cut()
         most = port.checkpoint_instructions
         self.limit = most if ahead is None else min(ahead, most)
+        self._usual = self.limit, most
 
     @without_modes
     def ask(self, ask: SyncRequest) -> SubmissionReply:
@@ -276,10 +278,10 @@ class Recorder:
 
     def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
         """As `ask`, for a caller that no modes see."""
-        if len(ask.fetch) > limits.BUFFERS:  # that many come with one answer
-            first = self.ask(attrs.evolve(ask, fetch=ask.fetch[: limits.BUFFERS]))
-            rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
-            return attrs.evolve(rest, tensors=first.tensors + rest.tensors, described=first.described)
+        if more := ask.fetch[limits.BUFFERS :]:  # fewer come with one answer
+            first = self.ask(msgspec.structs.replace(ask, fetch=ask.fetch[: limits.BUFFERS]))
+            rest = self.ask(SyncRequest(more))
+            return msgspec.structs.replace(rest, tensors=first.tensors + rest.tensors, described=first.described)
         require_stack_room()
         runtime = _runtime()
         with held:
@@ -370,7 +372,10 @@ class Recorder:
     ) -> tuple[Runtime, int]:
         """The runtime that the submission went to, which is the successor of `runtime` where there is one by now; its number there."""
         shared = self._shared
-        with shared.sending:
+        if not shared.sending.acquire(blocking=False):
+            with shared.sending:  # waits where it can be interrupted
+                return self._send_held(runtime, ask, cut)
+        try:
             runtime = runtime.successor or runtime
             if shared.held_back:
                 shared.send_held_back(runtime)
@@ -381,6 +386,8 @@ class Recorder:
                     if other is not self and other.entries:
                         shared.submit(runtime, other.take(SyncRequest()))
             return runtime, shared.submit(runtime, self.take(ask, cut))
+        finally:
+            shared.sending.release()
 
     def take(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
@@ -390,7 +397,7 @@ class Recorder:
             absent.refuse((*ask.fetch, *ask.describe))
         # Values freed by now were used by entries recorded by now. A thread that appends after `epoch` has changed will see
         # that; where only a part is taken, by this recorder's own thread, the remaining entries are as unsent as before.
-        dead = self._collect_freed()
+        dead = take_freed() if self._shared.made == 1 else self._collect_freed()
         entries = self.entries
         if cut is len:
             self.epoch += 1
@@ -402,10 +409,10 @@ class Recorder:
         if (timeline := port.timeline) is not None:
             timeline.taken(self, count)
         if taken:
-            self._foresight.taken(taken)
+            if not self._foresight.taken(taken) or (self.limit, port.checkpoint_instructions) != self._usual:
+                self._set_limit()
             if not ask.fetch:
                 self.fetches.sent(taken)
-            self._set_limit()
         if cut is not len:
             dead = _put_back(dead, self.entries)
         self.uploaded = self.uploads = 0
@@ -437,7 +444,7 @@ class Recorder:
         gone = take_freed()
         shared = self._shared
         # As mostly, and a weak set takes long to walk through.
-        alone = not gone or shared.made == 1 or shared.has_only(self)
+        alone = not gone or shared.has_only(self)
         busy = set() if alone else {other for other in shared.all() if other.entries and other is not self}
         if not busy:
             shared.waiting = 0
@@ -539,22 +546,24 @@ class Recorders:
 
     def submit(self, runtime: Runtime, submission: Submission) -> int:
         """Submit what was taken. Where an interrupt comes before it is sent, nothing of it is lost, but what it asks for."""
-        number, parts = 0, deque((submission,) if fits(submission) else in_parts(submission))
-        while parts:
+        program, number = submission.program, 0
+        few = not (program.operands[FEW:] or program.slots[FEW:] or program.calls[FEW:] or submission.free[FEW:])
+        parts = [submission] if few or fits(submission) else [*in_parts(submission)]
+        for position, part in enumerate(parts):
             try:
                 if (timeline := port.timeline) is None:
-                    number = runtime.submit(parts[0])
+                    number = runtime.submit(part)
                 else:
-                    timeline.enter("submit", len(parts[0].program))
+                    timeline.enter("submit", len(part.program))
                     try:
-                        number = runtime.submit(parts[0])
+                        number = runtime.submit(part)
                     finally:
                         timeline.leave()
             except KeyboardInterrupt:
-                rest = [attrs.evolve(part, fetch=(), describe=(), synchronize=False) for part in parts]
+                left = parts[position:]
+                rest = [msgspec.structs.replace(one, fetch=(), describe=(), synchronize=False) for one in left]
                 self.unsent.extendleft(reversed(rest))
                 raise
-            parts.popleft()
         return number
 
     def drop_everything(self) -> None:

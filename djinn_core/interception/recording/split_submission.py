@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Final
 
-import attrs
+import msgspec
 
 from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.program import Program
 from djinn_core.wire import limits
+
+FEW: Final = 1024  # operands, scalars, calls and handles to free, with which a submission fits without being counted
 
 
 def fits(submission: Submission) -> bool:
@@ -33,7 +36,7 @@ def in_parts(submission: Submission) -> Iterator[Submission]:
         yield Submission(Program((), (), ()), free[start : start + limits.HANDLES_SENT])
     *before, last = [program] if fits(Submission(program)) else _pieces(program)
     yield from map(Submission, before)
-    yield attrs.evolve(submission, program=last, free=free[: limits.HANDLES_SENT])
+    yield msgspec.structs.replace(submission, program=last, free=free[: limits.HANDLES_SENT])
 
 
 def _pieces(program: Program) -> list[Program]:

@@ -135,9 +135,9 @@ class _Rewriting:
             meta, number = call.operands[operand], storage_of(value)
             storage = self.storages.get(number)
             if storage is None:
-                storage = self.storages[number] = Storage(meta.extent * meta.dtype.itemsize, None)
+                storage = self.storages[number] = Storage.begin(meta.extent * meta.dtype.itemsize, None)
                 storage.last = make_handle(number, _OWN_VIEWS)
-            tensor = self.tensors[value] = wrap(BorrowedValue(storage, meta, value))
+            tensor = self.tensors[value] = wrap(BorrowedValue(value, meta, storage))
         return tensor
 
     def _user_of(self, value: int) -> tuple[Call, int]:

@@ -44,7 +44,8 @@ def is_small_part(tensor: LazyTensor) -> bool:
     """True if `tensor` is a small part of a page of its storage."""
     value = tensor.remote
     meta = value.meta
-    if meta.nbytes * SMALL_PART > min(value.storage.nbytes, PAGE):
+    weight = meta.nbytes * SMALL_PART
+    if weight > value.storage.nbytes or weight > PAGE:
         return False
     return value.storage.nbytes <= PAGE or _page_of(tensor) == (meta.extent * meta.dtype.itemsize - 1) // PAGE
 
@@ -57,7 +58,7 @@ def fetch_part(tensor: LazyTensor, fetch: Callable[[LazyTensor], torch.Tensor]) 
     """
     value = tensor.remote
     storage, page = value.storage, _page_of(tensor)
-    copy = getattr(storage, "elements", None)
+    copy = storage.elements
     if copy is None or copy.changes != port.memory_changes:
         copy = storage.elements = ElementCopy()
     memory = copy.pages.use(page)

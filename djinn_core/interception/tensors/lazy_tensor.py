@@ -55,7 +55,7 @@ class LazyTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record `func`; see `dispatch`. Where a tensor of another class that overrides ops takes part, leave it to that."""
-        if len(types) > 1 and any(map(_overrides_ops, types)):
+        if types[1:] and any(map(_overrides_ops, types)):
             return NotImplemented
         try:
             return port.dispatch(func, args, kwargs or {})
@@ -196,7 +196,8 @@ def logical_device(index: int) -> torch.device:
 def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
     """A tensor that stands for `value`."""
     meta = value.meta
-    device = _devices.get(meta.device) or logical_device(meta.device)
+    index = meta.device
+    device = _devices[index] if index in _devices else logical_device(index)
     tensor: LazyTensor = _make(cls, meta.shape, meta.stride, meta.offset or None, None, meta.dtype, _STRIDED, device)
     tensor.remote = value
     if meta.conj or meta.neg:
@@ -206,7 +207,7 @@ def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
 
 def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
     """A tensor for a new value over `storage`."""
-    return wrap(Value(storage, meta))
+    return wrap(Value.begin(storage, meta))
 
 
 def adopt(tensor: LazyTensor, meta: TensorMeta) -> None:

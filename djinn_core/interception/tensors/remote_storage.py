@@ -35,7 +35,7 @@ def address_of(storage: Storage) -> int:
     """The first address of `storage`; another one when it has grown beyond what was reserved for it."""
     if not storage.nbytes:
         return 0
-    reserved = getattr(storage, "addresses", None)
+    reserved = storage.addresses
     if reserved is None or len(reserved) < storage.nbytes:
         reserved = storage.addresses = reserve_addresses(storage.nbytes)
     return reserved.start
@@ -127,7 +127,7 @@ class RemoteStorage(torch.UntypedStorage):
         """Size in bytes."""
         if self.base is not None:
             memory = self.base.remote.storage
-            return int(getattr(memory, "shrunk", memory.nbytes))
+            return int(memory.nbytes if memory.shrunk is None else memory.shrunk)
         assert self.source is not None
         return self.source.nbytes()
 
@@ -195,8 +195,7 @@ class RemoteStorage(torch.UntypedStorage):
         """Make room for `size` bytes. Where these are fewer than before, the executor keeps its memory until the last tensor is gone."""
         octets = self.octets()
         memory = octets.remote.storage  # type: ignore[attr-defined]
-        if hasattr(memory, "shrunk"):
-            del memory.shrunk
+        memory.shrunk = None
         if size > memory.nbytes:
             octets.resize_(size)
         elif size < memory.nbytes:

@@ -6,6 +6,8 @@ from functools import partial
 from itertools import compress, repeat, starmap
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_storage, storage_of
 from djinn_core.reference_counts import counts_beside, only_listed
@@ -25,11 +27,6 @@ def take_freed() -> list[Value]:
         counts = counts_beside(taken)
         freed.extend(compress(taken, counts))
         taken = [value for value, count in zip(taken, counts, strict=True) if not count]
-    try:
-        for value in taken:
-            value.handle  # noqa: B018 - copies that were made without a call of the constructor have none
-    except AttributeError:
-        return [value for value in taken if hasattr(value, "handle")]
     return taken
 
 
@@ -40,30 +37,33 @@ def still_to_free() -> list[int]:
     return [value.handle for value in gone]
 
 
-class Storage:
+class Storage(msgspec.Struct, eq=False):  # made in one step: each op makes one
     """Memory on the remote side that one or more values look into.
 
     Attributes:
         last: the handle that was given out last. nbytes: its size.
         user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
         written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
-        addresses: results of `data_ptr()`; absent before its first call.
-        elements: what is known here of its contents, or None; absent before it is asked for.
-        shrunk: the size that the program gave it, where that is less than its memory; absent where it is not.
+        addresses: results of `data_ptr()`; None before its first call.
+        elements: what is known here of its contents, or None.
+        shrunk: the size that the program gave it, where that is less than its memory; otherwise None.
     """
 
-    __slots__ = ("addresses", "elements", "last", "nbytes", "readers", "shrunk", "user", "written", "written_at")
-    addresses: range
-    shrunk: int
-    elements: ElementCopy | None
+    last: int
+    nbytes: int
+    user: Recorder | None
+    readers: set[Recorder] | None
+    written: Recorder | None
+    written_at: int
+    addresses: range | None = None
+    elements: ElementCopy | None = None
+    shrunk: int | None = None
 
-    def __init__(self, nbytes: int, user: Recorder | None) -> None:
-        self.last = new_storage() * HANDLE_STEP  # `make_handle(..., 0)`, written out on the hot path
-        self.nbytes = nbytes
-        self.user = user
-        self.readers: set[Recorder] | None = None
-        self.written = user
-        self.written_at = user.epoch if user is not None else 0
+    @classmethod
+    def begin(cls, nbytes: int, user: Recorder | None) -> Storage:
+        """New memory of `nbytes` bytes, which `user` is about to write."""
+        epoch = user.epoch if user is not None else 0
+        return cls(new_storage() * HANDLE_STEP, nbytes, user, None, user, epoch)
 
     @property
     def id(self) -> int:
@@ -85,46 +85,38 @@ class Storage:
         return handle
 
 
-class Value:
+class Value(msgspec.Struct, eq=False):
     """One remote tensor. When the last reference to it goes, its handle is freed."""
 
-    __slots__ = ("handle", "meta", "storage")
-
-    def __init__(self, storage: Storage, meta: TensorMeta) -> None:
-        self.storage = storage
-        self.meta = meta
-        storage.last = self.handle = storage.last + 1
+    handle: int
+    meta: TensorMeta
+    storage: Storage
 
     @classmethod
-    def at(cls, storage: Storage, meta: TensorMeta, handle: int) -> Value:
-        """The value `handle`, which `storage.view()` gave out."""
-        value = cls.__new__(cls)
-        value.storage, value.meta, value.handle = storage, meta, handle
-        return value
+    def begin(cls, storage: Storage, meta: TensorMeta) -> Value:
+        """A new value over `storage`."""
+        storage.last = handle = storage.last + 1
+        return cls(handle, meta, storage)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a remote value cannot be copied: its handle would be freed twice")
 
     # `device_state.freed.append(self)`, without a step of Python's own: in one, the handler of a signal would run, and Python drops what a
     # finalizer raises, which is how Ctrl-C gets lost in the middle of a backward pass.
     __del__ = property(partial(partial, device_state.freed.append))
 
 
-class BorrowedValue(Value):
+class BorrowedValue(Value, eq=False):
     """A value owned elsewhere: its handle is not freed with this object."""
-
-    __slots__ = ()
-
-    def __init__(self, storage: Storage, meta: TensorMeta, handle: int) -> None:
-        self.storage = storage
-        self.meta = meta
-        self.handle = handle
 
     __del__ = property(partial(partial, bool))  # nothing: another value frees it
 
 
 def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
     """The value `handle` of a program, without holding it."""
-    storage = Storage(meta.extent * meta.dtype.itemsize, None)
+    storage = Storage.begin(meta.extent * meta.dtype.itemsize, None)
     storage.last = handle
-    return BorrowedValue(storage, meta, handle)
+    return BorrowedValue(handle, meta, storage)

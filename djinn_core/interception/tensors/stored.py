@@ -14,6 +14,6 @@ from djinn_core.ir.values import contiguous_strides, tensor_meta
 def read_stored(stored: StoredTensor, device: int = 0) -> LazyTensor:
     """A new contiguous tensor of a logical device with what is stored; returns before it is read."""
     meta = tensor_meta(stored.shape, contiguous_strides(stored.shape), 0, stored.dtype, device)
-    value = Value(Storage(meta.nbytes, None), meta)
+    value = Value.begin(Storage.begin(meta.nbytes, None), meta)
     current().read_weights(value.handle, stored, device)
     return wrap(value)

@@ -24,7 +24,7 @@ def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     plain = _plain(source).contiguous()
     shape = tuple(plain.shape)
     meta = tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device)
-    value = Value(Storage(meta.nbytes, None), meta)
+    value = Value.begin(Storage.begin(meta.nbytes, None), meta)
     _upload(value.handle, plain, device)
     return wrap(value)
 

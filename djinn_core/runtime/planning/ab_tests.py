@@ -126,7 +126,7 @@ class AbTests:
     def __init__(self, judge: Judge | None, make: MakePlan, stats: Stats, verdicts: Verdicts) -> None:
         """`make`: plans a program without some of the optimizations."""
         self._judge, self._make, self._stats, self._verdicts = judge, make, stats, verdicts
-        self._tried: LruCache[int, Experiment] = LruCache(
+        self.tried: LruCache[int, Experiment] = LruCache(
             MAX_EXPERIMENTS
         )  # by identity of its plan, which it keeps alive
 
@@ -135,13 +135,13 @@ class AbTests:
         if self._judge is None or not names:
             return
         tried = Experiment(plan, plan, program, planning, list(names))
-        for evicted in self._tried.store(id(plan), tried):
+        for evicted in self.tried.store(id(plan), tried):
             evicted.plan.took = None
         plan.took = tried.took
 
     def choose(self, plan: Prepared, program: Program) -> Prepared:
         """The plan to use in the place of `plan`, which holds for `program`."""
-        tried = self._tried.get(id(plan)) if self._tried else None
+        tried = self.tried.get(id(plan))
         if tried is None:
             return plan
         if tried.arms is None and tried.names and tried.worth_trying:

@@ -119,9 +119,10 @@ class Planner:
         if variants and variants[0].recorded is not None:
             variants.clear()
         for prepared in variants:
-            if prepared.holds_for(program):
+            conditional = prepared.remade is not None or prepared.relied or prepared.equal_slots
+            if not conditional or prepared.holds_for(program):
                 self._stats.plans_reused += 1
-                chosen = self._trials.choose(prepared, program)
+                chosen = self._trials.choose(prepared, program) if self._trials.tried else prepared
                 self.recent.append((chosen, values))
                 return chosen, list(values)
         if variants and (kept := self._restored(program)) is not None:

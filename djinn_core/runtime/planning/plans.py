@@ -120,7 +120,7 @@ class PlansByStructure(Generic[P]):
     def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
         """The plans of the program's structure and sizes, to which new ones are added, and its values by first appearance."""
         found = self._exact.get(same := (program.calls, program.slots))
-        if found is None or (values := found.structure.values_of(program)) is None:
+        if found is None or (values := found.structure.values_of_same(program)) is None:
             found, values = self._find(program)
             self._exact.store(same, found)
         self.latest = found

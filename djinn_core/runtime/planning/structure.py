@@ -32,7 +32,8 @@ class ProgramStructure:
         inputs: picks the inputs, in order of appearance. results: picks the results.
         places: of the values from outside the first calls that take them, and their positions among these operands.
         storages: of each value from outside the number of its storage, by first appearance; None if no two share one.
-        alive: takes, from the values, those that do not die. deaths: how many die.
+        alone: whether one value is from outside.
+        dying: picks, from the values, those that die.
     """
 
     length: int
@@ -43,23 +44,28 @@ class ProgramStructure:
     places: tuple[tuple[int, int], ...]
     results: Take
     storages: tuple[int, ...] | None
-    alive: Take
-    deaths: int
+    alone: bool
+    dying: Take
 
     def values_of(self, program: Program) -> tuple[int, ...] | None:
         """The program's values by first appearance, where it has this structure; otherwise None."""
+        return self.values_of_same(program) if len(program.operands) == self.length else None
+
+    def values_of_same(self, program: Program) -> tuple[int, ...] | None:
+        """As `values_of`, for a program that has as many operands and results."""
         operands = program.operands
-        if len(operands) != self.length or self.repeats(operands) != self.repeat_of(operands):
+        if self.repeats(operands) != self.repeat_of(operands):
             return None
-        values, dead = self.first_uses(operands), program.dead
-        if len(dead) != self.deaths or not dead.isdisjoint(self.alive(values)):
+        values = self.first_uses(operands)
+        if program.dead != {*self.dying(values)}:
             return None
-        return values if self._are_apart(self.inputs(operands), self.results(operands)) else None
+        outside, made = self.inputs(operands), self.results(operands)
+        if self.alone:  # as of an op on a tensor
+            return None if outside[0] in made else values
+        return values if self._are_apart(outside, made) else None
 
     def _are_apart(self, outside: tuple[int, ...], made: tuple[int, ...]) -> bool:
         """True if these values are distinct, and the inputs among them alias each other as this structure says."""
-        if len(outside) == 1 and self.storages is None:  # as of an op on a tensor
-            return outside[0] not in made
         different = {*outside}
         if len(different) != len(outside) or not different.isdisjoint(made):
             return False
@@ -77,7 +83,7 @@ def structure_of(program: Program) -> tuple[ProgramStructure, tuple[int, ...]]:
     made = {*results}
     outside = [p for p in first.values() if p not in made]
     storages = _numbered(storages_of([operands[p] for p in outside]))
-    alive = [number for number, value in enumerate(first) if value not in program.dead]
+    dying = [number for number, value in enumerate(first) if value in program.dead]
     found = ProgramStructure(
         length=len(operands),
         first_uses=taking([*first.values()]),
@@ -87,8 +93,8 @@ def structure_of(program: Program) -> tuple[ProgramStructure, tuple[int, ...]]:
         places=_places(program, outside),
         results=taking(results),
         storages=None if len({*storages}) == len(storages) else storages,
-        alive=taking(alive),
-        deaths=len(first) - len(alive),
+        alone=len(outside) == 1,
+        dying=taking(dying),
     )
     return found, tuple(first)
 

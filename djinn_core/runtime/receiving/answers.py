@@ -17,7 +17,7 @@ from djinn_core.ir.values import tensor_meta
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.wire.message_base import Failure
-from djinn_core.wire.messages import Completed, Described
+from djinn_core.wire.messages import Completed, Described, TensorHeader
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 
 _LARGEST: Final = 2**63 - 1  # what PyTorch counts to
@@ -49,11 +49,11 @@ class AnswerReader:
         tensors: list[torch.Tensor] = []
         came = len(body)
         for number, result in enumerate(completed.results):
-            if isinstance(result, Failure):
+            if not isinstance(result, TensorHeader):
                 raise self.failures.error(self._own(result))
             if number >= came:
                 raise ProtocolError("the executor announces more tensors than it sends")
-            tensors.append(tensor_from_wire(result, body[number]))
+            tensors += [tensor_from_wire(result, body[number])]
         return tuple(tensors)
 
     def described(self, completed: Completed) -> tuple[DescribedValue, ...]:

@@ -12,6 +12,8 @@ LARGE_BYTES: Final = 2048
 # What fits into the buffers of every kind of connection, so that sending it never waits for the other end to read.
 ROOM_BYTES: Final = 64 << 10
 _SAMPLES: Final = 16  # of the link's round trip, the least of which counts
+SAMPLED_AT_FIRST: Final = 64  # submissions whose round trips are measured where they are alone; of later ones
+SAMPLED_EVERY: Final = 8  # one in so many
 
 
 class DeferredResponses:

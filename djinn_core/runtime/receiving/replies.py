@@ -9,14 +9,20 @@ from typing import Any, Protocol, TypeVar
 
 from djinn_core.errors import ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording.gc_pause import collect_later
-from djinn_core.interception.runtime_interface import SubmissionReply
+from djinn_core.interception.runtime_interface import SubmissionReply, port
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.runtime.deadlines import cancelled, due, exceeded
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.receiving.answers import AnswerReader
-from djinn_core.runtime.receiving.deferred_responses import DeferredResponses, RoundTrips
+from djinn_core.runtime.receiving.deferred_responses import (
+    SAMPLED_AT_FIRST,
+    SAMPLED_EVERY,
+    DeferredResponses,
+    RoundTrips,
+)
 from djinn_core.runtime.sending.binding import settle_claims
 from djinn_core.runtime.sending.cancellation import Cancellation
 from djinn_core.runtime.sending.pending import PendingSubmission
@@ -38,14 +44,18 @@ class Offers(Protocol):
 
     Attributes:
         unsent: handles of what the executor wants and has not been sent, oldest first.
+        open: handles of offers that are not answered, or whose bytes are not sent.
+        asked: questions for digests that are not answered.
     """
 
     @property
     def unsent(self) -> Collection[int]: ...  # noqa: D102 - see above
 
     @property
-    def unanswered(self) -> bool:
-        """True if a reply of the executor is due, or an offer waits for its bytes to be sent."""
+    def open(self) -> Collection[int]: ...  # noqa: D102 - see above
+
+    @property
+    def asked(self) -> Collection[object]: ...  # noqa: D102 - see above
 
     def send_wanted(self) -> None:
         """Send what the executor wants: it says nothing before it has that."""
@@ -54,8 +64,7 @@ class Offers(Protocol):
 class _NoOffers:
     """Implements `Offers` while there are no uploads."""
 
-    unanswered = False
-    unsent = ()
+    unsent = open = asked = ()
 
     def send_wanted(self) -> None:
         """As `Offers.send_wanted`: nothing is wanted."""
@@ -105,15 +114,16 @@ class Replies:
 
     def expect(self, number: int, pending: PendingSubmission) -> None:
         """Submission `number` is being sent."""
-        if not self.pending:
+        if not self.pending and (number < SAMPLED_AT_FIRST or number % SAMPLED_EVERY == 0):
             self._round_trips.alone = number, time.perf_counter()
         self.pending[number] = pending
 
-    @property
-    def overdue(self) -> bool:
-        """True if something came, or may have, that should be taken in before more is sent."""
-        deferred = self._deferred
-        return bool(self._abandoned or deferred.large or deferred.forgotten) or self._offers.unanswered
+    def overdue(self, unread: int) -> bool:
+        """True if something came, or may have, that should be taken in before more is sent: `unread` submissions are unanswered, for one."""
+        deferred, offers = self._deferred, self._offers
+        if self._abandoned or deferred.large or deferred.forgotten or offers.open or offers.asked:
+            return True
+        return bool(self.pending) and len(self.pending) >= unread
 
     def await_answer(self, number: int) -> None:
         """Wait until submission `number` is answered, in a round trip that the program waits for."""
@@ -147,17 +157,19 @@ class Replies:
         begun = time.perf_counter() if "waited" not in observers.unwanted else 0.0
         try:
             if not there:
-                self.receive_until(number, due(), wanted=True)
+                limited = port.wait_timeout or device_state.thread.waits_until is not None
+                self.receive_until(number, due() if limited else None, wanted=True)
         except BaseException:
             if not late:  # a late one may be waited for again
                 self._abandoned.add(number)
             raise
         if begun and not there:
             self.tell_waited(begun, number)
-        completed, body, synchronize, spent, seconds = self._answers.pop(number)
+        completed, body, synchronize, spent, seconds = self._answers[number]
+        del self._answers[number]
         if late:
             deferred.left.discard(number)
-        if not there:
+        if not there and self._round_trips.alone[0] == number:
             self._round_trips.came(number, seconds)
         reader = self.reader
         tensors = reader.tensors(completed, body)
@@ -310,7 +322,7 @@ class Replies:
         """Wait for an answer to an offer, for a while; another thread may take it in."""
         held.check()
         with collect_later, self._link.reading:
-            if self._offers.unanswered:
+            if self._offers.open or self._offers.asked:
                 self._receive_one(PATIENCE)
 
     def look(self) -> None:
@@ -333,7 +345,7 @@ class Replies:
 
     def _awaits(self) -> bool:
         """True if a reply of the executor is due."""
-        return bool(self.pending) or self._offers.unanswered
+        return bool(self.pending or self._offers.open or self._offers.asked)
 
     def _drop_forgotten(self) -> None:
         for number in self._deferred.take_forgotten():
@@ -351,7 +363,11 @@ class Replies:
             offers.send_wanted()  # what an interrupt has left: the executor says nothing before it has that
         try:
             frame = link.channel.receive(timeout)
-            self._take(decode(frame.head), frame.body)
+            message = decode(frame.head)
+            if type(message) is Completed:
+                self._complete(message, frame.body)
+            else:
+                self._take(message, frame.body)
         except TimeoutError:
             if timeout:
                 self.while_waiting()
@@ -363,9 +379,6 @@ class Replies:
         return True
 
     def _take(self, message: Message, body: Sequence[Buffer]) -> None:
-        if type(message) is Completed:
-            self._complete(message, body)
-            return
         handler = self._handlers.get(type(message))
         if handler is None:
             self._link.lose(ProtocolError(f"unexpected {type(message).__name__}"))
@@ -387,9 +400,9 @@ class Replies:
 
     def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
         number = completed.sequence
-        pending = self.pending.get(number)
-        if pending is None:
+        if number not in self.pending:
             raise ProtocolError(f"the executor answers submission {number}, which does not wait")
+        pending = self.pending[number]
         timing, cancellation, observers = completed.timing, self.cancellation, self._observers
         self._deferred.read = pending.position
         if completed.links:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from threading import get_ident
 from typing import Final
 
-import attrs
 import msgspec
 
 from djinn_core.errors import ProtocolError, UnsupportedOperation
@@ -33,25 +32,24 @@ from djinn_core.wire.templates import TemplateCache
 
 
 class KnownTemplates:
-    """The templates that were sent to one executor; it drops the same ones at the same time."""
+    """The templates that were sent to one executor; it drops the same ones at the same time.
+
+    Attributes:
+        bound: what each was bound to when it ran last.
+    """
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self._bound: TemplateCache[Bound] = TemplateCache()
+        self.bound: TemplateCache[Bound] = TemplateCache()
 
     def forget(self, prepared: Prepared) -> None:
         """Forget the last bindings of a template: it is sent again."""
-        self._bound.drop(prepared.digest)
+        self.bound.drop(prepared.digest)
 
-    def before(self, prepared: Prepared, bound: Bound) -> Bound | None:
-        """The bindings of the template's last run, in the place of which there are these now; None where it has to be sent."""
-        before = self._bound.replace(prepared.digest, bound)
-        if before is not None:
-            self._stats.templates_reused += 1
-        else:
-            self._bound.put(prepared.digest, bound, len(prepared.template.code))
-            self._stats.templates_sent += 1
-        return before
+    def send_anew(self, prepared: Prepared, bound: Bound) -> None:
+        """Keep the bindings of a template that is not known, and is sent."""
+        self.bound.put(prepared.digest, bound, len(prepared.template.code))
+        self._stats.templates_sent += 1
 
 
 # What encoding raises for numbers of more than 64 bits, invalid texts, and what is too deep or too large.
@@ -67,7 +65,7 @@ def framed(message: Submit) -> Frame:
         OverflowError, ValueError, TypeError, RecursionError: it cannot be encoded.
     """
     frame = Frame(encode(message))
-    if len(frame.head) > limits.HEAD_BYTES - _BESIDE_BYTES:
+    if frame.head[limits.HEAD_BYTES - _BESIDE_BYTES :]:
         raise UnsupportedOperation(
             f"a program takes a message of {len(frame.head):,} bytes; an executor takes {limits.HEAD_BYTES:,}. "
             "Call ops for parts of their lists"
@@ -125,12 +123,11 @@ class Submissions:
         Raises:
             SessionLost: the executor is gone.
         """
-        if held.depth:
-            return self._submit(submission)
         with held:
-            return self._submit(submission)
+            return self.submit_held(submission)
 
-    def _submit(self, submission: Submission) -> int:
+    def submit_held(self, submission: Submission) -> int:
+        """As `submit`, for a caller that holds interrupts back."""
         self.make_ready()
         program = submission.program
         derived = self._derived
@@ -143,12 +140,29 @@ class Submissions:
             raise
         if prepared is not None and prepared.remade is not None:
             values = derived.extend(prepared, values)
+        if derived.some:
+            return self._run_derived(submission, prepared, values)
+        thread = get_ident()
+        if thread != held.main:
+            return self._run(submission, prepared, values, thread=thread)
+        # As `with held.whole`, which the caller's hold allows to be shorter.
+        whole = held.whole
+        whole.depth += 1
+        held.depth += 1
+        try:
+            return self._run(submission, prepared, values, thread=thread)
+        finally:
+            whole.depth -= 1
+            held.depth -= 1
+
+    def _run_derived(self, submission: Submission, prepared: Prepared | None, values: Sequence[int]) -> int:
+        """Send a submission, and with it what of the values that were derived from weights is of no use any more."""
+        derived = self._derived
         with held.whole:
-            if derived.some:
-                written = [values[i] for i in prepared.written] if prepared is not None else ()
-                derived.touched([*submission.free, *program.dead, *written])
-                submission = attrs.evolve(submission, free=(*submission.free, *derived.take_stale()))
-            return self._run(submission, prepared, values)
+            written = [values[i] for i in prepared.written] if prepared is not None else ()
+            derived.touched([*submission.free, *submission.program.dead, *written])
+            free = (*submission.free, *derived.take_stale())
+            return self._run(msgspec.structs.replace(submission, free=free), prepared, values)
 
     def _tell_settings(self) -> None:
         settings = port.numeric_settings
@@ -173,7 +187,7 @@ class Submissions:
             held.check()
         replies = self._replies
         try:
-            if len(replies.pending) >= self.unread or replies.overdue:
+            if replies.overdue(self.unread):
                 self._await_room()
             if self._link.busy:  # another thread may be sending for as long as the executor does not read
                 with self._link.writing:
@@ -207,7 +221,15 @@ class Submissions:
         with held.whole:
             return self._run(submission, prepared, values, refused)
 
-    def _run(self, submission: Submission, prepared: Prepared | None, values: Sequence[int], refused: str = "") -> int:
+    def _run(
+        self,
+        submission: Submission,
+        prepared: Prepared | None,
+        values: Sequence[int],
+        refused: str = "",
+        thread: int = 0,
+    ) -> int:
+        """`thread`: the identity of the calling one, where the caller knows it."""
         if port.numeric_settings is not self._numeric_settings:
             self._tell_settings()
         timeline = self._observers.timeline
@@ -241,11 +263,11 @@ class Submissions:
         position = replies.make_room(len(frame.head))
         self.last_number = number
         pending = PendingSubmission(
-            program, prepared, bound, claimed, answered, submission.synchronize, position, get_ident()
+            program, prepared, bound, claimed, answered, submission.synchronize, position, thread or get_ident()
         )
         replies.expect(number, pending)
         self._stats.submissions += 1
-        self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
+        self._stats.instructions_sent += prepared.instructions if prepared is not None else 0
         sending = time.perf_counter() if timeline is not None else 0.0
         self._link.send(frame)
         if timeline is not None:
@@ -269,10 +291,12 @@ class Submissions:
             digest = prepared.digest
             if prepared.outputs:
                 outputs = pack_handles([*map(bound.values.__getitem__, prepared.outputs)])
-            before = self._known.before(prepared, bound)
+            before = self._known.bound.replace(digest, bound)
             if before is None:
+                self._known.send_anew(prepared, bound)
                 first, template = bound.as_first(), prepared.template
             else:
+                self._stats.templates_reused += 1
                 if before.slots or bound.slots:
                     slot_changes = diff_slots(before.slots, bound.slots)
                 if before.inputs != bound.inputs:

@@ -92,21 +92,16 @@ class Uploader:
         self._observers = observers
         self._offers = offers
         self._compressing = compressing
-        self._open: dict[int, _Upload] = {}
+        self.open: dict[int, _Upload] = {}
         self._held = 0
         self.unsent: deque[int] = deque()
-        self._asked: deque[list[bytes]] = deque()
+        self.asked: deque[list[bytes]] = deque()
         self._promised: set[bytes] = set()
         self._expected: dict[_Content, _Expected] = {}
         self._sending = False
         replies.offer_by(self)
         for kind in (BlobNeeded, BlobHit, BlobQueryReply):
             replies.handle(kind, self._answered)
-
-    @property
-    def unanswered(self) -> bool:
-        """True if a reply of the executor is due, or an offer is open, whose bytes may have to be sent."""
-        return bool(self._open or self._asked)
 
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Send a CPU tensor as the value `handle`; its memory is the caller's again when this returns."""
@@ -158,11 +153,11 @@ class Uploader:
             return
         digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]
         self._expected = {_content(t): _Expected(t.detach(), digest) for t, digest in zip(large, digests, strict=True)}
-        self._asked.append(digests)
+        self.asked.append(digests)
         self._link.send(Frame(encode(BlobQuery(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
         self._stats.round_trips += 1
         begun = time.perf_counter()
-        while self._asked:
+        while self.asked:
             self._replies.take_next()
         self._replies.tell_waited(begun)
 
@@ -173,14 +168,14 @@ class Uploader:
             ProtocolError: there was no such offer, or it wants what it has promised to hold.
         """
         if isinstance(answer, BlobQueryReply):
-            asked = self._asked.popleft() if self._asked else []
+            asked = self.asked.popleft() if self.asked else []
             if len(asked) != len(answer.found):
                 raise ProtocolError(
                     f"the executor says of {len(answer.found)} tensors whether it has them, not {len(asked)}"
                 )
             self._promised = {digest for digest, found in zip(asked, answer.found, strict=True) if found}
             return
-        offered = self._open.get(answer.handle)
+        offered = self.open.get(answer.handle)
         if offered is None:
             raise ProtocolError(f"the executor answers an offer of {answer.handle}, which was not made")
         if isinstance(answer, BlobNeeded):
@@ -203,7 +198,7 @@ class Uploader:
         try:
             while self.unsent:
                 handle = self.unsent[0]
-                self._send(handle, self._open[handle])
+                self._send(handle, self.open[handle])
                 self.unsent.popleft()
                 self._close(handle)
         finally:
@@ -220,7 +215,7 @@ class Uploader:
         copied = not promised and not large
         offered = _Upload(header, memoryview(bytes(data)) if copied else data, copied, promised)
         digest = digest or digest_of_content(offered.data)
-        self._open[handle] = offered
+        self.open[handle] = offered
         self._held += data.nbytes if copied else 0
         try:
             self._link.send(
@@ -235,20 +230,20 @@ class Uploader:
         """Wait until the caller's memory is not needed any more, and not too much waits."""
         try:
             self._replies.take_what_came()
-            waits, begun = large and handle in self._open, time.perf_counter()
+            waits, begun = large and handle in self.open, time.perf_counter()
             self._stats.round_trips += waits
-            while (large and handle in self._open) or self._held > HELD_BYTES:
+            while (large and handle in self.open) or self._held > HELD_BYTES:
                 self._replies.take_next()
             if waits:
                 self._replies.tell_waited(begun)
         except BaseException:  # the caller takes its memory back, and the executor waits for what it wants
-            if large and handle in self._open:
+            if large and handle in self.open:
                 offered.data = memoryview(bytes(offered.data))
             raise
 
     def _close(self, handle: int) -> int:
         """The offer is answered, and its bytes were sent if they were wanted; how many they are."""
-        offered = self._open.pop(handle, None)
+        offered = self.open.pop(handle, None)
         size = offered.data.nbytes if offered is not None else 0
         self._held -= size if offered is not None and offered.copied else 0
         return size

@@ -16,20 +16,24 @@ OUT_OF_MEMORY: Final = frozenset({"OutOfMemoryError", "MemoryError"})
 
 
 class RoomReport:
-    """Reports of one session: at most one a second, if the memory has changed, and one at once if an op got none."""
+    """Reports of one session: at most one a second, if the memory has changed, and one at once if an op got none.
 
-    def __init__(self, runtime: DeviceRuntime, clock: Callable[[], float] = time.monotonic) -> None:
+    Attributes:
+        next: before this time there is one only if an op got no memory.
+    """
+
+    def __init__(self, runtime: DeviceRuntime, clock: Callable[[], float] = time.perf_counter) -> None:
         self._runtime, self._clock = runtime, clock
-        self._next = 0.0
+        self.next = 0.0
         self._told: int | None = None
 
     def due(self, held: int, failures: Sequence[Failure]) -> Room | None:
         """The report after a submission; None if there is nothing to say. `held`: bytes that the session holds."""
         short = bool(failures) and any(failure.kind in OUT_OF_MEMORY for failure in failures)
         now = self._clock()
-        if now < self._next and not short:
+        if now < self.next and not short:
             return None
-        self._next = now + SECONDS
+        self.next = now + SECONDS
         found = self._runtime.memory()
         free = found["free"] + max(
             0, found.get("reserved", 0) - found.get("allocated", 0)

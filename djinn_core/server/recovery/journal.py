@@ -39,7 +39,7 @@ from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Buffer, Frame
 
 _MAGIC: Final = b"DJNJ2\n"
-_HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
+_HEADER, FRAME, NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
 _CUT: Final = b"X"
 _CUT_AT: Final = struct.Struct("<QQ")
 STALE_SECONDS: Final = 600.0  # age at which an unused journal is deleted
@@ -136,7 +136,7 @@ class Journal:
             self.give_up(f"an upload cannot be written: {error}")
             return frame
         if found is None:
-            self.append(_FRAME, frame.head, frame.body)
+            self.append(FRAME, frame.head, frame.body)
             return frame
         self.append(_PART, msgspec.msgpack.encode(found[1]), ())
         return found[0]
@@ -158,7 +158,7 @@ class Journal:
 
     def note(self, decided: bytes) -> None:
         """Record a decision that does not follow from the frames."""
-        self.append(_NOTE, decided, ())
+        self.append(NOTE, decided, ())
 
     def try_again(self) -> None:
         """Record the start of a recovery attempt; too many without progress end the session."""
@@ -327,7 +327,7 @@ class JournalReader:
         for place in self._records.places(end, size):
             start, kind = place.start, place.kind
             end = start + place.size
-            if kind in (_FRAME, _PART):
+            if kind in (FRAME, _PART):
                 self._frames.append(start)
                 self.taken += 1
                 self.tried = 0

@@ -23,6 +23,8 @@ from djinn_core.server.greetings import instance, refuse, send_message
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.executor_channel import StateParts
 from djinn_core.server.recovery.journal import (
+    FRAME,
+    NOTE,
     Journal,
     JournalReader,
     SessionIdentity,
@@ -33,6 +35,7 @@ from djinn_core.server.recovery.journal import (
 )
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights.disk import Disk
+from djinn_core.wire.frame_order import owning_small
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a response is being sent
@@ -83,7 +86,7 @@ class LeasedConnection(ReliableConnection):
 
     def repeat(self, past: JournalReader, taken: int) -> None:
         """Replay the journal `past`; the client has already received `taken` of its answers."""
-        self._past = past
+        self._past = self._replay = past
         self._inbox.take(past.taken)
         if past.base is not None:
             self._outbox.restore(past.base.sent, past.kept())
@@ -101,7 +104,10 @@ class LeasedConnection(ReliableConnection):
         least `snapshot_schedule.PAUSE_FACTOR` times what the first one took.
         """
         journal, started = self._journal, time.monotonic()
-        if journal is None or not self._schedule.is_due(large=journal.is_half_full):
+        schedule = self._schedule
+        if journal is None or started < schedule.due_if_large:
+            return
+        if started < schedule.due and not journal.is_half_full:
             return
         if self._early or (self._past is not None and not self._past.over):
             return
@@ -138,14 +144,8 @@ class LeasedConnection(ReliableConnection):
                 self._usage.count("journal_snapshots")
         if taken is not None and self._past is not None:  # it holds the file that was there before
             self._past.close()
-            self._past = None
+            self._past = self._replay = None
         return done
-
-    def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`: frames from the journal come first."""
-        if self._past is not None and not self._past.over:
-            return self._past.next_frame()
-        return super().receive(timeout)
 
     def send(self, frame: Frame) -> None:
         """As `ReliableConnection.send`. On replay, fetched values must have the checksum recorded in the journal.
@@ -154,8 +154,9 @@ class LeasedConnection(ReliableConnection):
             SessionLost: they have another one.
         """
         if frame.body and self._journal is not None:
+            frame = owning_small(frame)
             if self._past is None:
-                self._journal.note(b"%d" % answer_checksum(frame.body))
+                self._journal.append(NOTE, b"%d" % answer_checksum(frame.body), ())
             else:
                 self.decide(lambda _: b"%d" % answer_checksum(frame.body))
         super().send(frame)
@@ -179,7 +180,13 @@ class LeasedConnection(ReliableConnection):
         self._retransmit(self._inner)
 
     def _accept(self, frame: Frame) -> Frame:
-        return frame if self._journal is None else self._journal.frame(frame)
+        journal = self._journal
+        if journal is None:
+            return frame
+        if frame.body:
+            return journal.frame(frame)
+        journal.append(FRAME, frame.head, ())
+        return frame
 
     def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
         """As `ReliableConnection.read_ahead`; nothing during a replay."""

@@ -53,12 +53,12 @@ class CancellationState:
         """Set the journal for cancellations, and that of an earlier process, whose cancellations are repeated at the same ops."""
         self._journal, self._past = journal, past
 
-    def begin(self, work: RunRequest) -> None:
-        """Begin a submission."""
+    def begin(self, work: RunRequest, now: float) -> None:
+        """Begin a submission, at `now` on the clock `time.perf_counter`."""
         if self._past is not None:
             work.stop_at = self._past.cuts.get(work.sequence)
         with self._lock:
-            self._running, self._since = work, time.monotonic()
+            self._running, self._since = work, now
             if self._nothing or (self._unwanted and work.sequence in self._unwanted):
                 work.halt.append(True)
 
@@ -111,7 +111,7 @@ class CancellationState:
 
     def busy(self) -> bool:
         """True if a submission has been running, or waiting for its turn, for at least `LOOK_SECONDS`."""
-        return self._running is not None and time.monotonic() - self._since >= LOOK_SECONDS
+        return self._running is not None and time.perf_counter() - self._since >= LOOK_SECONDS
 
 
 class CancellationMonitor:

@@ -27,7 +27,7 @@ class Share:
 
     turns: FairShare
     used: float = 0.0  # device seconds, including a new session's start value
-    began: float = 0.0
+    began: float = 0.0  # when its turn began, on the clock `time.perf_counter`
     asked: float = 0.0  # when it began to wait
 
     def __enter__(self) -> None:
@@ -85,8 +85,8 @@ class FairShare:
             awaited = self._awaited
             free = not self._taken and not self._waiting
             if free and (awaited is None or awaited is share or awaited.used >= share.used):
-                share.used = max(share.used, self.clock)
-                self._taken, self.clock, self._awaited = True, share.used, None
+                self.clock = max(self.clock, share.used)
+                share.used, self._taken, self._awaited = self.clock, True, None
                 return
         share.asked = time.perf_counter()
         with self._changed:

@@ -11,7 +11,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import RunRequest
-from djinn_core.torch_private import inference
+from djinn_core.torch_private import inference_mode
 from djinn_core.wire import limits
 from djinn_core.wire.limits import BUFFERS, DIMENSIONS
 from djinn_core.wire.message_base import Failure
@@ -21,16 +21,21 @@ from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
 def collect(
     work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int
-) -> tuple[list[TensorHeader | Failure], list[memoryview], list[Described | Failure]]:
-    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing."""
+) -> tuple[list[TensorHeader | Failure], list[memoryview], list[Described | Failure], int]:
+    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions, or why one is missing.
+
+    The last number is how many tensors are missing.
+    """
     results: list[TensorHeader | Failure] = []
     body: list[memoryview] = []
+    missing = 0
     if not work.fetch and not work.describe:
-        return results, body, []
+        return results, body, [], missing
     told: FailureTexts | None = None
-    with inference():
-        for handle in work.fetch:
-            result = _fetch(_value(handle, work, values), work, runtime, limit if len(body) < BUFFERS else -1)
+    with inference_mode(True):
+        for number, handle in enumerate(work.fetch):
+            room = limit if number - missing < BUFFERS else -1
+            result = _fetch(_value(handle, work, values), work, runtime, room)
             if type(result) is tuple:
                 results.append(result[0])
                 body.append(result[1])
@@ -39,11 +44,12 @@ def collect(
                 assert isinstance(result, Failure)
                 told = told or FailureTexts()
                 results.append(told.fitting(result))
+                missing += 1
     if not work.describe:
-        return results, body, []
+        return results, body, [], missing
     told = told or FailureTexts()
     described = [_describe(_value(handle, work, values), work) for handle in work.describe]
-    return results, body, [told.fitting(one) if isinstance(one, Failure) else one for one in described]
+    return results, body, [told.fitting(one) if isinstance(one, Failure) else one for one in described], missing
 
 
 class FailureTexts:
@@ -62,7 +68,7 @@ class FailureTexts:
 
 def _value(handle: int, work: RunRequest, values: ValueTable) -> Any:
     try:
-        value = values[handle]
+        value = values.table[handle]
     except KeyError:
         return no_such_value(work.sequence, handle)
     return value.failure if type(value) is Poison else value
@@ -81,7 +87,7 @@ def _fetch(
     if room < 0:
         reason = f"{BUFFERS:,} tensors come back at a time; fetch the others afterwards"
         return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
-    if tensor.dim() > DIMENSIONS:
+    if tensor.ndim > DIMENSIONS:
         return _too_many_dimensions(tensor, work)
     if tensor.nbytes > room and tensor.untyped_storage().nbytes() > room:  # expanded ones take less than they have
         reason = f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"

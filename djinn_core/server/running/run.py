@@ -16,7 +16,7 @@ from djinn_core.server.running.template_compiler import CompiledStep, CompiledTe
 from djinn_core.server.running.timings import OpTimes
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import RunRequest
-from djinn_core.torch_private import inference
+from djinn_core.torch_private import inference_mode
 from djinn_core.wire import limits
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Claim, LayoutMismatch
@@ -102,12 +102,12 @@ def run_template(
     """
     run = RunOutcome(halt=work.halt)
     env = environment_of(template, work, slots, values)
-    first_input = len(template.constants) + template.slots
-    for place in template.consumed:
-        values.free((work.inputs[place - first_input],))
+    if template.consumed:
+        first_input = len(template.constants) + template.slots
+        values.free([work.inputs[place - first_input] for place in template.consumed])
     claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
     steps = template.steps if work.stop_at is None else template.steps[: work.stop_at]
-    step, count = 0, len(steps)
+    step, count = 0, template.step_count if work.stop_at is None else len(steps)
     if template.moves and values.indexed:
         run.sharing = Sharing(template.steps, env, values)
         run.sharing.follow(0)
@@ -117,7 +117,7 @@ def run_template(
     advance = _advance if guard is None else guard.advance
     if work.op_times is not None and guard is None:
         advance = partial(_advance_timed, work.op_times)
-    with inference():
+    with inference_mode(True):
         while step < count:
             try:
                 if shortcut is not None and step <= shortcut.start:
@@ -176,7 +176,7 @@ def environment_of(
 ) -> Environment:
     """The environment of a run of a template, with poison for values that are not there."""
     try:
-        inputs = values.bound(work.inputs)
+        inputs = [*map(values.table.__getitem__, work.inputs)]
     except KeyError:
         inputs = [_bound(values, handle, work.sequence) for handle in work.inputs]
     return [*template.constants, *slots, *inputs, *([None] * template.made)]

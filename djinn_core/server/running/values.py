@@ -108,22 +108,23 @@ class ValueTable:
     """Values by handle.
 
     Attributes:
+        table: the values. Only this object changes it.
         held: bytes of the storages that are held, wherever their bytes lie, as they were when they were put in here.
         highest: the most that was held after a run.
     """
 
     def __init__(self) -> None:
-        self._values: dict[int, Stored] = {}
+        self.table: dict[int, Stored] = {}
         self._index: MemoryIndex | None = None  # from the first write that fails on
         self._storages: dict[int, _Held] = {}
         self.held = 0
         self.highest = 0
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.table)
 
     def __contains__(self, handle: int) -> bool:
-        return handle in self._values
+        return handle in self.table
 
     def __getitem__(self, handle: int) -> Stored:
         """The value.
@@ -131,15 +132,7 @@ class ValueTable:
         Raises:
             KeyError: this session has no such value.
         """
-        return self._values[handle]
-
-    def bound(self, handles: Iterable[int]) -> list[Stored]:
-        """The values.
-
-        Raises:
-            KeyError: this session has no such value.
-        """
-        return list(map(self._values.__getitem__, handles))
+        return self.table[handle]
 
     def __setitem__(self, handle: int, value: Stored) -> None:
         storage = handle >> VIEW_BITS
@@ -147,24 +140,25 @@ class ValueTable:
             nbytes = value.untyped_storage().nbytes()
         else:
             nbytes = value.untyped_storage().nbytes() if _has_storage(value) else 0
-        held = self._storages.get(storage)
-        if held is None:
-            held = self._storages[storage] = _Held()
-        if handle not in self._values:
+        storages = self._storages
+        if storage in storages:
+            held = storages[storage]
+        else:
+            held = storages[storage] = _Held()
+        if handle not in self.table:
             held.values += 1
         if self._index is not None:
-            if handle in self._values:
-                self._index.remove(handle, self._values[handle])
+            if handle in self.table:
+                self._index.remove(handle, self.table[handle])
             self._index.add(handle, value)
-        self._values[handle] = value
+        self.table[handle] = value
         if nbytes > held.nbytes:
-            self._count(held, nbytes)
+            self.held += nbytes - held.nbytes
+            held.nbytes = nbytes
 
     def count(self, handle: int, nbytes: int) -> None:
         """Count a value's storage as `nbytes` bytes that lie elsewhere now."""
-        self._count(self._storages[storage_of(handle)], nbytes)
-
-    def _count(self, held: _Held, nbytes: int) -> None:
+        held = self._storages[storage_of(handle)]
         if nbytes > held.nbytes:
             self.held += nbytes - held.nbytes
             held.nbytes = nbytes
@@ -172,18 +166,16 @@ class ValueTable:
     def free(self, handles: Iterable[int]) -> None:
         """Forget values; handles that are not there are ignored."""
         for handle in handles:
-            value: Any = self._values.pop(handle, self)  # itself: there is none
+            value: Any = self.table.pop(handle, self)  # itself: there is none
             if value is not self:
                 if self._index is not None:
                     self._index.remove(handle, value)
-                self._release(handle >> VIEW_BITS)
-
-    def _release(self, storage: int) -> None:
-        held = self._storages[storage]
-        held.values -= 1
-        if not held.values:
-            self.held -= held.nbytes
-            del self._storages[storage]
+                storage = handle >> VIEW_BITS
+                held = self._storages[storage]
+                held.values -= 1
+                if not held.values:
+                    self.held -= held.nbytes
+                    del self._storages[storage]
 
     def bytes_of(self, storage: int) -> int:
         """Bytes of a storage as the client numbers them, wherever they lie; 0 if no value looks into it."""
@@ -207,13 +199,13 @@ class ValueTable:
     def sharing_memory(self, storage: int, address: int) -> list[int]:
         """The values that look into a storage as the client numbers them, or have memory at `address`."""
         if self._index is None:
-            self._index = MemoryIndex(self._values)
+            self._index = MemoryIndex(self.table)
         return self._index.handles(storage, address)
 
     def moved(self, before: int) -> None:
         """Note that what had memory at `before` may have it elsewhere."""
         if self._index is not None:
-            self._index.moved(before, self._values)
+            self._index.moved(before, self.table)
 
     def forget_addresses(self) -> None:
         """Note that any value may have memory elsewhere than before."""
@@ -224,44 +216,44 @@ class ValueTable:
 
         The address finds those that came to share it by other ways than being views of one tensor.
         """
-        self.poison(list(self._values), storage_of(handle), address, failure)
+        self.poison(list(self.table), storage_of(handle), address, failure)
 
     def poison(self, handles: Iterable[int], storage: int, address: int, failure: Failure) -> None:
         """As `poison_storage`, where all that can be concerned is among `handles`."""
         for handle in handles:
-            if handle not in self._values:
+            if handle not in self.table:
                 continue  # it is gone
-            value = self._values[handle]
+            value = self.table[handle]
             if storage_of(handle) == storage or (address and address_of(value) == address):
                 memory = value if isinstance(value, torch.Tensor) else None
-                self._values[handle] = value if isinstance(value, Poison) else Poison(failure, memory)
+                self.table[handle] = value if isinstance(value, Poison) else Poison(failure, memory)
 
     def restore(self, handles: Iterable[int], address: int) -> None:
         """Those of `handles` that were poisoned with the memory at `address` are values again: all of it was overwritten."""
         for handle in handles:
-            value = self._values.get(handle)
+            value = self.table.get(handle)
             if isinstance(value, Poison):
-                self._values[handle] = value.again(address)
+                self.table[handle] = value.again(address)
 
     def items(self) -> list[tuple[int, Stored]]:
         """The values with their handles."""
-        return list(self._values.items())
+        return list(self.table.items())
 
     def sharing(self, storages: Container[int]) -> list[int]:
         """The values that look into one of these storages, as the client numbers them."""
-        return [handle for handle in list(self._values) if storage_of(handle) in storages]
+        return [handle for handle in list(self.table) if storage_of(handle) in storages]
 
     def everything(self) -> list[tuple[int, Stored]]:
         """All values by handle."""
-        return list(self._values.items())
+        return list(self.table.items())
 
     def tensors(self) -> list[torch.Tensor]:
         """The values that are tensors."""
-        return [v for v in list(self._values.values()) if isinstance(v, torch.Tensor)]
+        return [v for v in list(self.table.values()) if isinstance(v, torch.Tensor)]
 
     def poisoned(self) -> int:
         """Number of the values that are poison."""
-        return sum(isinstance(value, Poison) for value in list(self._values.values()))
+        return sum(isinstance(value, Poison) for value in list(self.table.values()))
 
     def nbytes(self) -> int:
         """Bytes of the distinct storages that are held."""
@@ -273,7 +265,7 @@ class ValueTable:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._values.clear()
+        self.table.clear()
         self._index = None
         self._storages.clear()
         self.held = 0
