@@ -20,7 +20,11 @@ _log = get_logger("djinn.launch")
 
 
 class OwnExecutor:
-    """One executor process after the other, with the same journals. Methods may be called from several threads."""
+    """One executor process after the other, with the same journals. Methods may be called from several threads.
+
+    Attributes:
+        number: as in `LaunchWish`.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class OwnExecutor:
                 config.recovery, lease_seconds=LEASE_SECONDS, journals=journals.path, journal_limit=limit
             )
             config = attrs.evolve(config, recovery=recovery)
+        self.number = wish.number
         self._config = config
         self._closed = False
         self._lock = threading.RLock()

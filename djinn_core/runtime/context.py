@@ -53,6 +53,7 @@ class ClientContext:
     registry: Registry | None = None
     starting: tuple[OwnExecutor, ...] = ()  # started before a session needs them, which it takes
     opened: tuple[Opened, ...] = ()
+    joining: set[int] = attrs.field(factory=set)  # numbers of executors that are being started for the open session
     session: ClientSession | None = None
     planner: Planner | None = None  # of the session
     plans: SavedPlans | None = None  # of the session

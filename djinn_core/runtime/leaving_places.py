@@ -14,7 +14,6 @@ from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import open_more
 from djinn_core.runtime.connecting.embedded import start_executors
 from djinn_core.runtime.connecting.opened import Opened
-from djinn_core.runtime.pool.session import PoolSession
 
 LOOK_SECONDS: Final = 2.0
 _log = get_logger("djinn.client")
@@ -63,14 +62,14 @@ def _give_way(one: Opened) -> None:
             _log.info("an executor leaves once there is another one", reason=str(error))
     try:
         settings, registry, session = client.settings(), client.registry(), context.session
-        first = len(session.members) if isinstance(session, PoolSession) else len(context.opened)
-        more = open_more(settings, registry, start_executors(settings, registry, (first, 1)), context.opened)
-        with context.lock:
-            if context.session is not session and (session is None or context.session is not session.successor):
-                for other in more:
-                    other.close()
-                return  # the session has ended meanwhile
-            scaling.join_opened(more)
+        with scaling.numbers_for(1) as numbers:
+            more = open_more(settings, registry, start_executors(settings, registry, numbers), context.opened)
+            with context.lock:
+                if context.session is not session and (session is None or context.session is not session.successor):
+                    for other in more:
+                        other.close()
+                    return  # the session has ended meanwhile
+                scaling.join_opened(more)
     except DjinnError as error:
         _log.warning(
             "there is no executor in the place of one that leaves: djinn.scale() starts another", error=str(error)

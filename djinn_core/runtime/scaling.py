@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -98,12 +99,27 @@ def _scale_to(count: int) -> None:
     """Have `count` executors of this program's own."""
     opened = context.opened
     if count > len(opened):
-        settings, registry = client.settings(), client.registry()
-        session = context.session
-        first = len(session.members) if isinstance(session, PoolSession) else len(opened)
-        join(start_executors(settings, registry, (first, count - len(opened))))
+        with numbers_for(count - len(opened)) as numbers:
+            join(start_executors(client.settings(), client.registry(), numbers))
     elif count < len(opened):
         leave(opened[count:])
+
+
+@contextlib.contextmanager
+def numbers_for(count: int) -> Iterator[tuple[int, int]]:
+    """The first of as many numbers, and how many, for executors that are started in the block: no other executor has or gets one of them."""
+    with context.lock:
+        session = context.session
+        members = len(session.members) if isinstance(session, PoolSession) else len(context.opened)
+        taken = {one.executor.number for one in context.opened if one.executor is not None} | context.joining
+        first = max([members, *(number + 1 for number in taken)])
+        numbers = range(first, first + count)
+        context.joining.update(numbers)
+    try:
+        yield first, count
+    finally:
+        with context.lock:
+            context.joining.difference_update(numbers)
 
 
 def _scale_over(wanted: Servers) -> None:

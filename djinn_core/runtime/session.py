@@ -34,7 +34,7 @@ from djinn_core.runtime.sending.submissions import UNREAD, Submissions
 from djinn_core.runtime.sending.uploads import Uploader
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire import limits
-from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.binding_delta import pack_handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply, CacheRequest
 from djinn_core.wire.messages import StatsReply, StatsRequest
 from djinn_core.wire.tensors import dtype_from_name
@@ -301,8 +301,20 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        reply = self.replies.ask(CacheRequest(action, pack_handles(handles)), CacheReply)
-        return CacheMemory(reply.nbytes, reply.resident, reply.pinned, reply.limited, reply.refused)
+        return self._ask_caches(CacheRequest(action, pack_handles(handles)))[0]
+
+    def pinned_caches(self) -> list[int]:
+        """Values of the KV caches that are pinned on the executor.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        return self._ask_caches(CacheRequest("look"))[1]
+
+    def _ask_caches(self, request: CacheRequest) -> tuple[CacheMemory, list[int]]:
+        reply = self.replies.ask(request, CacheReply)
+        found = CacheMemory(reply.nbytes, reply.resident, reply.pinned, reply.limited, reply.refused)
+        return found, unpack_handles(reply.values)
 
     @property
     def last_profile(self) -> WorkloadProfile | None:

@@ -24,6 +24,7 @@ class CacheReply(Message, frozen=True):
     """Answer to `CacheRequest`: bytes of these values in all, in the device's memory, and pinned.
 
     `limited` is false if the executor has no memory limit: it evicts nothing. `refused` says why an action could not be done.
+    `values` are those of them that are pinned, where the request named none.
     """
 
     nbytes: Count
@@ -31,3 +32,4 @@ class CacheReply(Message, frozen=True):
     pinned: Count
     limited: bool
     refused: str = ""
+    values: Handles = ()

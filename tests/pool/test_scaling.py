@@ -15,6 +15,7 @@ from servers import start_server
 import djinn
 from djinn.testing import executor_processes, open_connections
 from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.runtime_interface import CacheMemory
 from djinn_core.runtime import client, scaling
 
 REMOTE = "remote_accelerator:0"
@@ -133,6 +134,26 @@ def test_what_cannot_go_elsewhere_stays(pooled):
             current().asked(lambda _: session.leave([1 - holder]))
         assert len(session.membership.present) == 2
         assert kept.tolist() == [1, 1, 1]
+
+
+def test_pinned_caches_stay_pinned_where_they_go(pooled, monkeypatch):
+    with pooled("round_robin", memory_gib=1 / 16) as session:
+        with scaling.numbers_for(2) as numbers, scaling.numbers_for(1) as others:
+            assert (numbers, others) == ((2, 2), (4, 1))
+        kept = torch.arange(1 << 16, device="remote_accelerator:2")
+        cache = djinn.kv_session([kept[5:], kept])
+        assert cache.pin().pinned == 1 << 19
+        with monkeypatch.context() as full:
+            full.setattr(session.members[0], "caches", lambda *_: CacheMemory(refused="it is full"))
+            with pytest.raises(djinn.DoesNotFit, match="no room to pin.*it is full"):
+                djinn.scale(executors=1)
+        assert [len(executor_processes()), cache.size().pinned] == [2, 0]
+        second = torch.arange(1 << 16, device="remote_accelerator:2")
+        other = djinn.kv_session([second])
+        other.pin()
+        djinn.scale(executors=1)
+        assert [other.size().pinned, cache.size().pinned] == [1 << 19, 0]
+        assert (kept + second).sum().item() == (1 << 16) * ((1 << 16) - 1)
 
 
 def test_the_log_of_a_standby_brings_an_executor_of_a_pool_back(pooled):

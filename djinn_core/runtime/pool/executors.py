@@ -142,23 +142,20 @@ class PoolExecutors:
 
         Raises:
             UnsupportedOperation: one holds what cannot go elsewhere. Nothing has changed.
-            DoesNotFit: the others have no memory for it. Nothing has changed.
+            DoesNotFit: the others have no memory for it. Nothing has changed, unless there is none for KV caches that are pinned: these
+                have moved, and are not pinned any more.
             SessionLost: an executor was lost, and its values with it.
         """
         membership = self.membership
         members = {number: membership.members[number] for number in numbers}
-        for member in members.values():
-            if bound := member.figures().get("bound_values", 0):
-                raise UnsupportedOperation(
-                    f"an executor cannot leave: {member.link.called} holds {bound} values that cannot go to another one, such as events. "
-                    "Let go of them first"
-                )
+        pinned = [handle for member in members.values() for handle in _pinned_values(member)]
         rest = [number for number in membership.present if number not in members]
         with held.whole:  # what all of them have to hear is said to all of them
             state = get_state() if self.planner.random in members else None
             targets = self._targets(members, rest)
             for (source, target), storages in targets.items():
                 self._move(source, target, storages)
+            self._pin(pinned)
             for member in membership.here:
                 member.figures()  # when it answers, what was on its way has come
             for one, other in itertools.product(numbers, rest):
@@ -176,6 +173,25 @@ class PoolExecutors:
                 current().flush()
         for member in members.values():
             member.close()
+
+    def _pin(self, handles: Iterable[int]) -> None:
+        """Pin the KV caches where they are now.
+
+        Raises:
+            DoesNotFit: there is no room for them.
+        """
+        there: dict[int, list[int]] = {}
+        for handle in handles:
+            home = self.residency.homes.get(storage_of(handle))
+            if home is not None:
+                there.setdefault(home, []).append(handle)
+        for number, values in there.items():
+            member = self.membership.members[number]
+            if reason := member.caches("pin", values).refused:
+                raise DoesNotFit(
+                    f"an executor cannot leave: {member.link.called} has no room to pin the KV caches that were pinned there ({reason}). "
+                    "They are on that executor now and not pinned; let go of tensors, and scale again"
+                )
 
     def _drop(self, executor: int, peer: int) -> None:
         if executor in self.elastic:
@@ -217,6 +233,26 @@ class PoolExecutors:
                 batch, nbytes = [], 0
         if batch:
             self.routes.move(source, target, batch)
+
+
+def _pinned_values(member: Session) -> list[int]:
+    """Values of pinned KV caches, which its executor holds.
+
+    Raises:
+        UnsupportedOperation: the executor holds what cannot go to another one.
+    """
+    figures, called = member.figures(), member.link.called
+    if bound := figures.get("bound_values", 0):
+        raise UnsupportedOperation(
+            f"an executor cannot leave: {called} holds {bound} values that cannot go to another one, such as events. Let go of them first"
+        )
+    if not figures.get("pinned_caches", 0):
+        return []
+    if found := member.pinned_caches():
+        return found
+    raise UnsupportedOperation(
+        f"an executor cannot leave: {called} has pinned KV caches and does not say which. Unpin them first"
+    )
 
 
 def capabilities_named(opened: Iterable[Opened], numbers: Iterable[int]) -> list[DeviceCapabilities]:

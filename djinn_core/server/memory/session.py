@@ -22,6 +22,7 @@ from djinn_core.server.running.run import RunOutcome, environment_of, run_templa
 from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.running.work import RunRequest
+from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply
 from djinn_core.wire.messages import ValueHints
 
@@ -109,7 +110,8 @@ class SessionMemory:
             self.values.forget_addresses()
             held = self._holdings(chosen)
         resident, pinned = ([h.nbytes for h in held if h.resident], [h.nbytes for h in held if h.pinned])
-        return CacheReply(sum(h.nbytes for h in held), sum(resident), sum(pinned), True, refused)
+        which = () if handles else pack_handles([handle for handle in chosen if self.pins(handle)])
+        return CacheReply(sum(h.nbytes for h in held), sum(resident), sum(pinned), True, refused, which)
 
     def _forget_pins(self) -> None:
         """Forget the pins of what is gone."""

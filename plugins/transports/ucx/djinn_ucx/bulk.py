@@ -15,6 +15,7 @@ from typing import Any, Final
 import attrs
 
 from djinn.transports import READABLE, TransportError, get_logger, poller
+from djinn_ucx.endpoints import open_endpoint, open_worker
 from djinn_ucx.library import library
 from djinn_ucx.opening import Offer
 
@@ -89,11 +90,8 @@ class BulkChannel:
         self._random = secrets.randbits(48) << 16
         self._next_in = self._next_out = 0
         self._theirs = 0
-        only = {"NET_DEVICES": "lo"} if local and "UCX_NET_DEVICES" not in os.environ else {}
         try:
-            self._context = api.UCXContext(only, feature_flags=(api.Feature.TAG, api.Feature.WAKEUP))
-            self._worker = api.UCXWorker(self._context)
-            self._worker.init_blocking_progress_mode()
+            self._context, self._worker = open_worker(api, local)
             address = api.UCXAddress.create_from_worker(self._worker).tobytes()
         except Exception as error:
             raise TransportError(f"UCX cannot be used: {error}") from error
@@ -106,7 +104,7 @@ class BulkChannel:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def connect(self, offer: Offer) -> None:
-        """Send to the worker of that offer from now on.
+        """Send to the worker of that offer from now on. Its address was tried in another process (`AddressTrials`).
 
         Raises:
             TransportError: UCX finds no way to it.
@@ -114,9 +112,7 @@ class BulkChannel:
         with self._lock:
             self._check()
             try:
-                address = self._api.UCXAddress.create_from_buffer(memoryview(bytearray(offer.address)))
-                # With error handling: without it, a peer that is killed would end this process.
-                self._endpoint = self._api.UCXEndpoint.create_from_worker_address(self._worker, address, True)
+                self._endpoint = open_endpoint(self._api, self._worker, offer.address)
             except Exception as error:
                 raise TransportError(f"UCX finds no way to the other end: {error}") from error
             self._theirs = int.from_bytes(offer.tag, "little")

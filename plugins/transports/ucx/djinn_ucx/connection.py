@@ -26,6 +26,7 @@ from djinn.transports import (
     held,
 )
 from djinn_ucx.bulk import BulkChannel, Message, Stranded
+from djinn_ucx.endpoints import AddressTrials
 from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket
 
 # Smaller buffers are quicker over the socket, which also holds them until they are read.
@@ -45,6 +46,14 @@ class _Arriving:
     bulk_bytes: int
 
 
+@attrs.frozen
+class Shared:
+    """What all connections of this process have together."""
+
+    stranded: Stranded = attrs.field(factory=Stranded)
+    trials: AddressTrials = attrs.field(factory=AddressTrials)
+
+
 class UcxConnection:
     """As `Connection`. `send` of a large buffer returns when the other end has taken it: nothing in between holds it.
 
@@ -56,18 +65,18 @@ class UcxConnection:
     """
 
     def __init__(
-        self, carrier: SocketConnection, limits: Limits, local: bool, stranded: Stranded, bulk_bytes: int = BULK_BYTES
+        self, carrier: SocketConnection, limits: Limits, local: bool, shared: Shared, bulk_bytes: int = BULK_BYTES
     ) -> None:
         """`local`: the other end is on this machine. `bulk_bytes`: length from which a buffer goes over UCX."""
         self.peer = carrier.peer
         self._carrier = carrier
         self._limits = limits
-        self._local, self._stranded, self._bulk_bytes = local, stranded, bulk_bytes
+        self._local, self._shared, self._bulk_bytes = local, shared, bulk_bytes
         self._process = os.getpid()
         self._sending, self._receiving, self._making = threading.Lock(), threading.Lock(), threading.Lock()
         self._channel: BulkChannel | None = None
         self._outgoing: BulkChannel | None = None  # the same, once the other end has offered to take buffers
-        self._offered = False
+        self._offered = self._taken = False
         self._arriving: _Arriving | None = None
         self._ended = ""
         self._mute = ""
@@ -240,23 +249,31 @@ class UcxConnection:
             log.info("large buffers stay on the socket", peer=self.peer, reason=str(error))
 
     def _take_offer(self, offer: Offer) -> None:
-        if self._outgoing is not None:
+        if self._taken:
             raise ProtocolError("the other end has said twice where it takes large buffers")
+        self._taken = True
+        threading.Thread(target=self._follow_offer, args=(offer,), name="djinn-ucx-offer", daemon=True).start()
+
+    def _follow_offer(self, offer: Offer) -> None:
+        """Send large buffers over UCX from now on, if its address is one. In a thread of its own, since that takes a while."""
         try:
+            if reason := self._shared.trials.reason_against(offer.address, self._local):
+                raise TransportError(f"the other end's address for UCX is refused: {reason}")
             channel = self._made_channel()
             if channel is not None:
                 channel.connect(offer)
-                self._outgoing = channel
+                with self._making:
+                    self._outgoing = None if self._ended else channel
         except TransportError as error:
             log.warning("large buffers stay on the socket", peer=self.peer, reason=str(error))
 
     def _made_channel(self) -> BulkChannel | None:
         """The channel, made if there is none; None where UCX is not used any more."""
         with self._making:
-            if self._ended or self._stranded.full:
+            if self._ended or self._shared.stranded.full:
                 return None
             if self._channel is None:
-                self._channel = BulkChannel(self._local, self._stranded)
+                self._channel = BulkChannel(self._local, self._shared.stranded)
             return self._channel
 
     # --- the end --------------------------------------------------------------------------------------------

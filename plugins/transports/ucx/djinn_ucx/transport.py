@@ -21,8 +21,7 @@ from djinn.transports import (
     get_logger,
 )
 from djinn_tcp import TcpTransport
-from djinn_ucx.bulk import Stranded
-from djinn_ucx.connection import BULK_BYTES, UcxConnection
+from djinn_ucx.connection import BULK_BYTES, Shared, UcxConnection
 from djinn_ucx.library import facts, library
 from djinn_ucx.opening import on_the_socket
 
@@ -40,12 +39,12 @@ class _OverSockets:
 
     capabilities = _CAPABILITIES
 
-    def __init__(self, scheme: str, carrier: Transport, bulk_bytes: int, stranded: Stranded) -> None:
+    def __init__(self, scheme: str, carrier: Transport, bulk_bytes: int, shared: Shared) -> None:
         self.name = scheme
         self.schemes: tuple[str, ...] = (scheme,)
         self._carrier = carrier
         self._bulk_bytes = bulk_bytes
-        self._stranded = stranded
+        self._shared = shared
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """As `Transport.connect`."""
@@ -86,7 +85,7 @@ class _OverSockets:
     def _over(self, carrier: Connection, limits: Limits, url: str) -> UcxConnection:
         assert isinstance(carrier, SocketConnection)
         carrier.peer = carrier.peer.replace(self._below(url), url)
-        return UcxConnection(carrier, limits, _is_loopback(url), self._stranded, self._bulk_bytes)
+        return UcxConnection(carrier, limits, _is_loopback(url), self._shared, self._bulk_bytes)
 
 
 class UcxTransport(_OverSockets):
@@ -94,11 +93,11 @@ class UcxTransport(_OverSockets):
 
     def __init__(self, bulk_bytes: int = BULK_BYTES) -> None:
         """`bulk_bytes`: length from which a buffer goes over UCX, at least 64 KiB."""
-        super().__init__("ucx", TcpTransport(), bulk_bytes, Stranded())
+        super().__init__("ucx", TcpTransport(), bulk_bytes, Shared())
 
     def secured(self, tls: TlsOptions) -> Transport:
         """As `SecurableTransport.secured`: scheme `ucxs`, whose socket is under TLS. What goes over UCX is not encrypted there either."""
-        return UcxsTransport(TcpTransport().secured(tls), self._bulk_bytes, self._stranded)
+        return UcxsTransport(TcpTransport().secured(tls), self._bulk_bytes, self._shared)
 
     def facts(self) -> str:
         """As `Described.facts`: the version of UCX, and its transports on this machine."""
@@ -108,8 +107,8 @@ class UcxTransport(_OverSockets):
 class UcxsTransport(_OverSockets):
     """Scheme `ucxs`: frames over a socket under TLS."""
 
-    def __init__(self, carrier: Transport, bulk_bytes: int, stranded: Stranded) -> None:
-        super().__init__("ucxs", carrier, bulk_bytes, stranded)
+    def __init__(self, carrier: Transport, bulk_bytes: int, shared: Shared) -> None:
+        super().__init__("ucxs", carrier, bulk_bytes, shared)
 
 
 @attrs.define

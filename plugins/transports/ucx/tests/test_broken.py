@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import threading
@@ -18,6 +19,11 @@ pytest.importorskip("ucxx")
 sys.path.insert(0, str(Path(__file__).parent))
 from two_processes import TwoProcesses, usage
 from warm import SECONDS, warm_ucx
+
+from djinn_ucx import UcxTransport
+from djinn_ucx.bulk import BulkChannel, Stranded
+from djinn_ucx.endpoints import AddressTrials
+from djinn_ucx.opening import Offer, Opening, encode_opening
 
 SHARED_MEMORY = {"UCX_TLS": "shm,self", "UCX_MM_ERROR_HANDLING": "y"}
 # `ABORTED=1000 make test-ucx ARGS="-k aborted"` is what the README's claim rests on; takes minutes.
@@ -110,6 +116,43 @@ def broken(connection, far, way):
     closer.close()
     with suppress(TransportError):
         outcome(sending, "a close must end a `send`")
+
+
+def test_an_address_that_is_none_ends_nobody_but_the_process_that_tries_it():
+    """UCX ends a process that is given such an address: the connection goes on, over the socket."""
+    stranded = Stranded()
+    channel, trials = BulkChannel(True, stranded), AddressTrials()
+    good = channel.offer.address
+    broken = (b"\xaa" + good[1:], b"\xaa" * 4096, good[: len(good) // 2], b"\x20")
+    other = TwoProcesses(UcxTransport)
+    accepted, over = queue.Queue(), threading.Event()
+
+    def accept(connection):
+        accepted.put(connection)
+        over.wait(SECONDS)
+
+    listener = other.listen("ucx://127.0.0.1:0", Limits(), accept)
+    try:
+        assert trials.reason_against(good, local=True) == ""
+        assert trials.reason_against(broken[0], local=True) == "a process of its own could not use it"
+        for address in broken:
+            connection = UcxTransport().connect(listener.url, Limits(), SECONDS)
+            far = accepted.get(timeout=SECONDS)
+            offer = Opening(offer=Offer(address, bytes(8)))
+            connection._carrier.send(Frame(b"", [encode_opening(offer)]))
+            for sender, receiver in ((connection, far), (far, connection)) * 2:
+                sending = start(sender.send, Frame(b"large", [LARGE]))
+                assert len(receiver.receive(SECONDS).body[0]) == len(LARGE)
+                outcome(sending, "it is taken")
+            connection.close()
+        os.kill(trials._process.pid, signal.SIGKILL)
+        trials._process.wait()
+        assert trials.reason_against(good, local=True) == "", "another one takes its place"
+    finally:
+        over.set()
+        channel.close()
+        listener.close()
+        other.close()
 
 
 def test_aborted_transfers_leave_nothing():

@@ -1,0 +1,150 @@
+"""Workers and endpoints of UCX, and a process in which an address is tried first.
+
+UCX ends the process that is given an address which is none, and addresses come from the other end. Run as a script, this module is
+that process: it imports ucxx alone, and tries each address in a fork, which may die of it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+# UCX reads an address without knowing how long it is. What it reads past the end is the same in each process: marks of an end.
+_BEHIND: Final = b"\xff" * (64 << 10)
+_TRIAL_SECONDS: Final = 30
+_START_SECONDS: Final = 60
+_QUESTION: Final = struct.Struct("<?H")  # as `open_worker` has it; bytes of the address, which follows
+_FINE: Final = b"\x00"
+_REFUSED: Final = b"\x01"
+
+
+def open_worker(api: Any, local: bool) -> tuple[Any, Any]:
+    """A context and a worker; `local`: that listens at loopback alone, unless `UCX_NET_DEVICES` says where."""
+    only = {"NET_DEVICES": "lo"} if local and "UCX_NET_DEVICES" not in os.environ else {}
+    context = api.UCXContext(only, feature_flags=(api.Feature.TAG, api.Feature.WAKEUP))
+    worker = api.UCXWorker(context)
+    worker.init_blocking_progress_mode()
+    return context, worker
+
+
+def open_endpoint(api: Any, worker: Any, address: bytes) -> Any:
+    """An endpoint of `worker` to the worker that has this address."""
+    read = api.UCXAddress.create_from_buffer(memoryview(bytearray(address + _BEHIND)))
+    # With error handling: without it, a peer that is killed would end this process.
+    return api.UCXEndpoint.create_from_worker_address(worker, read, True)
+
+
+class AddressTrials:
+    """Tries addresses in another process, which starts with the first one and ends with this process. Methods may be called by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._end: Callable[[], object] = lambda: None
+
+    def reason_against(self, address: bytes, local: bool) -> str:
+        """Reason why this process must not use an address; empty if it may."""
+        with self._lock:
+            try:
+                return self._ask(address, local)
+            except OSError as error:
+                self._end()
+                self._process = None
+                return f"it could not be tried in another process: {error}"
+
+    def _ask(self, address: bytes, local: bool) -> str:
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(_QUESTION.pack(local, len(address)) + address)
+        if not select.select([process.stdout], [], [], _START_SECONDS + _TRIAL_SECONDS)[0]:
+            raise TimeoutError("the process does not answer")
+        answer = process.stdout.read(1)
+        if not answer:
+            raise BrokenPipeError("the process has ended")
+        return "" if answer == _FINE else "a process of its own could not use it"
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """The process, which belongs to this one: a fork has one of its own."""
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            self._end()
+            self._owner = os.getpid()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=_environment(),
+                bufsize=0,
+                process_group=0,
+            )
+            self._end = weakref.finalize(self, _end, self._process, self._owner)
+        return self._process
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """Close the pipes of a process, and end it if it belongs to this one."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    if owner == os.getpid():
+        process.kill()
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """The environment without what is Djinn's, such as tokens, and with this import path."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return kept | {"PYTHONPATH": path, "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "none"}
+
+
+def _try_addresses() -> None:
+    """Answer questions until the process that asks is gone."""
+    import resource
+
+    from ucxx._lib import libucxx
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    questions, answers = sys.stdin.buffer, os.dup(1)
+    os.dup2(2, 1)  # UCX writes there
+    while head := questions.read(_QUESTION.size):
+        local, length = _QUESTION.unpack(head)
+        address = questions.read(length)
+        fork = os.fork()
+        if not fork:
+            _try_one(libucxx, address, local)
+        os.write(answers, _FINE if _ends_well(fork) else _REFUSED)
+
+
+def _try_one(api: Any, address: bytes, local: bool) -> None:
+    """Use an address as the other process will, and end."""
+    signal.alarm(_TRIAL_SECONDS)
+    status = 1
+    with suppress(Exception):
+        _, worker = open_worker(api, local)
+        endpoint = open_endpoint(api, worker, address)
+        until = time.monotonic() + 0.005
+        while time.monotonic() < until:
+            worker.progress()
+        status = 0 if endpoint.alive else 1
+    os._exit(status)
+
+
+def _ends_well(fork: int) -> bool:
+    return os.waitpid(fork, 0)[1] == 0
+
+
+if __name__ == "__main__":
+    _try_addresses()
