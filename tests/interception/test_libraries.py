@@ -12,6 +12,7 @@ import threading
 import types
 
 import pytest
+from simulated_marks import imports_nothing
 
 from djinn_core.interception.libraries.on_import import adapt_on_import, rebind
 
@@ -26,6 +27,7 @@ HEAVY = (
 )
 
 
+@imports_nothing
 def test_importing_djinn_imports_none_of_them(plain_environment):
     code = f"import djinn, sys; found = set({HEAVY}) & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], env=plain_environment, check=True, timeout=600)
