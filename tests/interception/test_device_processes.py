@@ -8,6 +8,7 @@ import os
 
 import pytest
 import torch
+from simulated_marks import forks
 from torch.utils.data import DataLoader, TensorDataset
 
 import djinn
@@ -47,6 +48,7 @@ def test_workers_load_while_their_parent_uses_the_device(tmp_path, python, serve
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+@forks
 def test_forked_workers_and_pinned_batches(embedded):
     scale = torch.ones(1, device=TYPE) * 2
     assert scale.item() == 2
@@ -73,6 +75,7 @@ class Augmented(torch.utils.data.Dataset):
             return self.transform(torch.ones(4))
 
 
+@forks
 def test_forked_workers_call_modules_on_the_cpu(embedded):
     assert torch.ones(1, device=TYPE).item() == 1
     data = Augmented()
@@ -89,6 +92,7 @@ class UsesTheDevice(torch.utils.data.Dataset):
         return torch.ones(2, device=TYPE) * i
 
 
+@forks
 def test_a_forked_worker_that_uses_the_device_is_refused_at_the_op(embedded):
     assert torch.ones(1, device=TYPE).item() == 1
     batches = iter(DataLoader(UsesTheDevice(), num_workers=1, multiprocessing_context="fork"))
@@ -97,6 +101,7 @@ def test_a_forked_worker_that_uses_the_device_is_refused_at_the_op(embedded):
     batches._shutdown_workers()  # not when it is collected, which would be in the middle of another test
 
 
+@forks
 def test_a_forked_child_knows_what_it_is(embedded):
     kept = torch.ones(1, device=TYPE)
     assert kept.item() == 1

@@ -9,17 +9,16 @@ import threading
 import pytest
 import torch
 from configured import configured
+from simulated_marks import own_executors
 
 import djinn
 
 REMOTE = "remote_accelerator:0"
 
 
-@pytest.fixture(scope="module")
-def device():
-    with configured(threads=1):
-        djinn.init()
-        yield REMOTE
+@pytest.fixture
+def device(embedded):
+    return embedded
 
 
 def trips(function, times=4):
@@ -226,6 +225,7 @@ def test_random_programs_as_on_the_cpu(device, seed):
             assert run(device, script, start) == run("cpu", script, start)
 
 
+@own_executors
 def test_over_two_executors():
     with configured(executors=2, threads=1, placement_policy="round_robin"):
         given = torch.ones(4, device=REMOTE)

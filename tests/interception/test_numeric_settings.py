@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from configured import configured
+from simulated_marks import own_executors
 
 import djinn
 from djinn_core import torch_private
@@ -49,6 +50,7 @@ def test_an_op_without_a_deterministic_kernel_says_so_and_costs_nothing_else(emb
     assert torch.equal(torch.nn.functional.max_unpool2d(*there, 2).cpu(), expected)
 
 
+@own_executors
 def test_every_executor_of_a_pool_is_told(deterministic):
     with configured(threads=1, executors=2, placement_policy="round_robin"):
         torch.ones(2, device="remote_accelerator:0").sum().item()
@@ -68,7 +70,9 @@ def test_nothing_is_sent_by_a_capture(deterministic):
     del y
 
 
-@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize(
+    "is_open", [pytest.param(False, marks=own_executors), True]
+)  # with a server, the first op begins a session
 def test_an_export_changes_settings_while_it_traces(embedded, is_open):
     if is_open:
         torch.ones(2, device=embedded).sum().item()

@@ -23,6 +23,7 @@ import stat
 import sys
 import tempfile
 import types
+from multiprocessing import resource_tracker
 
 from sitecustomize import SOCKETS_OF_LINUX, hiding, is_hidden
 
@@ -77,6 +78,9 @@ def be_windows() -> None:
         except ImportError:  # not every environment has all of them
             continue
     tempfile._os = types.SimpleNamespace(**vars(os))  # its files without a name are Linux' own
+    resource_tracker.signal = types.SimpleNamespace(
+        **vars(signal)
+    )  # not asked on Windows, where spawning needs no such process
     remember = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_NB
     for name in MODULES:
         sys.modules[name] = None

@@ -35,7 +35,7 @@ from djinn_connect.ssh import (
     open_command,
     run_command,
 )
-from djinn_connect.survey import GIB, Python, Survey, choose_python, needed_room, objection, read_survey
+from djinn_connect.survey import GIB, Python, Survey, choose_python, must_ask_torch, needed_room, objection, read_survey
 from djinn_connect.wheels import Wheels, archive, find_wheels, missing, requirements, stamp_of, total, unpacked
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ class _Connecting:
         self._open()
         survey = self._look()
         if not self.record.environment:
-            if self.wish.update or not survey.installed:
-                survey = self._install(survey)
+            install = self.wish.update or not survey.installed
+            survey = self._install(survey) if install else self._ask_torch(survey)
             self._check_torch(survey)
         content = self._serve()
         self._tunnel(content.urls)
@@ -229,10 +229,21 @@ class _Connecting:
             raise failure("making the environment", self.record.host, done)
         return read_survey(done.output).torch
 
+    def _ask_torch(self, survey: Survey) -> Survey:
+        """The survey, with what the PyTorch there says now if a GPU or another driver may have come after the environment."""
+        if not must_ask_torch(survey, self.wish.serve):
+            return survey
+        with self._step("ask PyTorch about the GPU"):
+            output = self._run("asking PyTorch", Script(("torch",), {**self.record.place, "check": _LOOK_AT_TORCH}))
+            survey = attrs.evolve(survey, torch=read_survey(output).torch)
+            self.say(f"    PyTorch {survey.torch}")
+            if not must_ask_torch(survey, self.wish.serve):
+                self.say("    a server that runs serves what it began with: --update starts it again")
+        return survey
+
     def _check_torch(self, survey: Survey) -> None:
         """Raise `StartupError` where there is a GPU that the PyTorch there cannot use."""
-        on_cpu = self.wish.serve is not None and "cpu" in self.wish.serve
-        if survey.gpus and survey.torch.endswith(" False") and not on_cpu:
+        if must_ask_torch(survey, self.wish.serve):
             from djinn.hooks import StartupError
 
             raise StartupError(

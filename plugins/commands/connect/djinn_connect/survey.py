@@ -40,7 +40,8 @@ class Survey:
     """Findings of `look.sh`. `free`, `memory`: bytes, None if unknown. `gpus`: name, memory and driver of each, as nvidia-smi writes them.
 
     `installed`: stamp of the environment that an earlier call made; empty if there is none. `unwritable`: a folder, if it is.
-    `torch`: version of the PyTorch of that environment, its CUDA, and if that can be used: ends with `True` then.
+    `torch`: version of the PyTorch of that environment, its CUDA, and if that can be used: ends with `True` then. `options`: those of the
+    last start of the server, as words of sh.
     """
 
     system: str = ""
@@ -55,6 +56,7 @@ class Survey:
     installed: str = ""
     unwritable: str = ""
     torch: str = ""
+    options: str = ""
 
     def lines(self) -> list[str]:
         """The findings, for the user."""
@@ -89,6 +91,7 @@ def read_survey(text: str) -> Survey:
         one("installed"),
         one("unwritable"),
         one("torch"),
+        one("options"),
     )
 
 
@@ -106,6 +109,17 @@ def choose_python(pythons: Iterable[Python], here: tuple[int, int]) -> Python | 
     fit = [one for one in pythons if one.minor >= OLDEST]
     same = [one for one in fit if one.minor == here]
     return max(same or fit, key=lambda one: one.version, default=None)
+
+
+def must_ask_torch(survey: Survey, serve: Iterable[str] | None) -> bool:
+    """True where a GPU is to be served, and the PyTorch there has not said that it can use one.
+
+    Args:
+        survey: the findings.
+        serve: options of `djinn serve`; None: those of its last start.
+    """
+    options = survey.options.split() if serve is None else serve
+    return bool(survey.gpus) and not survey.torch.endswith(" True") and "cpu" not in options
 
 
 def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:

@@ -19,7 +19,7 @@ from djinn_connect.project_files import find_files, is_secret, project_requireme
 from djinn_connect.project_files import objection as too_much
 from djinn_connect.shown import LogText
 from djinn_connect.ssh import Destination, Done, Script, open_command, run_command
-from djinn_connect.survey import GIB, Python, Survey, choose_python, needed_room, objection, read_survey
+from djinn_connect.survey import GIB, Python, Survey, choose_python, must_ask_torch, needed_room, objection, read_survey
 from djinn_connect.wheels import archive
 
 FOUND = """os Linux
@@ -78,6 +78,16 @@ def test_what_keeps_a_machine_from_serving_is_said_with_a_way_out(changed, said)
     text = re.sub(rf"^{key} .*\n", "", FOUND, flags=re.MULTILINE) + changed
     assert said in objection(read_survey(text), (3, 11), 2 * GIB)
     assert objection(read_survey(FOUND), (3, 11), 2 * GIB) == ""
+
+
+def test_a_pytorch_that_did_not_say_it_can_use_the_gpu_is_asked_again():
+    for said, asked in (("torch 2.13.0", True), ("torch 2.13.0 available: False", True), ("torch 2.13.0 True", False)):
+        found = read_survey(FOUND + said)
+        assert must_ask_torch(found, ()) == asked
+        assert not must_ask_torch(found, ("--device", "cpu"))
+    assert not must_ask_torch(read_survey(f"{FOUND}options --device cpu\n"), None)
+    assert must_ask_torch(read_survey(f"{FOUND}options --device cpu\n"), ())
+    assert not must_ask_torch(read_survey("os Linux\ntorch 2.13.0\n"), ())
 
 
 def test_room_is_estimated_from_wheels_where_they_tell():

@@ -96,6 +96,22 @@ def test_a_machine_is_looked_at_and_wheels_are_received(machine, tmp_path):
     assert connection.run(Script(("have",), place)).broken
 
 
+def test_pytorch_is_asked_again_when_a_gpu_came_after_it(machine):
+    environment = machine.home / ".local/share/djinn/connect/env"
+    python, smi = environment / "bin" / "python", machine.log.parent / "bin" / "nvidia-smi"
+    python.parent.mkdir(parents=True)
+    (environment / "installed").write_text("digest")
+    (environment / "torch").write_text("torch 2.13.0\n")  # it was not asked: there was no GPU
+    for usable, said in (("False", "its PyTorch cannot use it (2.13.0 False)"), ("True", "the server does not start")):
+        for program, line in ((python, f"torch 2.13.0 {usable}"), (smi, "L4, 23034 MiB, 550")):
+            program.write_text(f"#!/bin/sh\necho '{line}'\n")
+            program.chmod(0o755)
+        done = CliRunner().invoke(connect, ["alice@box", "--python", str(python)])
+        assert "ask PyTorch about the GPU" in done.stderr
+        assert said in str(done.exception)
+        assert (environment / "torch").read_text() == f"torch 2.13.0 {usable}\n"
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     folder = tmp_path / "project"

@@ -31,3 +31,4 @@ if [ -r "$folder/env/installed" ]; then
     echo "installed $(cat "$folder/env/installed")"
     cat "$folder/env/torch" 2>/dev/null || :
 fi
+[ ! -r "$folder/server/options" ] || echo "options $(cat "$folder/server/options")"
