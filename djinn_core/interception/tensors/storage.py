@@ -13,6 +13,7 @@ from djinn_core.reference_counts import counts_beside, only_listed
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
     from djinn_core.interception.tensors.element_copies import ElementCopy
+    from djinn_core.interception.tensors.lazy_clones import SharedAddresses
 
 
 def take_freed() -> list[Value]:
@@ -50,11 +51,24 @@ class Storage:
         addresses: results of `data_ptr()`; absent before its first call.
         elements: what is known here of its contents, or None; absent before it is asked for.
         shrunk: the size that the program gave it, where that is less than its memory; absent where it is not.
+        sharing: the addresses that it has, or had until it was written, in common with a lazy clone; absent without one.
     """
 
-    __slots__ = ("addresses", "elements", "last", "nbytes", "readers", "shrunk", "user", "written", "written_at")
+    __slots__ = (
+        "addresses",
+        "elements",
+        "last",
+        "nbytes",
+        "readers",
+        "sharing",
+        "shrunk",
+        "user",
+        "written",
+        "written_at",
+    )
     addresses: range
     shrunk: int
+    sharing: SharedAddresses
     elements: ElementCopy | None
 
     def __init__(self, nbytes: int, user: Recorder | None) -> None:
