@@ -63,6 +63,12 @@ def wrap_to_dlpack(wrap: Callable[[ToDlpack], ToDlpack]) -> None:
         module.to_dlpack = wrap(module.to_dlpack)
 
 
+def wrap_memory_questions(**wraps: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace PyTorch's functions of these names, which tell of a tensor where its memory is, and whether lazy clones share it."""
+    for name, wrap in wraps.items():
+        setattr(torch._C, name, wrap(getattr(torch._C, name)))
+
+
 def write_storage(storage: torch.UntypedStorage, *arguments: Any) -> None:
     """Write a CPU storage to a file as `torch.save` does in its old format."""
     storage._write_file(*arguments)

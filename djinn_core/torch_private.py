@@ -101,6 +101,10 @@ NEEDED: Final = (
     "torch._utils._rebuild_sparse_tensor",
     "torch._utils._rebuild_tensor_v2",
     "torch._C._InferenceMode",
+    "torch._C._SetExcludeDispatchKeyGuard",
+    "torch._C._is_cow_tensor",
+    "torch._C._data_address",
+    "torch._C._storage_address",
     "torch._compile._disable_dynamo",
     "torch._C._len_torch_dispatch_stack",
     "torch._C._distributed_c10d._create_work_from_future",
@@ -481,6 +485,12 @@ def without_modes(function: F) -> F:
 inference_mode: Final[Callable[[bool], AbstractContextManager[object]]] = torch._C._InferenceMode
 
 
+def seen_by_subclasses() -> AbstractContextManager[object]:
+    """Blocks whose ops reach `__torch_dispatch__` also where PyTorch has switched that off, as in `torch.tensor`."""
+    guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Python, False)
+    return guard
+
+
 def inference() -> AbstractContextManager[object]:
     """As `torch.inference_mode()`, which takes nine calls of Python's for each block."""
     return torch._C._InferenceMode(True)
@@ -577,7 +587,18 @@ def writes_out(func: Any) -> bool:
 
 def kernel_of(func: Any) -> Callable[..., Any]:
     """The callable behind an `OpOverload`, without the Python frame in between."""
-    return func._op  # type: ignore[no-any-return]
+    return _lazy_clone if func is torch.ops.aten._lazy_clone.default else func._op
+
+
+def _lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
+    """As the op, also of memory that PyTorch's allocator did not make, such as that of a message: it is copied at once."""
+    try:
+        return torch.ops.aten._lazy_clone(tensor)  # type: ignore[no-any-return]
+    except RuntimeError:
+        memory = tensor.untyped_storage().clone()
+        copy = tensor.new_empty(0).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+        set_bits(copy, tensor.is_conj(), tensor.is_neg())
+        return torch.ops.aten._lazy_clone(copy)  # type: ignore[no-any-return]
 
 
 def storage_key(tensor: torch.Tensor) -> int:

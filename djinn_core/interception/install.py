@@ -12,6 +12,7 @@ from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
 from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.libraries.on_import import call_on_import
+from djinn_core.interception.ops import alerts as _alerts  # noqa: F401 - its handlers
 from djinn_core.interception.ops import (
     attention,
     autocast,
@@ -32,6 +33,7 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.sync import show
 from djinn_core.interception.tensors import (
     async_cpu_tensor,
+    lazy_clones,
     lazy_tensor,
     loading,
     pinning,
@@ -73,6 +75,7 @@ def install() -> None:
     take_in_lists(lazy_tensor.LazyTensor)
     replace_accelerator_functions(**{name: for_users(made) for name, made in accelerator.FUNCTIONS.items()})
     loading.register()
+    lazy_clones.register()
     subclasses.register()
     storage_methods.install()
     saving.install()

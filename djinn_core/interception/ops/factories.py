@@ -11,7 +11,8 @@ from djinn_core.interception.device.current_device import current_device, existi
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.sync import copy, fetch
 from djinn_core.interception.tensors.lazy_tensor import logical_device
-from djinn_core.torch_private import never_compiled
+from djinn_core.interception.tensors.loading import set_to_storage
+from djinn_core.torch_private import never_compiled, seen_by_subclasses
 from djinn_core.tracebacks import for_users
 
 aten = torch.ops.aten
@@ -110,6 +111,12 @@ def item(tensor: torch.Tensor) -> Any:
     return fetch(tensor).item()  # type: ignore[arg-type]
 
 
+def look_into(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """`aten::set_.source_Storage`, below the dispatch of subclasses: `torch.tensor(storage)`."""
+    with seen_by_subclasses():
+        return set_to_storage(aten.set_.source_Storage, (tensor, storage), {})  # type: ignore[no-any-return]
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
@@ -129,6 +136,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "tril_indices": _indices(aten.tril_indices.default),
     "triu_indices": _indices(aten.triu_indices.default),
     "_local_scalar_dense": item,
+    "set_.source_Storage": look_into,
     "record_stream": lambda tensor, stream: None,  # FSDP calls it there; see `device.streams`
 }
 

@@ -196,6 +196,12 @@ def _as_strided_scatter(
     return 0 not in size and reach >= given.numel()
 
 
+def _scatters_in_place(given: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
+    """A mask of another shape, or one that may choose more elements than there are to take their place."""
+    fits = mask.shape == given.shape or torch.broadcast_shapes(mask.shape, given.shape) == given.shape
+    return not fits or mask.dtype != torch.bool or source.numel() < given.numel()
+
+
 def _written_like(name: str, position: int) -> Check:
     def check(*args: Any, **_: Any) -> None:
         if args[position].dtype != args[0].dtype:
@@ -267,7 +273,7 @@ _DOUBTS: dict[Any, Callable[..., bool]] = {
     **dict.fromkeys((aten.gelu_backward.default, aten.gelu_backward.grad_input), _gradient_unlike),
     aten.index.Tensor: _nothing_there,
     aten.masked_scatter.default: lambda _, mask, __: mask.dtype != torch.bool,
-    aten.masked_scatter_.default: lambda _, mask, __: mask.dtype != torch.bool,
+    aten.masked_scatter_.default: _scatters_in_place,
     aten.multinomial.default: _multinomial,
 }
 

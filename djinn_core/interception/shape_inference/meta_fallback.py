@@ -24,6 +24,7 @@ from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.dtype_support import note_taken
 from djinn_core.interception.shape_inference.meta_infer import MetaKernelRefused, written_tensors
+from djinn_core.interception.shape_inference.write_checks import check_overlap, refuses_overlap
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.program import Slot
 from djinn_core.logs import get_logger
@@ -62,12 +63,16 @@ def settle(
     """Do what the executor does: raise what it raises, or have it run the op and return its results.
 
     Raises:
+        RuntimeError: the op would write to part of what it reads.
         Exception: the executor refuses the op, too. What the op would have written is as it was.
     """
     if refused.error is not None and current().captures and not port.is_open():
         raise refused.error from None  # a capture starts no server
+    written = written_tensors(func, args, kwargs)
+    if refuses_overlap(func.name()):
+        for target in written:
+            check_overlap(func.name(), target, operands)  # kernels look at memory first
     try:
-        written = written_tensors(func, args, kwargs)
         if written:
             # What fails may have written half of its operand, so it is tried where nothing depends on it.
             tried = _with_copies(operands, written)

@@ -170,6 +170,8 @@ _RULES: dict[Any, Rule] = {
 
 
 # Ops whose results follow from metadata, but in a way that only the kernel knows: asked once per call, then remembered.
+# It writes to a lazy clone, which its kernel refuses; metadata do not tell which tensors are such clones.
+_MATERIALIZE = aten._test_parallel_materialize.default
 KERNEL_DECIDES = frozenset({
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
@@ -218,7 +220,11 @@ def must_ask(func: Any, kwargs: Mapping[str, Any]) -> bool:
 
     A meta kernel is not tried then.
     """
-    if func in KERNEL_DECIDES or (func is aten.segment_reduce.default and not kwargs.get("unsafe")):
+    if (
+        func in KERNEL_DECIDES
+        or func is _MATERIALIZE
+        or (func is aten.segment_reduce.default and not kwargs.get("unsafe"))
+    ):
         return True
     return func not in _RULES and any(tag in func.tags for tag in _UNPREDICTABLE)
 

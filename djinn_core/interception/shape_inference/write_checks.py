@@ -37,7 +37,7 @@ _REFUSE_OPERANDS = frozenset({
 })  # fmt: skip
 
 # These do not write to an operand in part, as pointwise ops do not.
-_REFUSE_PARTS = frozenset({"aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"})
+_REFUSE_PARTS = frozenset({"aten::__irshift__.Tensor", "aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"})
 
 
 def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -41,6 +41,14 @@ def address_of(storage: Storage) -> int:
     return reserved.start
 
 
+class _Carrier(torch.Tensor):
+    """A tensor without memory: PyTorch makes storages for devices without an allocator only below a tensor of such a class."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:  # type: ignore[override]
+        return NotImplemented
+
+
 class RemoteStorage(torch.UntypedStorage):
     """A storage on a remote device. Reading its bytes fetches them; sharing them is refused.
 
@@ -78,7 +86,10 @@ class RemoteStorage(torch.UntypedStorage):
 
     @classmethod
     def _make(cls, device: torch.device, number: int) -> RemoteStorage:
-        made: RemoteStorage = cls(0, device="meta")
+        # C++ asks the storage for its device, in `torch.tensor(storage)`, and finds this object again by it.
+        carrier = torch_private.make_wrapper(_Carrier, (0,), (1,), 0, torch.uint8, device)
+        made: RemoteStorage = carrier.untyped_storage()
+        made.__class__ = cls
         made.base = made.source = made._reserved = None
         made._device, made._number = device, number
         return made

@@ -15,6 +15,7 @@ from djinn_core.reference_counts import counts_beside, only_listed
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
     from djinn_core.interception.tensors.element_copies import ElementCopy
+    from djinn_core.interception.tensors.lazy_clones import SharedAddresses
 
 
 def take_freed() -> list[Value]:
@@ -47,6 +48,7 @@ class Storage(msgspec.Struct, eq=False):  # made in one step: each op makes one
         addresses: results of `data_ptr()`; None before its first call.
         elements: what is known here of its contents, or None.
         shrunk: the size that the program gave it, where that is less than its memory; otherwise None.
+        sharing: the addresses that it has, or had until it was written, in common with a lazy clone; None without one.
     """
 
     last: int
@@ -58,6 +60,7 @@ class Storage(msgspec.Struct, eq=False):  # made in one step: each op makes one
     addresses: range | None = None
     elements: ElementCopy | None = None
     shrunk: int | None = None
+    sharing: SharedAddresses | None = None
 
     @classmethod
     def begin(cls, nbytes: int, user: Recorder | None) -> Storage:

@@ -1,0 +1,76 @@
+"""Lazy clones, tensors of storages, and alerts, as PyTorch's own tests look at them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def test_a_lazy_clone_is_copied_at_the_first_write(embedded):
+    source = torch.tensor([[0.0, 1.0], [2.0, 3.0]], device=embedded)
+    clone, view = source._lazy_clone(), source.view(4)
+    address = torch._C._data_address(source)
+    assert torch._C._data_address(clone) == torch._C._data_address(view) == address
+    assert torch._C._storage_address(view) == torch._C._storage_address(source) != torch._C._storage_address(clone)
+
+    view += 1
+
+    assert [torch._C._is_cow_tensor(t) for t in (source, view, clone)] == [False, False, True]
+    assert torch._C._data_address(view) == torch._C._data_address(source) != address
+    clone += 5
+    assert not torch._C._is_cow_tensor(clone)
+    assert torch._C._data_address(clone) == address  # nothing else uses it any more
+    assert source.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert clone.tolist() == [[5.0, 6.0], [7.0, 8.0]]
+    assert not torch._C._is_cow_tensor(torch.zeros(2))
+
+
+def test_a_lazy_clone_of_uploaded_memory_keeps_its_strides(embedded):
+    source = torch.arange(3.0).to(embedded).expand(2, 3)
+    clone = source._lazy_clone()
+    assert clone.stride() == (0, 1)
+    assert clone.tolist() == [[0.0, 1.0, 2.0]] * 2
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_tensors_are_made_of_storages(embedded):
+    source = torch.arange(6.0, device=embedded)
+    for storage in (source.storage(), source.untyped_storage()):
+        there = torch.tensor(storage, dtype=torch.float32, device=embedded)
+        assert there.device == source.device
+        source[0] += 1
+        assert there.tolist() == source.tolist()  # it looks into the storage, as on the CPU
+        here = torch.tensor(storage, dtype=torch.float32)
+        assert here.device.type == "cpu"
+        assert here.tolist() == source.tolist()
+    for make in (torch.as_tensor, torch.asarray):
+        assert make(source.untyped_storage()).tolist() == make(source.cpu().untyped_storage()).tolist()
+    with pytest.raises(RuntimeError, match="Expected a Storage of type"):
+        torch.tensor(source.storage(), dtype=torch.int32)
+
+
+def test_alerts_of_kernels_come_at_the_op(embedded):
+    given, index = torch.zeros(3, device=embedded), torch.tensor([0, 0], device=embedded)
+    given.put_(index, torch.ones(2, device=embedded))  # the same call, before
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="put_ does not have a deterministic"):
+            given.put_(index, torch.ones(2, device=embedded))
+        given.put_(index, torch.ones(2, device=embedded), accumulate=True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        image, places = torch.randn(1, 1, 7, device=embedded), torch.zeros(1, 1, 7, dtype=torch.int64, device=embedded)
+        with pytest.warns(UserWarning, match="max_unpooling2d_forward_out does not have"):
+            torch.nn.MaxUnpool1d(3, 1)(image, places)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_what_a_write_in_place_would_lose_is_refused_at_the_op(embedded):
+    given, mask = torch.arange(4.0, device=embedded), torch.tensor([True, False, True, True], device=embedded)
+    with pytest.raises(RuntimeError):
+        given.masked_scatter_(mask, torch.zeros(2, device=embedded))
+    with pytest.raises(RuntimeError):
+        given.masked_scatter_(torch.ones(2, 4, dtype=torch.bool, device=embedded), given)
+    with pytest.raises(RuntimeError, match="unsupported operation"):
+        given[:-1] >>= given[1:]
+    assert given.tolist() == [0.0, 1.0, 2.0, 3.0]
