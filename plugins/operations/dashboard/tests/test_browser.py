@@ -113,7 +113,7 @@ def until(page, expression: str) -> None:
     """Wait until an expression is true. Playwright's own way needs `eval`, which the page's policy forbids."""
     deadline = time.monotonic() + SECONDS
     while not page.evaluate(expression):
-        assert time.monotonic() < deadline, f"{expression}: not after {SECONDS:g} s; {page.inner_text('body')[:2000]}"
+        assert time.monotonic() < deadline, f"{expression}: not after {SECONDS:g} s; {page.text_content('body')[:2000]}"
         page.wait_for_timeout(100)
 
 
@@ -128,7 +128,7 @@ def picture(page, name: str) -> None:
 
 
 def text(page, place: str) -> str:
-    return page.inner_text(place)
+    return page.text_content(place)  # of rows outside of the window, too
 
 
 def test_a_wrong_token_sees_nothing(enter):
@@ -145,11 +145,11 @@ def test_work_shows_with_phase_rates_and_memory(enter, guarded, program):
     program(TRAIN, guarded[2].tokens["bob"])
     page = enter(guarded[2].operator)
     for phase in ("llm decode", "training"):
-        until(page, f"document.getElementById('sessions').innerText.includes('{phase}')")
+        until(page, f"document.getElementById('sessions').textContent.includes('{phase}')")
     until(page, "document.querySelectorAll('#charts polygon').length > 0")
     for kind in ("weights", "caches", "optimizer", "gradients"):
         assert kind in text(page, "#executors")
-    steps = "[...document.querySelectorAll('#sessions tbody tr')].map(row => parseFloat(row.cells[4].innerText))"
+    steps = "[...document.querySelectorAll('#sessions tbody tr')].map(row => parseFloat(row.cells[4].textContent))"
     until(page, f"{steps}.every(rate => rate > 0)")
     page.wait_for_timeout(20_000)  # some points of history
     assert "applied" in text(page, "#plans") or "left out" in text(page, "#plans")
@@ -157,13 +157,13 @@ def test_work_shows_with_phase_rates_and_memory(enter, guarded, program):
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
     dark, narrow = enter(guarded[2].operator, scheme="dark"), enter(guarded[2].operator, width=400)
     for other in (dark, narrow):
-        until(other, "document.getElementById('sessions').innerText.includes('decode')")
+        until(other, "document.getElementById('sessions').textContent.includes('decode')")
         other.wait_for_timeout(3000)
     picture(dark, "dark")
     picture(narrow, "narrow")
     assert narrow.evaluate("document.documentElement.scrollWidth") == 400
     tenant = enter(guarded[2].tokens["alice"])
-    until(tenant, "document.getElementById('sessions').innerText.includes('decode')")
+    until(tenant, "document.getElementById('sessions').textContent.includes('decode')")
     assert "bob" not in text(tenant, "body")
     assert "training" not in text(tenant, "body")
     assert "tenant alice" in text(tenant, "header")
@@ -244,7 +244,7 @@ def test_the_keyboard_and_the_tree_are_enough(enter, guarded):
 def test_texts_of_tenants_are_texts(enter, guarded, program):
     program(f"import getpass; getpass.getuser = lambda: {HOSTILE!r}\n{TRAIN}", guarded[2].tokens["alice"], HOSTILE)
     page = enter(guarded[2].operator)
-    until(page, "document.getElementById('sessions').innerText.includes('<b>bold')")
+    until(page, "document.getElementById('sessions').textContent.includes('<b>bold')")
     page.wait_for_timeout(2000)
     assert "<img src=x" in text(page, "#sessions"), text(page, "#sessions")
     assert page.locator("main img, main b:not(.legend b)").count() == 0
@@ -255,18 +255,18 @@ def test_a_quota_and_a_dead_executor_are_told(enter, guarded, program):
     folder, _, found = guarded
     page = enter(found.operator)
     first = program(TRAIN, found.tokens["bob"])
-    until(page, f"document.getElementById('sessions').innerText.includes('process {first.pid}')")
+    until(page, f"document.getElementById('sessions').textContent.includes('process {first.pid}')")
     limit = ["-m", "djinn_core.cli", "token", "limit", "bob", "--sessions", "1", "--file", str(folder / "tokens.json")]
     subprocess.run([sys.executable, *limit], check=True, capture_output=True)
     program(TRAIN, found.tokens["bob"])
-    until(page, "document.getElementById('events').innerText.includes('quota')")
+    until(page, "document.getElementById('events').textContent.includes('quota')")
     picture(page, "quota")
     assert first.poll() is None
     died = _executor_of(found, "bob")
     os.kill(died, signal.SIGKILL)
-    until(page, "document.getElementById('events').innerText.includes('executor died')")
+    until(page, "document.getElementById('events').textContent.includes('executor died')")
     picture(page, "died")
-    until(page, "document.getElementById('executors').innerText.includes('restarts 1')")
+    until(page, "document.getElementById('executors').textContent.includes('restarts 1')")
     tenant = enter(found.tokens["alice"])
     tenant.wait_for_selector("#board:not([hidden])")
     tenant.wait_for_timeout(2000)
