@@ -203,12 +203,16 @@ def test_an_update_is_quick(enter, guarded, sessions):
     took = sorted(map(milliseconds_of, range(1, 8)))
     if sessions == 200:
         picture(page, "day")
-    print(f"an update with {sessions} sessions takes {took[3]:.0f} ms ({took[0]:.0f} to {took[-1]:.0f}) of the page's thread")
+    print(
+        f"an update with {sessions} sessions takes {took[3]:.0f} ms ({took[0]:.0f} to {took[-1]:.0f}) of the page's thread"
+    )
     assert took[3] < UPDATE_MILLISECONDS
 
 
 def _task_seconds(counters) -> float:
-    return next(one["value"] for one in counters.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration")
+    return next(
+        one["value"] for one in counters.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration"
+    )
 
 
 def test_the_keyboard_and_the_tree_are_enough(enter, guarded):
