@@ -1,11 +1,12 @@
 """Cost of `djinn.profile()`: decode steps and training steps with and without it, in pairs of short turns.
 
-    python benchmarks/profile_cost.py [--seconds 28] [--case decode,wide,train]
+    python benchmarks/profile_cost.py [--seconds 28] [--case decode,wide,train] [--parts]
 
 The embedded executor of this machine. `decode`: tokens of a toy model of Llama's kind. `wide`: of one of the width of GPT-2 small. `train`: steps
 of a small network with AdamW. For each: milliseconds of a step, how many times as long it takes with a profile, the same of the
 processor time of client and executor, and with `ops=True`; with 95% intervals. The bar is 1.05. Takes `--seconds` for each case, and half of it for
-`ops=True`. The last line is a JSON object. `off_ns`: nanoseconds of the attribute tests that a submission costs without a profile.
+`ops=True`. `--parts` measures what a profile does one by one instead: ops timed, modules noted, executors that tell times, submissions and waits
+kept. The last line is a JSON object. `off_ns`: nanoseconds of the attribute tests that a submission costs without a profile.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ import argparse
 import json
 import os
 import timeit
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from paired import ratio_of, take_turns
 
 import djinn
+from djinn_core.interception.dispatch import timed_dispatch
+from djinn_core.interception.recording.recorder import recorders
+from djinn_core.interception.runtime_interface import port
 from djinn_core.runtime import client
+from djinn_core.runtime.session import Session
+from djinn_core.runtime.timeline.recording import Recording
+from djinn_core.wire.timing_messages import TimingsReply, TimingsRequest
 
 REMOTE = "remote_accelerator:0"
 
@@ -70,6 +77,55 @@ def training(steps: int) -> Callable[[], object]:
     return run
 
 
+@contextmanager
+def timed_ops() -> Iterator[None]:
+    """Each op is timed, and nothing else is done."""
+    plain, kept = port.dispatch, list[object]()
+    port.dispatch = timed_dispatch(lambda: kept.extend)
+    try:
+        yield
+    finally:
+        port.dispatch = plain
+
+
+@contextmanager
+def noted_modules() -> Iterator[None]:
+    """Recorders note when modules are entered and left."""
+    found = recorders.all()
+    for recorder in found:
+        recorder.module_moments = [0.0, None]
+    try:
+        yield
+    finally:
+        for recorder in found:
+            recorder.module_moments = None
+
+
+@contextmanager
+def told_times() -> Iterator[None]:
+    """The executor tells times with its answers."""
+    session = client.context.session
+    assert isinstance(session, Session)
+    session.replies.ask(TimingsRequest(), TimingsReply)
+    try:
+        yield
+    finally:
+        session.replies.ask(TimingsRequest(on=False), TimingsReply)
+
+
+@contextmanager
+def kept_submissions() -> Iterator[None]:
+    """Submissions and waits are kept."""
+    recording = Recording(ops=False)
+    with client.observed_by(recording):
+        port.timeline = client.context.observers.timeline = recording
+        try:
+            yield
+        finally:
+            port.timeline = client.context.observers.timeline = None
+
+
+PARTS = (timed_ops, noted_modules, told_times, kept_submissions, djinn.profile)
 CASES = {"decode": (decoding, 20), "wide": (wide_decoding, 10), "train": (training, 30)}
 
 
@@ -78,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=28)
     parser.add_argument("--case", default=",".join(CASES))
+    parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
     djinn.configure(threads=1)
     torch.set_num_threads(1)
@@ -89,6 +146,13 @@ def main() -> None:
         for _ in range(4):
             run()
         processes = [os.getpid(), client.executor_process()]
+        if options.parts:
+            for part in PARTS:
+                pairs = take_turns(run, nullcontext, part, processes, options.seconds)
+                found = ratio_of(pairs.wall), ratio_of(pairs.processors)
+                print(f"{name:8}{part.__name__:18}{found[0]!s:>26} {found[1]!s:>26} {len(pairs.wall):6}", flush=True)
+                figures[f"{name}_{part.__name__}"] = found[0].middle, found[0].low, found[0].high
+            continue
         pairs = take_turns(run, nullcontext, djinn.profile, processes, options.seconds)
         ops = take_turns(run, nullcontext, lambda: djinn.profile(ops=True), processes, options.seconds / 2)
         ratios = ratio_of(pairs.wall), ratio_of(pairs.processors), ratio_of(ops.wall)

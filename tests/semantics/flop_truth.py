@@ -7,12 +7,13 @@ counter knows neither these kernels on the CPU nor that of attention; without th
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from situations import SEED, backward, optimizer_of, without_labels
+from situations import GENERATION, SEED, backward, optimizer_of, without_labels
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,6 +38,33 @@ def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> i
             with counter:
                 backward(model, inputs)
     return counter.get_total_flops()
+
+
+def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -> dict[str, int]:
+    """FLOPs of the prefill and of the second decoding step of `generate()`; `apart`: of a first call of all parts, as `prefill` has it."""
+    model = copy.deepcopy(model).eval()
+    counted: list[int] = []
+    plain = model.forward
+
+    @functools.wraps(plain)
+    def counting_forward(*args: Any, **kwargs: Any) -> Any:
+        counter = FlopCounterMode(display=False)
+        counter.mod_tracker = _Everywhere()  # type: ignore[assignment]
+        with counter:
+            output = plain(*args, **kwargs)
+        counted.append(counter.get_total_flops())
+        return output
+
+    model.forward = counting_forward  # type: ignore[method-assign]
+    given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
+    with _no_fused_kernels(), torch.no_grad():
+        model.generate(**given, **GENERATION)
+        first, _, decode, *_ = counted
+        if apart:
+            counted.clear()
+            model(**without_labels(model, inputs) | {"use_cache": True})
+            (first,) = counted
+    return {"prefill": first, "decode": decode}
 
 
 class _Everywhere:

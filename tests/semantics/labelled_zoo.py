@@ -28,7 +28,7 @@ import unseen_models  # noqa: F401 - likewise
 import unseen_networks  # noqa: F401 - likewise
 import unseen_recommenders  # noqa: F401 - likewise
 from catalogue import ZOO
-from flop_truth import flops_here
+from flop_truth import flops_here, flops_written
 from ground_truth import Labelled, Truth
 from instances import Scene, instances
 from likeness import moved, unsettle
@@ -232,6 +232,11 @@ for _name in "llama gpt2 gpt_neox opt qwen2 granite olmo2 stablelm phi glm".spli
     LABELLED[_name] = attrs.evolve(LABELLED[_name], situations=(*LABELLED[_name].situations, "quantised_decode"))
 
 
+_APART = frozenset(
+    {"encoder-decoder", "speech to text", "illustrated decoder"}
+)  # `generate()` calls encoders by themselves
+
+
 def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
     """The programs of one entry, with what is true of them."""
     entry = LABELLED[name]
@@ -242,13 +247,20 @@ def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
         with wide_vocabularies():
             model, inputs = architecture.make()
         unsettle(model)
-        flops = {s: flops_here(model, inputs, s) for s in ("forward", "train") if count_flops and s in entry.situations}
+        flops = _flops(entry, model, inputs) if count_flops else {}
         model, inputs = model.to(REMOTE), moved(inputs, REMOTE)
         for call in _calls(entry, model, inputs):
             program = call.recorded.captured.program
             yield Labelled(
                 name, entry.family, call.situation, program, truth_of(entry, call, model), flops.get(call.situation)
             )
+
+
+def _flops(entry: Entry, model: nn.Module, inputs: dict[str, Any]) -> dict[str, int]:
+    found = {s: flops_here(model, inputs, s) for s in ("forward", "train") if s in entry.situations}
+    if "decode" in entry.situations:
+        found |= flops_written(model, inputs, apart=entry.family in _APART)
+    return found
 
 
 @contextmanager
@@ -277,7 +289,7 @@ def wide_vocabularies() -> Iterator[None]:
 def _calls(entry: Entry, model: nn.Module, inputs: dict[str, object]) -> Iterator[Call]:
     if "forward" in entry.situations:
         yield forward(model, inputs)
-    apart = entry.family in {"encoder-decoder", "speech to text", "illustrated decoder"}
+    apart = entry.family in _APART
     if "prefill" in entry.situations and apart:
         yield prefill(model, inputs)
     if "decode" in entry.situations:

@@ -104,6 +104,10 @@ def backward(model: nn.Module, inputs: Mapping[str, Any], recorded: Recorded | N
     loss.backward()
 
 
+# What `generate()` is told; not every configuration has `use_cache`.
+GENERATION: Mapping[str, Any] = {
+    "max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "use_cache": True
+}  # fmt: skip
 # What `generate()` is told for caches that are not its usual one, by what the step is then called.
 _OF_CACHES: Mapping[str, Mapping[str, Any]] = {
     "static_decode": {"cache_implementation": "static", "disable_compile": True},
@@ -117,9 +121,7 @@ def generation(model: nn.Module, inputs: Mapping[str, Any], name: str = "decode"
     `generate()` calls encoders and towers by themselves before; `prefill` records them together.
     """
     model.eval()
-    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    options["use_cache"] = True  # not every configuration has it so
-    options |= _OF_CACHES.get(name, {})
+    options = {**GENERATION, **_OF_CACHES.get(name, {})}
     given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
     with _each_forward(model) as calls:
         model.generate(**given, **options)

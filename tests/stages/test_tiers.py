@@ -153,3 +153,34 @@ def test_a_picture_is_drawn_and_a_map_of_classes_is_seen(channels, draws):
         graph.nodes[i].module.split(".")[0] for i, p in enumerate(profile.phases) if p is ExecutionPhase.VISION_DECODING
     }
     assert drawn == ({"draw"} if draws else set())
+
+
+class Forecast(nn.Module):
+    """A causal layer of attention, for a series in patches of eight numbers, or for hidden states of an earlier program."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.enter = nn.Linear(8, 16) if width == 8 else nn.Identity()
+        self.query, self.key, self.value, self.last = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        x = self.enter(x.unflatten(1, (-1, 8)) / x.std() if x.dim() == 2 else x)
+        q, k, v = (p(x)[:, None] for p in (self.query, self.key, self.value))
+        return x + self.last(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("given", "width", "workload"), [((2, 64), 8, WorkloadType.GENERIC), ((2, 8, 16), 16, WorkloadType.LLM)]
+)
+def test_a_series_in_patches_is_no_text(given, width, workload, patterns):
+    """As TimesFM, whose decoder is that of a language model; what begins in the middle of one is one."""
+    graph = fx_graph(torch.export.export(Forecast(width).eval(), (torch.rand(given),)))
+    assert annotate(graph, patterns, tiers=frozenset({Tier.STRUCTURE})).workload is workload
+
+
+@pytest.mark.parametrize(("channels", "workload"), [(4, WorkloadType.GENERIC), (1, WorkloadType.AUDIO)])
+def test_measurements_in_a_few_channels_are_no_sound(channels, workload):
+    """As a temporal convolutional network reads them."""
+    model = nn.Sequential(nn.Conv1d(channels, 16, 3), nn.ReLU(), nn.Conv1d(16, 16, 3), nn.ReLU(), nn.Conv1d(16, 2, 1))
+    graph = fx_graph(torch.export.export(model.eval(), (torch.rand(2, channels, 32),)))
+    assert annotate(graph, (), tiers=frozenset({Tier.STRUCTURE})).workload is workload

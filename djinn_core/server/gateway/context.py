@@ -22,7 +22,11 @@ from djinn_core.wire.messages import EventStatus
 
 _KEPT: Final = 512  # events
 _KEPT_NAMES: Final = frozenset({"refused", "executor_died", "executor_restarted", "killed", "evicted"})
-_FACTS: Final = ("why", "of", "asked", "client", "device", "exit_status", "session", "process", "peer")
+# Fields of events that are shown, with the words before them.
+_FACTS: Final = {
+    "why": "", "of": "", "asked": "asked for ", "client": "", "device": "on ", "exit_status": "exit status ", "session": "session ",
+    "process": "process ", "peer": "from ",
+}  # fmt: skip
 _TEXT: Final = 200  # characters
 
 
@@ -69,7 +73,9 @@ class RecentEvents:
         """As `ServerObserver.observe`."""
         if event.name not in _KEPT_NAMES:
             return
-        facts = [f"{name} {event.fields[name]}" for name in _FACTS if event.fields.get(name) not in {None, ""}]
+        facts = [
+            f"{words}{event.fields[name]}" for name, words in _FACTS.items() if event.fields.get(name) not in {None, ""}
+        ]
         text = one_line(", ".join(facts))[:_TEXT]
         tenant = one_line(str(event.fields.get("tenant", "")))[:_TEXT]
         self._kept.append(EventStatus(event.seconds, event.name, tenant, text))

@@ -212,11 +212,11 @@ def _raw_kind(graph: Graph, node: Node) -> Modality | None:
         return None
     kernel = graph.meta(node.inputs[1]).shape
     if len(kernel) <= 3:  # a kernel of one dimension
-        return Modality.AUDIO if _hears(graph.meta(node.inputs[0]).shape, kernel) else None
+        return Modality.AUDIO if hears(graph.meta(node.inputs[0]).shape, kernel) else None
     return Modality.AUDIO if _is_spectrogram(raw.shape, graph.meta(node.inputs[0]).shape) else Modality.VISION
 
 
-def _hears(data: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
+def hears(data: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
     """True for waves in one or two channels, or bands of frequencies; a few channels are measurements, points or states.
 
     Each place by itself is no sound either.

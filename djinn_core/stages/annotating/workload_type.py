@@ -16,6 +16,7 @@ from djinn_core.matching.language import op, through
 from djinn_core.matching.layers import linear
 from djinn_core.matching.match_result import Found
 from djinn_core.stages.annotating.evidence import Evidence, Judgement
+from djinn_core.stages.annotating.measurements import measured_in_channels, measured_in_patches
 from djinn_core.stages.annotating.states import vocabulary_head
 
 ALL_TIERS = frozenset(Tier)
@@ -215,7 +216,10 @@ def _language(evidence: Evidence) -> Iterator[Judgement]:
         how = f"{caches} KV caches beside {len(attention)} attentions" if attention else "text goes through states"
         yield Judgement(WorkloadType.LLM, 0.93, how)
     elif (
-        causal and evidence.kinds <= {Modality.TEXT} and not _picks_by_tokens(evidence.graph)
+        causal
+        and evidence.kinds <= {Modality.TEXT}
+        and not _picks_by_tokens(evidence.graph)
+        and (evidence.kinds or measured_in_patches(evidence.graph, evidence.inputs) is None)
     ):  # the embedding may have been part of an earlier program
         yield Judgement(WorkloadType.LLM, 0.92, f"{causal} causal attentions, and nothing but text in sight")
     elif evidence.kinds == {Modality.TEXT} and (head := vocabulary_head(evidence.graph, evidence.inputs)) is not None:
@@ -241,6 +245,9 @@ def _one_kind(evidence: Evidence) -> Iterator[Judgement]:
 
 def _convolutional(evidence: Evidence) -> Iterator[Judgement]:
     if evidence.convolutions > evidence.products:
+        if not evidence.kinds and (entry := measured_in_channels(evidence.graph, evidence.inputs)) is not None:
+            yield Judgement(WorkloadType.GENERIC, 0.6, f"measurements in a few channels enter in node {entry}")
+            return
         flat = sum(len(evidence.graph.meta(n.inputs[1]).shape) == 3 for n in evidence.nodes(CONVOLUTION))
         reason = f"{evidence.convolutions} convolutions, {flat} of them in one dimension, outnumber {evidence.products} products"
         yield Judgement(WorkloadType.AUDIO if 2 * flat > evidence.convolutions else WorkloadType.VISION, 0.6, reason)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = 180.0
+SECONDS = 500.0
 UPDATE_MILLISECONDS = 100
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -113,18 +113,22 @@ def until(page, expression: str) -> None:
     """Wait until an expression is true. Playwright's own way needs `eval`, which the page's policy forbids."""
     deadline = time.monotonic() + SECONDS
     while not page.evaluate(expression):
-        assert time.monotonic() < deadline, f"{expression}: not after {SECONDS:g} s; {page.inner_text('body')[:2000]}"
+        assert time.monotonic() < deadline, f"{expression}: not after {SECONDS:g} s; {page.text_content('body')[:2000]}"
         page.wait_for_timeout(100)
 
 
 def picture(page, name: str) -> None:
     folder = Path(os.environ["DASHBOARD_PICTURES"])
     folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=folder / f"{name}.png", full_page=True)
+    size = page.viewport_size
+    page.set_viewport_size({**size, "height": min(6000, page.evaluate("document.documentElement.scrollHeight"))})
+    page.wait_for_timeout(500)  # rows outside of the window are not drawn
+    page.screenshot(path=folder / f"{name}.png")
+    page.set_viewport_size(size)
 
 
 def text(page, place: str) -> str:
-    return page.inner_text(place)
+    return page.text_content(place)  # of rows outside of the window, too
 
 
 def test_a_wrong_token_sees_nothing(enter):
@@ -141,11 +145,11 @@ def test_work_shows_with_phase_rates_and_memory(enter, guarded, program):
     program(TRAIN, guarded[2].tokens["bob"])
     page = enter(guarded[2].operator)
     for phase in ("llm decode", "training"):
-        until(page, f"document.getElementById('sessions').innerText.includes('{phase}')")
+        until(page, f"document.getElementById('sessions').textContent.includes('{phase}')")
     until(page, "document.querySelectorAll('#charts polygon').length > 0")
     for kind in ("weights", "caches", "optimizer", "gradients"):
         assert kind in text(page, "#executors")
-    steps = "[...document.querySelectorAll('#sessions tbody tr')].map(row => parseFloat(row.cells[4].innerText))"
+    steps = "[...document.querySelectorAll('#sessions tbody tr')].map(row => parseFloat(row.cells[4].textContent))"
     until(page, f"{steps}.every(rate => rate > 0)")
     page.wait_for_timeout(20_000)  # some points of history
     assert "applied" in text(page, "#plans") or "left out" in text(page, "#plans")
@@ -153,49 +157,62 @@ def test_work_shows_with_phase_rates_and_memory(enter, guarded, program):
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
     dark, narrow = enter(guarded[2].operator, scheme="dark"), enter(guarded[2].operator, width=400)
     for other in (dark, narrow):
-        until(other, "document.getElementById('sessions').innerText.includes('decode')")
+        until(other, "document.getElementById('sessions').textContent.includes('decode')")
         other.wait_for_timeout(3000)
     picture(dark, "dark")
     picture(narrow, "narrow")
     assert narrow.evaluate("document.documentElement.scrollWidth") == 400
     tenant = enter(guarded[2].tokens["alice"])
-    until(tenant, "document.getElementById('sessions').innerText.includes('decode')")
+    until(tenant, "document.getElementById('sessions').textContent.includes('decode')")
     assert "bob" not in text(tenant, "body")
     assert "training" not in text(tenant, "body")
     assert "tenant alice" in text(tenant, "header")
 
 
-# Milliseconds of an update, the least of ten because others use the machine, with a whole day of points and as many sessions as are sent, after the one that makes their rows.
-QUICKEST = """() => {
-    const session = (i, t) => ({session: `s${i}`, client: "user@laptop", phase: "llm_decode", steps: t, submissions: 5 * t, busy: t / 20,
+# An update with a whole day of points and so many sessions, of which each text changes. A server sends no more than 200 of them.
+UPDATE = """([t, count]) => {
+    const session = (i) => ({session: `s${i}`, client: "user@laptop", phase: "llm_decode", steps: t, submissions: 5 * t, busy: t / 20,
         memory: 1e9 + t, values: 300, kinds: {weights: 1e9, caches: 1e6 * t}, age: t, latency: 0.001, bandwidth: 1e9, decisions: []});
-    const executor = (t) => ({key: "k", server: "", tenant: "alice", device: "cpu:0", name: "", state: "ready", restarts: 0,
+    const executor = {key: "k", server: "", tenant: "alice", device: "cpu:0", name: "", state: "ready", restarts: 0,
         memory: 1e9, limit: 0, device_memory: 1e11, shared: 0, spilled: 0, kinds: {weights: 1e9}, waiting: 0, longest_wait: 0,
         submissions: t, received: 0, sent: 0, stages: {queue: 0, decode: 0, execute: t / 20, encode: 0},
-        sessions: Array.from({length: 200}, (_, i) => session(i, t))});
+        sessions: Array.from({length: count}, (_, i) => session(i))};
     const hour = Array.from({length: 720}, (_, i) => [120 * i, ...fields.slice(1).map((_, j) => (i * j) % 97)]);
-    const live = (t) => ({version: "x", uptime: t, events: [], executors: [executor(t)]});
-    const took = Array.from({length: 11}, (_, t) => {
-        const news = t ? [[120 * (720 + t), ...hour[t].slice(1)]] : hour;
-        const said = {tenant: null, live: live(t), points: news, day: news};
-        const begun = performance.now();
-        show(said);
-        document.body.offsetHeight;
-        return performance.now() - begun;
-    });
-    return Math.min(...took.slice(1));
+    const news = t ? [[120 * (720 + t), ...hour[t].slice(1)]] : hour;
+    show(JSON.parse(JSON.stringify({tenant: null, live: {version: "x", uptime: t, events: [], executors: [executor]}, points: news, day: news})));
 }"""
 
 
-def test_an_update_is_quick(enter, guarded):
+@pytest.mark.parametrize("sessions", [200, 1000])
+def test_an_update_is_quick(enter, guarded, sessions):
     page = enter(guarded[2].operator)
     until(page, "points.length > 2")
     page.click("#span")
     assert text(page, "#h-past") == "The past day"
-    milliseconds = page.evaluate(QUICKEST)
-    picture(page, "day")
-    print(f"an update with 200 sessions takes {milliseconds:.0f} ms")
-    assert milliseconds < UPDATE_MILLISECONDS
+    page.evaluate("ending.abort()")  # nothing else comes
+    counters = page.context.new_cdp_session(page)
+    counters.send("Performance.enable", {"timeDomain": "threadTicks"})  # of the page's thread: others use the machine
+
+    def milliseconds_of(update: int) -> float:
+        before = _task_seconds(counters)
+        page.evaluate(UPDATE, [update, sessions])
+        page.wait_for_timeout(500)  # until it is laid out and painted
+        return 1000 * (_task_seconds(counters) - before)
+
+    milliseconds_of(0)
+    took = sorted(map(milliseconds_of, range(1, 8)))
+    if sessions == 200:
+        picture(page, "day")
+    print(
+        f"an update with {sessions} sessions takes {took[3]:.0f} ms ({took[0]:.0f} to {took[-1]:.0f}) of the page's thread"
+    )
+    assert took[3] < UPDATE_MILLISECONDS
+
+
+def _task_seconds(counters) -> float:
+    return next(
+        one["value"] for one in counters.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration"
+    )
 
 
 def test_the_keyboard_and_the_tree_are_enough(enter, guarded):
@@ -231,7 +248,7 @@ def test_the_keyboard_and_the_tree_are_enough(enter, guarded):
 def test_texts_of_tenants_are_texts(enter, guarded, program):
     program(f"import getpass; getpass.getuser = lambda: {HOSTILE!r}\n{TRAIN}", guarded[2].tokens["alice"], HOSTILE)
     page = enter(guarded[2].operator)
-    until(page, "document.getElementById('sessions').innerText.includes('<b>bold')")
+    until(page, "document.getElementById('sessions').textContent.includes('<b>bold')")
     page.wait_for_timeout(2000)
     assert "<img src=x" in text(page, "#sessions"), text(page, "#sessions")
     assert page.locator("main img, main b:not(.legend b)").count() == 0
@@ -242,18 +259,18 @@ def test_a_quota_and_a_dead_executor_are_told(enter, guarded, program):
     folder, _, found = guarded
     page = enter(found.operator)
     first = program(TRAIN, found.tokens["bob"])
-    until(page, f"document.getElementById('sessions').innerText.includes('process {first.pid}')")
+    until(page, f"document.getElementById('sessions').textContent.includes('process {first.pid}')")
     limit = ["-m", "djinn_core.cli", "token", "limit", "bob", "--sessions", "1", "--file", str(folder / "tokens.json")]
     subprocess.run([sys.executable, *limit], check=True, capture_output=True)
     program(TRAIN, found.tokens["bob"])
-    until(page, "document.getElementById('events').innerText.includes('quota')")
+    until(page, "document.getElementById('events').textContent.includes('quota')")
     picture(page, "quota")
     assert first.poll() is None
     died = _executor_of(found, "bob")
     os.kill(died, signal.SIGKILL)
-    until(page, "document.getElementById('events').innerText.includes('executor died')")
+    until(page, "document.getElementById('events').textContent.includes('executor died')")
     picture(page, "died")
-    until(page, "document.getElementById('executors').innerText.includes('restarts 1')")
+    until(page, "document.getElementById('executors').textContent.includes('restarts 1')")
     tenant = enter(found.tokens["alice"])
     tenant.wait_for_selector("#board:not([hidden])")
     tenant.wait_for_timeout(2000)

@@ -48,17 +48,19 @@ const said = new WeakMap(); // the text of each element: to ask the page for it 
 function say(element, text) {
   if (said.get(element) === text) return;
   said.set(element, text);
-  element.textContent = text;
+  if (element.firstChild) element.firstChild.data = text; // the text's own node, so that no other is made
+  else element.textContent = text;
 }
 
-// A table whose rows stay where they are while their texts change, so that focus and reading positions stay, too.
+// A table whose rows stay where they are while their texts change, so that focus and reading positions stay, too. Rows are laid out by
+// themselves (style.css), so that those outside of the window cost no layout.
 class Grid {
   constructor(parent, caption, columns, empty) {
     this.columns = columns;
     this.rows = new Map();
     this.empty = made("p", "empty", empty);
     this.table = made("table");
-    this.table.setAttribute("role", "table"); // narrow screens show rows as blocks, which would hide the table from readers
+    this.table.setAttribute("role", "table"); // rows are grids or blocks, which would hide the table from readers
     this.table.append(made("caption", "hidden", caption));
     const head = this.table.createTHead();
     const line = head.insertRow();
@@ -78,40 +80,54 @@ class Grid {
     this.show([]);
   }
 
+  row() {
+    const element = made("tr");
+    element.setAttribute("role", "row");
+    const cells = this.columns.map((column) => {
+      const cell = made("td", column.css);
+      const text = made("span");
+      const bar = column.bar ? new Bar() : null;
+      cell.setAttribute("role", "cell");
+      cell.dataset.title = column.title;
+      cell.append(text);
+      if (bar) cell.append(bar.element);
+      element.append(cell);
+      return { cell, text, bar, marked: false };
+    });
+    return { element, cells };
+  }
+
   show(items) {
     const seen = new Set();
-    items.forEach(([key, item], index) => {
+    let place = this.body.firstChild; // of the next row
+    for (const [key, item] of items) {
+      if (seen.has(key)) continue;
       seen.add(key);
       let row = this.rows.get(key);
-      if (!row) {
-        row = this.body.insertRow(-1);
-        row.setAttribute("role", "row");
-        for (const column of this.columns) {
-          const cell = row.insertCell();
-          cell.setAttribute("role", "cell");
-          cell.className = column.css || "";
-          cell.dataset.title = column.title;
-          cell.append(made("span"));
-          if (column.bar) cell.append(new Bar().element);
-        }
-        this.rows.set(key, row);
-      }
-      if (this.body.rows[index] !== row) this.body.insertBefore(row, this.body.rows[index] || null);
-      this.columns.forEach((column, at) => {
-        const cell = row.cells[at];
-        say(cell.firstChild, column.text(item));
-        if (column.bar) cell.lastChild.bar.draw(column.bar(item));
-        if (column.mark) cell.classList.toggle("marked", column.mark(item));
-      });
-    });
+      if (!row) this.rows.set(key, (row = this.row()));
+      if (row.element === place) place = place.nextSibling;
+      else this.body.insertBefore(row.element, place);
+      this.fill(row.cells, item);
+    }
     for (const [key, row] of this.rows) {
       if (!seen.has(key)) {
-        row.remove();
+        row.element.remove();
         this.rows.delete(key);
       }
     }
     this.empty.hidden = items.length > 0;
     this.table.hidden = items.length === 0;
+  }
+
+  fill(cells, item) {
+    this.columns.forEach((column, at) => {
+      const shown = cells[at];
+      say(shown.text, column.text(item));
+      if (column.bar) shown.bar.draw(column.bar(item));
+      if (!column.mark) return;
+      const marked = column.mark(item);
+      if (marked !== shown.marked) shown.cell.classList.toggle("marked", (shown.marked = marked));
+    });
   }
 }
 
@@ -119,22 +135,22 @@ class Grid {
 class Bar {
   constructor() {
     this.element = drawn("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", class: "bar", "aria-hidden": "true" });
-    this.element.bar = this;
+    this.shapes = []; // by place: what stands in the page of each part
   }
 
   draw({ parts, whole }) {
-    const key = `${whole}/${parts}`;
-    if (this.key === key) return;
-    this.key = key;
     let from = 0;
     const total = Math.max(whole, parts.reduce((sum, part) => sum + part[1], 0)) || 1;
-    const shapes = [];
-    for (const [css, size] of parts) {
-      const width = (100 * size) / total;
-      if (width > 0) shapes.push(drawn("rect", { x: from.toFixed(2), y: 0, width: width.toFixed(2), height: 8, class: css }));
+    parts.forEach(([css, size], at) => {
+      const width = Math.round((10000 * size) / total) / 100;
+      const shape = (this.shapes[at] ||= { x: 0, width: 0, element: null });
+      if (shape.width !== width || (width && shape.x !== from)) {
+        if (!shape.element) this.element.append((shape.element = drawn("rect", { height: 8, class: css })));
+        shape.element.setAttribute("x", (shape.x = from));
+        shape.element.setAttribute("width", (shape.width = width));
+      }
       from += width;
-    }
-    this.element.replaceChildren(...shapes);
+    });
   }
 }
 

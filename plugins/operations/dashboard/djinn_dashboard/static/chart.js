@@ -1,6 +1,7 @@
 "use strict";
 // Stacked areas and lines over time as SVG. Texts are set as text, never as markup.
 const SVG = "http://www.w3.org/2000/svg";
+const COLUMNS = 240; // in the width of a chart
 
 function drawn(name, attributes, text) {
   const found = document.createElementNS(SVG, name);
@@ -17,6 +18,7 @@ class Chart {
     this.format = format;
     this.stacked = stacked;
     this.rows = [];
+    this.shapes = []; // by series: what stands in the page
     this.cursor = null;
     this.element = document.createElement("figure");
     const caption = document.createElement("figcaption");
@@ -82,20 +84,34 @@ class Chart {
     this.from.textContent = rows.length > 1 ? ago(rows[rows.length - 1][0] - rows[0][0]) : "";
     const x = (i) => (rows.length > 1 ? (480 * i) / (rows.length - 1) : 480).toFixed(1);
     const y = (value) => (148 - (146 * value) / most).toFixed(1);
-    this.plot.replaceChildren();
-    const below = rows.map(() => 0);
-    this.series.forEach((one, column) => {
-      const above = rows.map((row, i) => (this.stacked ? below[i] : 0) + row[column + 1]);
-      const upper = above.map((value, i) => `${x(i)},${y(value)}`);
-      if (this.stacked) {
-        const lower = below.map((value, i) => `${x(i)},${y(value)}`).reverse();
-        if (rows.length) this.plot.append(drawn("polygon", { points: [...upper, ...lower].join(" "), class: one.css }));
-        above.forEach((value, i) => { below[i] = value; });
-      } else if (rows.length) {
-        this.plot.append(drawn("polyline", { points: upper.join(" "), class: `stroke ${one.css}` }));
-      }
-    });
+    if (this.stacked) this.areas(rows, peaks(sums), x, y);
+    else this.lines(rows, x, y);
     this.show();
+  }
+
+  // One polygon for each series, on top of those before it.
+  areas(rows, shown, x, y) {
+    const across = shown.map(x);
+    const below = shown.map(() => 0);
+    let lower = across.map((at) => `${at},${y(0)}`);
+    this.series.forEach((one, column) => {
+      shown.forEach((i, at) => { below[at] += rows[i][column + 1]; });
+      const upper = across.map((at, place) => `${at},${y(below[place])}`);
+      this.shape(column, "polygon", one.css, rows.some((row) => row[column + 1]) ? [...upper, ...lower.reverse()] : []);
+      lower = upper;
+    });
+  }
+
+  lines(rows, x, y) {
+    this.series.forEach((one, column) => {
+      const shown = peaks(rows.map((row) => row[column + 1]));
+      this.shape(column, "polyline", `stroke ${one.css}`, shown.map((i) => `${x(i)},${y(rows[i][column + 1])}`));
+    });
+  }
+
+  shape(column, kind, css, points) {
+    this.shapes[column] ||= this.plot.appendChild(drawn(kind, { class: css }));
+    this.shapes[column].setAttribute("points", points.join(" "));
   }
 
   top_of(row) {
@@ -119,6 +135,20 @@ class Chart {
       this.line.setAttribute("x2", at);
     }
   }
+}
+
+// Which values are drawn: of those that would share two pixels or so, the largest; and the last one.
+function peaks(values) {
+  const together = Math.ceil(values.length / COLUMNS);
+  const shown = [];
+  for (let from = 0; from < values.length; from += together) {
+    const to = Math.min(from + together, values.length);
+    let best = from;
+    for (let i = from; i < to; i++) if (values[i] > values[best]) best = i;
+    shown.push(best);
+  }
+  if (shown.length && shown.at(-1) !== values.length - 1) shown.push(values.length - 1);
+  return shown;
 }
 
 function ago(seconds) {
