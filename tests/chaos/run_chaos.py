@@ -5,7 +5,8 @@
 One server with one executor, then two executors that exchange values: two devices of one server, and two servers. Each run of a program is
 disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenly over its duration. Then the same with an executor that this
 program starts for itself, and with two servers of which one is killed with its executor and the other one stands by; with two executors of its own
-and no journals, whose log brings them back; and with executors that join and leave meanwhile. Then, over a relay: updates in place
+and no journals, whose log brings them back; with executors that join and leave meanwhile; while checkpoints are
+saved and an idle session is moved to disk. Then, over a relay: updates in place
 while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
 connection is reset in every third chunk of 64 MiB. A table, and with --json one object on the last line.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import random
 import statistics
@@ -28,6 +30,7 @@ from pathlib import Path
 
 import attrs
 import failover
+import files
 import pools
 import torch
 from bad_network import HALF, LOSE, PASS, BadNetwork
@@ -38,20 +41,22 @@ from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import ask_servers
 
 REMOTE = "remote_accelerator:0"
-START_SECONDS = 120
+START_SECONDS = 600  # on a busy machine
 FRAMES_BETWEEN = 48  # of 4 MiB: three chunks of 64 MiB
 Program = Callable[[], object]
 Victims = Callable[[random.Random], list[int]]
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[tuple[str, str]]:
-    """A server of its own: its TCP address and token."""
+def serving(*flags: str) -> Iterator[tuple[str, str, Path]]:
+    """A server of its own: its TCP address, its token and its folder, in which it saves under `saved`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        (folder / "saved").mkdir()
         file = folder / "connection.json"
         command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
         command += ["--threads", "1", "--journal", str(folder / "journals"), "--store", str(folder / "store")]
+        command += ["--save-weights", str(folder / "saved"), *flags]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
@@ -61,7 +66,7 @@ def serving() -> Iterator[tuple[str, str]]:
             time.sleep(0.05)
         found = read_connection_file(file)
         try:
-            yield next(url for url in found.urls if url.startswith("tcp")), found.token
+            yield next(url for url in found.urls if url.startswith("tcp")), found.token, folder
         finally:
             process.terminate()
             process.wait(START_SECONDS)
@@ -223,7 +228,7 @@ Row = Callable[[Options, random.Random], dict[str, float]]
 
 def one_executor(options: Options, chance: random.Random) -> dict[str, float]:
     """One executor of a server is killed."""
-    with serving() as (url, token), using(url, token):
+    with serving() as (url, token, _), using(url, token):
         return disturb_all("", (options.kills + 1) // 2, chance, executor)
 
 
@@ -262,6 +267,47 @@ def scaled(options: Options, chance: random.Random) -> dict[str, float]:
         )
 
 
+def while_writing(
+    name: str, program: Program, kills: int, chance: random.Random, folder: Path
+) -> dict[str, float]:
+    """Kill the executor at random moments of a program that has it write files, some of them in the middle of a file."""
+    watch = files.FileKills(folder)
+    program()
+    started = time.monotonic()
+    expected = program()
+    usual, different, raised = time.monotonic() - started, 0, 0
+    while watch.kills < kills:
+        timer = watch.at(chance.uniform(0.0, usual), lambda: executor(chance)[0])
+        try:
+            different += program() != expected
+        except Exception as error:
+            raised += 1
+            traceback.print_exception(error)
+        timer.join()
+    watch.look()
+    print(
+        f"{name:18} {watch.kills} kills, {watch.halfway} in the middle of a file, {different} results differed, {raised} raised, "
+        f"{len(watch.broken)} of {len(watch.broken) + watch.whole} checkpoints that were looked at broken {watch.broken[:3]}",
+        flush=True,
+    )
+    report = {"kills": watch.kills, "halfway": watch.halfway, "different": different, "raised": raised}
+    return {f"{name}_{key}": float(value) for key, value in (report | {"broken": len(watch.broken)}).items()}
+
+
+def saves(options: Options, chance: random.Random) -> dict[str, float]:
+    """An executor is killed while it saves checkpoints."""
+    with serving() as (url, token, folder), using(url, token), contextlib.chdir(folder):  # pointer files lie here
+        return while_writing("save", files.saving, options.kills, chance, folder)
+
+
+def moves(options: Options, chance: random.Random) -> dict[str, float]:
+    """An executor is killed while it moves an idle session to disk and back."""
+    with serving("--idle-minutes", "0.005") as (url, token, folder), using(url, token):
+        djinn.save_weights({"weight": torch.ones(1 << 20).to(REMOTE)}, "file:weights.safetensors")
+        program = functools.partial(files.moving, "file:weights.safetensors")
+        return while_writing("move", program, options.kills, chance, folder)
+
+
 def another_server(options: Options, chance: random.Random) -> dict[str, float]:
     """A server is killed with its executor; another one stands by."""
     with tempfile.TemporaryDirectory() as folder, failover.pair(Path(folder)) as pair:
@@ -270,7 +316,7 @@ def another_server(options: Options, chance: random.Random) -> dict[str, float]:
 
 def networks(options: Options, _: random.Random) -> dict[str, float]:
     """Networks that lose frames and reset connections."""
-    with serving() as (url, token):
+    with serving() as (url, token, _folder):
         report = updates(url, token, 1000 if options.quick else 10_000)
         report |= upload(url, token, (256 if options.quick else 1024) << 20)
     print(f"updates    {report['updates']} in place, every seventh frame lost, 5 s of nothing: {report['updates_s']} s")
@@ -285,6 +331,8 @@ ROWS: dict[str, Row] = {
     "failover": another_server,
     "standby": own_pool,
     "scaled": scaled,
+    "saves": saves,
+    "moves": moves,
     "networks": networks,
 }
 

@@ -17,6 +17,7 @@ from servers import start_server, wait_for
 import djinn
 from djinn.testing import executor_processes, kill_executor
 from djinn_core.runtime.connecting.status import ask_servers
+from djinn_core.runtime.receiving import reads
 
 REMOTE = "remote_accelerator:0"
 
@@ -290,8 +291,32 @@ def test_what_is_too_long_is_refused_and_the_session_goes_on(tmp_path):
     assert weights["a"].item() == 1
 
 
-def test_over_two_executors(folder):
-    with configured(executors=2, threads=1, placement_policy="round_robin"):
+class Following:
+    """A plugin whose observer notes how far the reads of executors are: bytes that are there, and that are expected."""
+
+    djinn_api_version = 1
+
+    def __init__(self):
+        self.seen = []
+
+    @djinn.hookimpl
+    def djinn_register_observers(self):
+        follower = self
+
+        class Notes:
+            name = "notes"
+
+            def observe(self, event):
+                if event.name == "reading":
+                    follower.seen.append((event.fields["done"], event.fields["expected"]))
+
+        return [Notes()]
+
+
+def test_over_two_executors(folder, monkeypatch):
+    monkeypatch.setattr(reads, "SHOWN_BYTES", 1)
+    reading = Following()
+    with configured(executors=2, threads=1, placement_policy="round_robin", plugins=["round_robin", reading]):
         djinn.init()
         djinn.reset_stats()
         weights = djinn.open_weights(f"file:{folder}")
@@ -303,6 +328,8 @@ def test_over_two_executors(folder):
         with torch.no_grad():
             torch.testing.assert_close(shell(given.to(REMOTE)).cpu(), model()(given))
         assert djinn.stats()["bytes_uploaded"] <= given.nbytes
+        size = sum(one.nbytes for one in model().state_dict().values())
+        assert reading.seen[-1] == (size, size)  # of both executors, which read at the same time
         on_second = djinn.open_weights(f"file:{folder}", "remote_accelerator:2")["half"]
         assert equal(on_second, contents(folder)["half"])
 
