@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import attrs
 import torch
 from safetensors import safe_open
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from configured import configured
+from prepared_python import PreparedPython
+from servers import start_server
 
 import djinn
 from djinn_core.builtins.weights import UNFINISHED
@@ -21,8 +32,10 @@ from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import ask_servers
 
 REMOTE = "remote_accelerator:0"
-TENSORS, LENGTH, STEPS = 16, 1 << 20, 4
-GONE_SECONDS = 60.0
+TENSORS, LENGTH, STEPS = 16, 1 << 20, 3
+GONE_SECONDS = 600.0
+LEASE_SECONDS = 1200  # for which the client waits for the next executor, on a busy machine
+WEIGHTS = "file:weights.safetensors"
 
 
 @attrs.define
@@ -32,25 +45,34 @@ class FileKills:
     Attributes:
         folder: the server's, with what it saves and its journals.
         halfway: how many kills left a file that had been begun: they came in the middle of writing it.
-        broken: files under their names that were not whole, or had tensors of two steps.
+        whole: checkpoints that were looked at and found whole. broken: those that were not, or had tensors of two steps.
+        different: how many disturbed runs had another result. raised: and how many none.
     """
 
     folder: Path
     kills: int = 0
     halfway: int = 0
-    broken: list[str] = attrs.field(factory=list)
     whole: int = 0
+    broken: list[str] = attrs.field(factory=list)
+    different: int = 0
+    raised: int = 0
 
-    def at(self, seconds: float, process: Callable[[], int]) -> threading.Timer:
-        """Kill a process after so many seconds, and look at the files."""
-        timer = threading.Timer(seconds, self._kill, (process,))
-        timer.start()
-        return timer
+    def figures(self) -> dict[str, int]:
+        """All counts."""
+        counts = {name: getattr(self, name) for name in ("kills", "halfway", "whole", "different", "raised")}
+        return counts | {"broken": len(self.broken)}
 
-    def _kill(self, process: Callable[[], int]) -> None:
-        number = process()
+    def __str__(self) -> str:
+        found = f"{self.whole + len(self.broken)} checkpoints that were looked at"
+        return (
+            f"{self.kills} kills, {self.halfway} in the middle of a file, {self.different} results differed, {self.raised} raised, "
+            f"{len(self.broken)} of {found} broken {self.broken[:3]}"
+        )
+
+    def kill(self, process: int) -> None:
+        """Kill a process, and look at the files."""
         before = self._begun()
-        os.kill(number, signal.SIGKILL)
+        os.kill(process, signal.SIGKILL)
         self.kills += 1
         self.halfway += bool(before & self._begun())
         self.look()
@@ -66,6 +88,52 @@ class FileKills:
             wrong = problem_of(file)
             self.whole += not wrong
             self.broken += [f"{file.name}: {wrong}"] if wrong else []
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[None]:
+    """`remote_accelerator` is at a server with this folder, whose executors begin quickly; it saves under `saved`."""
+    (folder / "saved").mkdir()
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "DJINN_CONFIG": os.devnull,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
+    options = ["--threads", "1", "--journal", str(folder / "journals"), "--save-weights", str(folder / "saved"), *flags]
+    options += ["--lease-seconds", str(LEASE_SECONDS)]
+    with contextlib.closing(PreparedPython(environment)) as python:
+        server = start_server(python.start, folder, *options, env=environment)
+        try:
+            with configured(connection_file=server.file), contextlib.chdir(folder):  # where pointer files lie
+                yield
+        finally:
+            server.stop()
+
+
+def disturb(
+    program: Callable[[], object],
+    kills: int,
+    chance: random.Random,
+    victims: Callable[[random.Random], list[int]],
+    folder: Path,
+) -> FileKills:
+    """Run a program until a victim was killed so many times, once in each run."""
+    tally = FileKills(folder)
+    program()
+    started = time.monotonic()
+    expected = program()
+    usual = time.monotonic() - started
+    while tally.kills < kills:
+        timer = threading.Timer(chance.uniform(0.0, usual), lambda: tally.kill(victims(chance)[0]))
+        timer.start()
+        try:
+            tally.different += program() != expected
+        except Exception as error:
+            tally.raised += 1
+            traceback.print_exception(error)
+        timer.join()
+    tally.look()
+    return tally
 
 
 def problem_of(file: Path) -> str:
@@ -108,10 +176,12 @@ def saving() -> list[float]:
     return [*found, sum(one.sum().item() for one in djinn.open_weights("file:run/model.safetensors").values())]
 
 
-def moving(weights: str) -> list[float]:
+def moving() -> list[float]:
     """Change values in place, beside weights that are read, and wait each time until the idle session is on disk."""
+    ones = {"weight": torch.ones(LENGTH).to(REMOTE)}
+    djinn.save_weights(ones, WEIGHTS)
     held = torch.zeros(TENSORS * LENGTH).to(REMOTE)
-    view, read = held[: LENGTH // 2], djinn.open_weights(weights)["weight"]
+    view, read = held[: LENGTH // 2], djinn.open_weights(WEIGHTS)["weight"]
     found = []
     for _ in range(2):
         held.add_(1)
@@ -132,3 +202,6 @@ def wait_until_gone() -> None:
                 return
         time.sleep(0.02)
     raise TimeoutError("an idle session stays on its device")
+
+
+PROGRAMS: Mapping[str, Callable[[], object]] = MappingProxyType({"save": saving, "move": moving})

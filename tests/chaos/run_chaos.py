@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import random
 import statistics
@@ -48,15 +47,13 @@ Victims = Callable[[random.Random], list[int]]
 
 
 @contextlib.contextmanager
-def serving(*flags: str) -> Iterator[tuple[str, str, Path]]:
-    """A server of its own: its TCP address, its token and its folder, in which it saves under `saved`."""
+def serving() -> Iterator[tuple[str, str]]:
+    """A server of its own: its TCP address and token."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "saved").mkdir()
         file = folder / "connection.json"
         command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
         command += ["--threads", "1", "--journal", str(folder / "journals"), "--store", str(folder / "store")]
-        command += ["--save-weights", str(folder / "saved"), *flags]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
@@ -66,7 +63,7 @@ def serving(*flags: str) -> Iterator[tuple[str, str, Path]]:
             time.sleep(0.05)
         found = read_connection_file(file)
         try:
-            yield next(url for url in found.urls if url.startswith("tcp")), found.token, folder
+            yield next(url for url in found.urls if url.startswith("tcp")), found.token
         finally:
             process.terminate()
             process.wait(START_SECONDS)
@@ -228,7 +225,7 @@ Row = Callable[[Options, random.Random], dict[str, float]]
 
 def one_executor(options: Options, chance: random.Random) -> dict[str, float]:
     """One executor of a server is killed."""
-    with serving() as (url, token, _), using(url, token):
+    with serving() as (url, token), using(url, token):
         return disturb_all("", (options.kills + 1) // 2, chance, executor)
 
 
@@ -267,45 +264,22 @@ def scaled(options: Options, chance: random.Random) -> dict[str, float]:
         )
 
 
-def while_writing(
-    name: str, program: Program, kills: int, chance: random.Random, folder: Path
-) -> dict[str, float]:
-    """Kill the executor at random moments of a program that has it write files, some of them in the middle of a file."""
-    watch = files.FileKills(folder)
-    program()
-    started = time.monotonic()
-    expected = program()
-    usual, different, raised = time.monotonic() - started, 0, 0
-    while watch.kills < kills:
-        timer = watch.at(chance.uniform(0.0, usual), lambda: executor(chance)[0])
-        try:
-            different += program() != expected
-        except Exception as error:
-            raised += 1
-            traceback.print_exception(error)
-        timer.join()
-    watch.look()
-    print(
-        f"{name:18} {watch.kills} kills, {watch.halfway} in the middle of a file, {different} results differed, {raised} raised, "
-        f"{len(watch.broken)} of {len(watch.broken) + watch.whole} checkpoints that were looked at broken {watch.broken[:3]}",
-        flush=True,
-    )
-    report = {"kills": watch.kills, "halfway": watch.halfway, "different": different, "raised": raised}
-    return {f"{name}_{key}": float(value) for key, value in (report | {"broken": len(watch.broken)}).items()}
+def while_writing(name: str, options: Options, chance: random.Random, *flags: str) -> dict[str, float]:
+    """Kill the executor at random moments of a program of `files.PROGRAMS`, which has it write files."""
+    with tempfile.TemporaryDirectory() as folder, files.serving(Path(folder), *flags):
+        tally = files.disturb(files.PROGRAMS[name], options.kills, chance, executor, Path(folder))
+    print(f"{name:18} {tally}", flush=True)
+    return {f"{name}_{key}": float(value) for key, value in tally.figures().items()}
 
 
 def saves(options: Options, chance: random.Random) -> dict[str, float]:
-    """An executor is killed while it saves checkpoints."""
-    with serving() as (url, token, folder), using(url, token), contextlib.chdir(folder):  # pointer files lie here
-        return while_writing("save", files.saving, options.kills, chance, folder)
+    """The executor is killed while it saves checkpoints."""
+    return while_writing("save", options, chance)
 
 
 def moves(options: Options, chance: random.Random) -> dict[str, float]:
-    """An executor is killed while it moves an idle session to disk and back."""
-    with serving("--idle-minutes", "0.005") as (url, token, folder), using(url, token):
-        djinn.save_weights({"weight": torch.ones(1 << 20).to(REMOTE)}, "file:weights.safetensors")
-        program = functools.partial(files.moving, "file:weights.safetensors")
-        return while_writing("move", program, options.kills, chance, folder)
+    """The executor is killed while it moves an idle session to disk, and back."""
+    return while_writing("move", options, chance, "--idle-minutes", "0.005")
 
 
 def another_server(options: Options, chance: random.Random) -> dict[str, float]:
@@ -316,7 +290,7 @@ def another_server(options: Options, chance: random.Random) -> dict[str, float]:
 
 def networks(options: Options, _: random.Random) -> dict[str, float]:
     """Networks that lose frames and reset connections."""
-    with serving() as (url, token, _folder):
+    with serving() as (url, token):
         report = updates(url, token, 1000 if options.quick else 10_000)
         report |= upload(url, token, (256 if options.quick else 1024) << 20)
     print(f"updates    {report['updates']} in place, every seventh frame lost, 5 s of nothing: {report['updates_s']} s")

@@ -326,13 +326,14 @@ class PoolSession:
     def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_Wish]) -> list[_Question]:
         """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
         questions: list[_Question] = []
-        read = self._begin_reads(plan, values)
+        begun = self._begin_reads(plan, values)
         for index, part in enumerate(plan.parts):
-            if index in read:
+            if index in begun:
                 continue
             if not isinstance(part, RunPart):
                 self._do_between(part, values)
                 continue
+            self._follow_reads()
             executor = part.executor
             last = plan.last_runs.get(executor) == index
             wish = wishes[executor] if last else _Wish()
@@ -343,17 +344,22 @@ class PoolSession:
         return questions
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
-        """Have all executors read at the same time what the program needs first, and follow them; the steps that are done so.
+        """Have all executors begin to read what a program needs, before any of them computes; the steps that are done so.
 
-        What comes after a step that frees may need the room that it makes.
+        What comes after a step that frees values of the same executor may need the room that it makes.
         """
-        first = itertools.takewhile(lambda part: not isinstance(part, FreeStep), plan.parts)
-        steps = {i: part for i, part in enumerate(first) if isinstance(part, UploadStep)}
-        read = {i: part for i, part in steps.items() if self._uploads.is_read(values[part.value])}
-        for part in read.values():
-            self._do_between(part, values)
-        self._follow_reads()
-        return set(read)
+        begun, freed = set[int](), set[int]()
+        for index, part in enumerate(plan.parts):
+            if isinstance(part, FreeStep):
+                freed.add(part.executor)
+            elif (
+                isinstance(part, UploadStep)
+                and part.executor not in freed
+                and self._uploads.is_read(values[part.value])
+            ):
+                self._do_between(part, values)
+                begun.add(index)
+        return begun
 
     def _follow_reads(self) -> None:
         members = self.membership.here
