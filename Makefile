@@ -43,7 +43,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries test-ucx FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries test-ucx FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -122,6 +122,15 @@ $(VENV)-ucx/ready.stamp: $(READY) plugins/transports/ucx/pyproject.toml
 	$(LAYERED)
 	$(VENV)-ucx/bin/python -m pip install --no-build-isolation -e './plugins/transports/ucx[ucx]'
 	touch $@
+
+# Not at the pinned versions: there may be no s3fs yet for the fsspec that they have.
+$(VENV)-buckets/ready.stamp: $(READY) plugins/weights/network_files/pyproject.toml
+	$(LAYERED)
+	$(VENV)-buckets/bin/python -m pip install -c $(KEEP) --no-build-isolation -e './plugins/weights/network_files[test]'
+	touch $@
+
+test-buckets: $(VENV)-buckets/ready.stamp ## weights in buckets of a server that speaks S3 on this machine; installs s3fs and moto beside the environment
+	OMP_NUM_THREADS=1 $(VENV)-buckets/bin/python -m pytest plugins/weights/network_files $(ARGS)
 
 $(VENV)-libraries/ready.stamp: $(READY)
 	$(LAYERED)

@@ -32,6 +32,7 @@ NAME, OUTSIDE, INSIDE = "djinn-far", "djinn-out", "djinn-in"
 HOST, GUEST = "10.213.77.1", "10.213.77.2"
 MOST_BYTES = 2_000_000
 SHARD_BYTES = 700_000_000
+START_SECONDS = 600  # for the server's executor, on a busy machine
 HEAD = """
 import json, sys, time, warnings, torch
 warnings.simplefilter("ignore")
@@ -290,7 +291,7 @@ def client(command: list[str], kind: str, arguments: tuple[str, str, str], env: 
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=900,
+        timeout=3600,
     )
     return json.loads(done.stdout.splitlines()[-1]) | {"bytes": passed() - before}
 
@@ -302,6 +303,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     server_cache, size = make_caches(folder, options.kind, options.gib, folder / "configured")
     limit = int(size / options.share)
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DJINN_CONFIG": os.devnull, "TQDM_DISABLE": "1"}
+    env |= {"DJINN_START_TIMEOUT": str(START_SECONDS)}
     token, file = folder / "token", folder / "connection.json"
     token.write_text("far-model-" * 4)
     token.chmod(0o600)

@@ -29,7 +29,11 @@ _TRIES: Final = 100  # to make such a file, while others look for abandoned ones
 
 
 class LocalFile:
-    """A file on the server's disk, as `MappableFile`. What replaces it is not seen: the file that was opened is read."""
+    """A file on the server's disk, as `MappableFile`. What replaces it is not seen: the file that was opened is read.
+
+    Attributes:
+        path: where it was when it was opened.
+    """
 
     def __init__(self, path: Path, name: str, immutable: bool = False) -> None:
         """Open a file.
@@ -43,6 +47,7 @@ class LocalFile:
             OSError: it cannot be opened.
         """
         self.name = name
+        self.path = path
         self._immutable = immutable
         self._lock = threading.Lock()
         self._mapping: weakref.ref[mmap.mmap] | None = None
@@ -65,6 +70,17 @@ class LocalFile:
             if not count:
                 raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
             buffer, start = buffer[count:], start + count
+
+    def keep_as(self, link: Path) -> None:
+        """Give the file a second name.
+
+        Raises:
+            OSError: it cannot have one there, or another file is at its place by now.
+        """
+        os.link(self.path, link, follow_symlinks=False)
+        if not os.path.samestat(link.lstat(), os.fstat(self._descriptor)):
+            link.unlink()
+            raise FileNotFoundError(errno.ENOENT, "another file is at its place")
 
     def map(self) -> mmap.mmap:
         """As `MappableFile.map`, where it is immutable or on a disk that is mounted for reading only.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -22,12 +21,12 @@ from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightL
 from djinn_core.printable import is_text
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.client_channel import ClientChannel
-from djinn_core.runtime.deadlines import due
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
+from djinn_core.runtime.receiving.reads import follow_reads
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.sending.submissions import UNREAD, Submissions
@@ -52,12 +51,10 @@ from djinn_core.wire.weight_messages import (
 )
 
 OPENING_PATIENCE: Final = 0.5  # seconds for which the executor may keep an answer about an address that it still opens
-READING_PATIENCE: Final = 0.25  # and one about what it still reads
-SHOWN_BYTES: Final = 64 << 20  # of reads, from which on observers are told how far they are
 
 
 class Session:
-    """Implements `ClientSession` with one executor.
+    """Implements `ClientSession` and `ReadingSession` with one executor.
 
     Sending is serialised by the recorder's lock; whichever thread waits for an answer reads the connection.
     """
@@ -91,8 +88,7 @@ class Session:
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers, unread)
         self._observers = observers
         channel.call_when_resumed(lambda seconds: observers.tell("reconnected", server=server, duration=seconds))
-        # Bytes that the executor was told to read since the last submission, where there are observers.
-        self._unread = 0
+        self.unread = 0
         self._weight_sources = frozenset(weight_sources)
 
     @property
@@ -117,8 +113,8 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        if self._unread >= SHOWN_BYTES:
-            self._follow_reads()
+        if self.unread:
+            follow_reads((self,), self._observers)
         if held.depth:
             return self.submissions.submit_held(submission)
         return self.submissions.submit(submission)
@@ -147,16 +143,15 @@ class Session:
         """
         with held:
             self.uploads.read(handle, stored)
-        self._unread += stored.nbytes if self._observers.present else 0
+        self.unread += stored.nbytes if self._observers.present else 0
 
-    def _follow_reads(self) -> None:
-        """Tell observers how far the executor has read what it was told to, until that is there or the program is interrupted."""
-        expected, self._unread, until = self._unread, 0, due()
-        left = expected
-        while left and not held.pending and (until is None or time.monotonic() < until):
-            with held.whole:
-                left = self.replies.ask(ReadProgressRequest(READING_PATIENCE), ReadProgressReply).left
-            self._observers.tell("reading", done=max(0, expected - left), expected=expected)
+    def left_to_read(self, patience: float) -> int:
+        """As `ReadingSession.left_to_read`.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        return self.replies.ask(ReadProgressRequest(patience), ReadProgressReply).left
 
     # --- in ----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@
 One server with one executor, then two executors that exchange values: two devices of one server, and two servers. Each run of a program is
 disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenly over its duration. Then the same with an executor that this
 program starts for itself, and with two servers of which one is killed with its executor and the other one stands by; with two executors of its own
-and no journals, whose log brings them back; and with executors that join and leave meanwhile. Then, over a relay: updates in place
+and no journals, whose log brings them back; with executors that join and leave meanwhile; while checkpoints are
+saved and an idle session is moved to disk. Then, over a relay: updates in place
 while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
 connection is reset in every third chunk of 64 MiB. A table, and with --json one object on the last line.
 """
@@ -28,6 +29,7 @@ from pathlib import Path
 
 import attrs
 import failover
+import files
 import pools
 import torch
 from bad_network import HALF, LOSE, PASS, BadNetwork
@@ -38,7 +40,7 @@ from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import ask_servers
 
 REMOTE = "remote_accelerator:0"
-START_SECONDS = 120
+START_SECONDS = 600  # on a busy machine
 FRAMES_BETWEEN = 48  # of 4 MiB: three chunks of 64 MiB
 Program = Callable[[], object]
 Victims = Callable[[random.Random], list[int]]
@@ -262,6 +264,24 @@ def scaled(options: Options, chance: random.Random) -> dict[str, float]:
         )
 
 
+def while_writing(name: str, options: Options, chance: random.Random, *flags: str) -> dict[str, float]:
+    """Kill the executor at random moments of a program of `files.PROGRAMS`, which has it write files."""
+    with tempfile.TemporaryDirectory() as folder, files.serving(Path(folder), *flags):
+        tally = files.disturb(files.PROGRAMS[name], options.kills, chance, executor, Path(folder))
+    print(f"{name:18} {tally}", flush=True)
+    return {f"{name}_{key}": float(value) for key, value in tally.figures().items()}
+
+
+def saves(options: Options, chance: random.Random) -> dict[str, float]:
+    """The executor is killed while it saves checkpoints."""
+    return while_writing("save", options, chance)
+
+
+def moves(options: Options, chance: random.Random) -> dict[str, float]:
+    """The executor is killed while it moves an idle session to disk, and back."""
+    return while_writing("move", options, chance, "--idle-minutes", "0.005")
+
+
 def another_server(options: Options, chance: random.Random) -> dict[str, float]:
     """A server is killed with its executor; another one stands by."""
     with tempfile.TemporaryDirectory() as folder, failover.pair(Path(folder)) as pair:
@@ -285,6 +305,8 @@ ROWS: dict[str, Row] = {
     "failover": another_server,
     "standby": own_pool,
     "scaled": scaled,
+    "saves": saves,
+    "moves": moves,
     "networks": networks,
 }
 

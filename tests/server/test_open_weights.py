@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 import torch
 from configured import configured
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from servers import start_server, wait_for
 
 import djinn
 from djinn.testing import executor_processes, kill_executor
 from djinn_core.runtime.connecting.status import ask_servers
+from djinn_core.runtime.receiving import reads
 
 REMOTE = "remote_accelerator:0"
 
@@ -183,31 +187,43 @@ READS = (
 )
 
 
-@pytest.mark.usefixtures("remote")
-@pytest.mark.parametrize("seed", range(5))
-def test_random_writes_change_one_reading_alone(folder, address, seed):
-    """Tensors that were read several times share memory; each behaves as if it were alone."""
-    chance = random.Random(seed)
-    weights = djinn.open_weights(address)
-    local = [contents(folder)["0.weight"] for _ in range(3)]
-    ours = [weights["0.weight"] for _ in range(3)]
-    extra: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for _ in range(12):
-        which = chance.randrange(3)
-        if chance.random() < 0.4:
-            do = chance.choice(WRITES)
-            do(ours[which]), do(local[which])
-        elif extra and chance.random() < 0.3:
-            one, other = chance.choice(extra)
+# Steps of a program: the reading that it is about, an op that reads or writes it, and if all is sent then.
+STEPS = st.tuples(st.integers(0, 2), st.sampled_from([*WRITES, *READS, None]), st.booleans())
+
+
+def carry_out(program, ours, local):
+    """The results of a program over readings of one tensor, and of the same over tensors of its own."""
+    made = [(one, other) for one, other in zip(ours, local, strict=True)]
+    for which, do, sent in program:
+        if do is None:
+            one, other = made[-1 - which]
             one.add_(1), other.add_(1)
         else:
-            do = chance.choice(READS)
-            extra.append((do(ours[which]), do(local[which])))
-        if chance.random() < 0.3:
+            found = do(ours[which]), do(local[which])
+            made += [found] if do in READS else []
+        if sent:
             djinn.synchronize()
-    for one, other in [*zip(ours, local, strict=True), *extra]:
+    return made
+
+
+@pytest.mark.usefixtures("remote")
+@settings(
+    max_examples=int(os.environ.get("WEIGHT_PROGRAMS", "3")),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # an address, which stays as it is
+)
+@given(programs=st.tuples(*[st.lists(STEPS, min_size=4, max_size=12)] * 2))
+def test_random_writes_of_two_threads_change_one_reading_alone(folder, address, programs):
+    """Tensors that were read several times share memory; each behaves as if it were alone."""
+    weights = djinn.open_weights(address)
+    ours = [[weights["0.weight"] for _ in range(3)] for _ in programs]
+    local = [[contents(folder)["0.weight"] for _ in range(3)] for _ in programs]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(carry_out, programs, ours, local))
+    for one, other in itertools.chain(*found):
         assert one.shape == other.shape
-        torch.testing.assert_close(one.cpu(), other)
+        torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0)
     assert equal(weights["0.weight"], contents(folder)["0.weight"])
 
 
@@ -290,8 +306,33 @@ def test_what_is_too_long_is_refused_and_the_session_goes_on(tmp_path):
     assert weights["a"].item() == 1
 
 
-def test_over_two_executors(folder):
-    with configured(executors=2, threads=1, placement_policy="round_robin"):
+class Following:
+    """A plugin whose observer notes how far the reads of executors are: bytes that are there, and that are expected."""
+
+    djinn_api_version = 1
+
+    def __init__(self):
+        self.seen = []
+
+    @djinn.hookimpl
+    def djinn_register_observers(self):
+        follower = self
+
+        class Notes:
+            name = "notes"
+
+            def observe(self, event):
+                if event.name == "reading":
+                    follower.seen.append((event.fields["done"], event.fields["expected"]))
+
+        return [Notes()]
+
+
+def test_over_two_executors(folder, monkeypatch, tmp_path):
+    folder = shutil.copytree(folder, tmp_path / "models")
+    monkeypatch.setattr(reads, "SHOWN_BYTES", 1)
+    reading = Following()
+    with configured(executors=2, threads=1, placement_policy="round_robin", plugins=["round_robin", reading]):
         djinn.init()
         djinn.reset_stats()
         weights = djinn.open_weights(f"file:{folder}")
@@ -303,8 +344,20 @@ def test_over_two_executors(folder):
         with torch.no_grad():
             torch.testing.assert_close(shell(given.to(REMOTE)).cpu(), model()(given))
         assert djinn.stats()["bytes_uploaded"] <= given.nbytes
+        size = sum(one.nbytes for one in model().state_dict().values())
+        assert sum(expected for done, expected in reading.seen if done == expected) == size
         on_second = djinn.open_weights(f"file:{folder}", "remote_accelerator:2")["half"]
         assert equal(on_second, contents(folder)["half"])
+        with torch.no_grad():
+            kill_executor(0), kill_executor(1)
+            assert equal(on_second, contents(folder)["half"])
+            torch.testing.assert_close(shell(given.to(REMOTE)).cpu(), model()(given))
+            os.utime(
+                folder / "model.safetensors"
+            )  # the journals have no bytes of it: what is read again is another version
+            kill_executor(0), kill_executor(1)
+            with pytest.raises((djinn.RemoteError, djinn.SessionLost), match=r"changed|differently"):
+                shell(given.to(REMOTE)).cpu()
 
 
 def test_an_executor_that_dies_reads_them_again(folder):

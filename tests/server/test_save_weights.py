@@ -213,7 +213,8 @@ def test_an_executor_that_dies_while_it_saves_leaves_what_was_there(own_server, 
         assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_what_was_saved_is_not_saved_again(own_server, tmp_path):
+def test_what_was_saved_is_not_saved_again_and_what_was_read_is_there(own_server, tmp_path):
+    """Also where the session has replaced the file since it read it."""
     journals, saved = tmp_path / "journals", tmp_path / "saved"
     saved.mkdir()
     server = own_server("--save-weights", str(saved), "--threads", "1", "--journal", str(journals))
@@ -221,12 +222,16 @@ def test_what_was_saved_is_not_saved_again(own_server, tmp_path):
     with configured(connection_file=server.file):
         weight = torch.ones(4, device=REMOTE)
         djinn.save_weights({"x": weight}, "file:x.safetensors")
+        read = djinn.open_weights("file:x.safetensors")["x"]
+        assert read.tolist() == [1] * 4
         weight += 1
+        djinn.save_weights({"x": weight}, "file:x.safetensors")
         inode = file.stat().st_ino
         kill_executor()
         assert weight[0].item() == 2
+        assert read.tolist() == [1] * 4
         assert file.stat().st_ino == inode
-        assert load_file(file)["x"].tolist() == [1] * 4
+        assert load_file(file)["x"].tolist() == [2] * 4
 
 
 class DyingChannel:

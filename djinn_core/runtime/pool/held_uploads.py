@@ -32,6 +32,10 @@ class HeldUploads:
     def __contains__(self, handle: int) -> bool:
         return handle in self._held
 
+    def is_read(self, handle: int) -> bool:
+        """True if what waits as `handle` is read by the executor that gets it."""
+        return isinstance(self._held.get(handle), StoredTensor)
+
     def hold(self, handle: int, copy: torch.Tensor | StoredTensor) -> list[int]:
         """Keep `copy`, now the only one; return the handles that have waited longest and cannot wait any more.
 

@@ -29,6 +29,7 @@ from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.executors import PoolExecutors
 from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, PooledPlan, RunPart, TransferStep, UploadStep
 from djinn_core.runtime.pool.streams import LoadBalancer, ProgramFamily
+from djinn_core.runtime.receiving.reads import follow_reads
 from djinn_core.runtime.session import Session
 from djinn_core.wire.cache_messages import CacheAction
 
@@ -216,6 +217,7 @@ class PoolSession:
         else:
             wishes = self._wishes(submission, [])
             self._forget_derived(wishes, submission.free)
+            self._follow_reads()
         for executor in self.membership.present:
             wish = wishes[executor]
             if wish.synchronize and self.members[executor].link.sent in self._synchronized[executor : executor + 1]:
@@ -324,10 +326,14 @@ class PoolSession:
     def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_Wish]) -> list[_Question]:
         """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
         questions: list[_Question] = []
+        begun = self._begin_reads(plan, values)
         for index, part in enumerate(plan.parts):
+            if index in begun:
+                continue
             if not isinstance(part, RunPart):
                 self._do_between(part, values)
                 continue
+            self._follow_reads()
             executor = part.executor
             last = plan.last_runs.get(executor) == index
             wish = wishes[executor] if last else _Wish()
@@ -336,6 +342,29 @@ class PoolSession:
                 questions += self._questions(executor, wish, number)
                 wishes[executor] = _Wish()
         return questions
+
+    def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
+        """Have all executors begin to read what a program needs, before any of them computes; the steps that are done so.
+
+        What comes after a step that frees values of the same executor may need the room that it makes.
+        """
+        begun, freed = set[int](), set[int]()
+        for index, part in enumerate(plan.parts):
+            if isinstance(part, FreeStep):
+                freed.add(part.executor)
+            elif (
+                isinstance(part, UploadStep)
+                and part.executor not in freed
+                and self._uploads.is_read(values[part.value])
+            ):
+                self._do_between(part, values)
+                begun.add(index)
+        return begun
+
+    def _follow_reads(self) -> None:
+        members = self.membership.here
+        if any(member.unread for member in members):
+            follow_reads(members, self.executors.observers)
 
     def _do_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
         """Carry out a step between the runs of the parts of a program."""

@@ -354,6 +354,10 @@ class JournalReader:
             raise SessionLost(f"{path} does not say whose session it was")
         return owner, end
 
+    def is_at(self, path: Path) -> bool:
+        """True if the file at a path is this journal, and not one that has taken its place."""
+        return os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
+
     @property
     def over(self) -> bool:
         """True if all frames were replayed: later ones come from the client."""

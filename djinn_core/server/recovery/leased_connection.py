@@ -42,6 +42,7 @@ AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a respons
 TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
 SWEEP_SECONDS: Final = 60.0
 _CROWDED_SECONDS: Final = 1.0  # at least between snapshots, if a journal has reached half of its limit
+_SHOWN: Final = 40  # bytes of a decision, in messages
 _log = get_logger("djinn.server")
 
 
@@ -172,7 +173,8 @@ class LeasedConnection(ReliableConnection):
         if before is None and self._journal is not None:
             self._journal.note(now)
         elif before is not None and now != before:
-            raise SessionLost("what the executor computed before it died comes out differently now")
+            found = f"{before[:_SHOWN]!r}, and now {now[:_SHOWN]!r}"
+            raise SessionLost(f"what the executor computed before it died comes out differently now: it was {found}")
         return now
 
     def resend(self) -> None:
@@ -352,6 +354,9 @@ class Leases:
                 raise CrashLoop(
                     f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
                 )
+            if not past.is_at(path):
+                journal.end()  # which made it anew
+                raise SessionLost("the session has ended meanwhile")
             journal.truncate(past.end)
             connection.limits = Limits()
             journal.try_again()

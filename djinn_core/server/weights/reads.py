@@ -261,9 +261,9 @@ class WeightReads:
     # --- files that a journal needs --------------------------------------------------------------------------------
 
     def _hold_file(self, address: str, version: bytes) -> None:
-        """Have the journal hold on to a file that may be removed before this session is recovered."""
+        """Have the journal hold on to a file that may be removed or replaced before this session is recovered."""
         if self.journal is not None and self.journal.contents is not None and self.journal.open:
-            self._reader.hold(address, self.journal.contents.path(version))
+            self._reader.hold(address, version, self.journal.contents.path(version))
 
     def hold_only(self, versions: set[bytes]) -> None:
         """Have the journal hold on to no other files, once a snapshot has taken its place."""

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import attrs
@@ -69,6 +69,7 @@ class OpenedWeights:
         metadata: what the files say of themselves.
         files: number of the files.
         tied: names of tensors whose bytes are those of another one, with its name.
+        replaceable: the only file, where the tenant may write it: its programs may replace it while sessions read it.
     """
 
     address: str
@@ -77,6 +78,7 @@ class OpenedWeights:
     metadata: Mapping[str, str]
     files: int = 1
     tied: Mapping[str, str] = attrs.field(factory=dict)
+    replaceable: LocalFile | None = None
 
 
 def _unheard(done: int, expected: int) -> None:
@@ -141,6 +143,8 @@ class WeightReader:
         self._formats = formats
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
         self._openings = Openings[OpenedWeights](lambda address, one: self._remember(self._open(address, one.report)))
+        # Files that others have replaced, and a journal has kept, by version.
+        self._kept: dict[bytes, OpenedWeights] = {}
         self._saved: SavedBytes | None = None
         self.published: PublishedWeights | None = None
         self._lock = threading.Lock()
@@ -196,10 +200,44 @@ class WeightReader:
         """Let the tenant publish weights, and find what it has published; as `PublishedWeights`."""
         self.published = PublishedWeights(folders, longest, disk, tenant)
 
-    def hold(self, address: str, link: Path) -> None:
-        """Keep the file at an address as `link` as well, where it may be removed while a session needs it."""
+    def hold(self, address: str, version: bytes, link: Path) -> None:
+        """Keep the file at an address as `link` as well, or find it there: it may be removed or replaced while a session needs it."""
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
             self.published.hold(address, link)
+            return
+        with self._lock:
+            opened = self._opened.get(address)
+        if opened is None or opened.version != version:
+            self._find_kept(address, version, link)
+        elif opened.replaceable is not None and not link.exists():
+            try:
+                link.parent.mkdir(mode=0o700, exist_ok=True)
+                opened.replaceable.keep_as(link)
+            except FileExistsError:  # another session of this journal's folder was first
+                pass
+            except OSError as error:
+                _log.info("a session depends on a file that may be replaced", address=address, reason=str(error))
+
+    def _find_kept(self, address: str, version: bytes, link: Path) -> None:
+        """Find the file that was at an address when another process kept it."""
+        if version in self._kept or not link.exists():
+            return
+        try:
+            kept = _opened(address, [LocalFile(link, PurePosixPath(address).name)])
+        except (OSError, WeightsUnavailable):  # these are a blob's bytes
+            return
+        if kept.version == version:
+            self._kept[version] = kept
+
+    def _replaceable(self, source: WeightSource, files: Sequence[WeightFile]) -> LocalFile | None:
+        """The only file, where the tenant may write it."""
+        if len(files) != 1 or not isinstance(source, WritableSource) or not isinstance(files[0], LocalFile):
+            return None
+        try:
+            self._permissions.resolve_new(files[0].path)
+        except WeightsUnavailable:
+            return None
+        return files[0]
 
     def create(self, address: str, size: int, seconds: float = 0.0) -> WeightSink:
         """Begin to write a file of `size` bytes at an address; a published one lives for so many seconds.
@@ -325,7 +363,7 @@ class WeightReader:
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != key.version:  # this session was recovered, or many addresses are open
-            opened = self.open(address)
+            opened = self._kept.get(key.version) or self.open(address)
         if opened.version != key.version:
             raise WeightsUnavailable(_changed(address))
         place = opened.tensors.get(key.name)
@@ -359,7 +397,8 @@ class WeightReader:
         except Exception as error:
             _log.exception("a weight source failed", source=source.name, address=address)
             raise WeightsUnavailable(f"{address!r} cannot be opened: {type(error).__name__}") from error
-        return _opened(address, files, self._formats)
+        opened = _opened(address, files, self._formats)
+        return attrs.evolve(opened, replaceable=self._replaceable(source, files))
 
 
 def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightFormat]) -> OpenedWeights:

@@ -1,21 +1,29 @@
-"""sentence-transformers finds the remote device by itself."""
+"""sentence-transformers finds the remote device by itself, and has the server read the weights of models that go there."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from djinn.hooks import Integration, hookimpl
 from djinn.libraries import DEVICE_NAME, Adapter, is_the_only_accelerator, rebind
+from djinn.weights import whole_device
 
 djinn_api_version = 1
 
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """The module that chooses the device."""
-    return [Adapter("sentence_transformers.util", adapt_util)]
+    """The module that chooses the device, and the one that loads models."""
+    return [
+        Adapter("sentence_transformers.util", adapt_util),
+        Adapter("sentence_transformers.base.model", adapt_models),
+    ]
 
 
 def adapt_util(module: Any) -> None:
@@ -28,3 +36,28 @@ def adapt_util(module: Any) -> None:
         return f"{DEVICE_NAME}:0" if name == "cpu" and is_the_only_accelerator() else name
 
     rebind(chosen, get_device_name, ("sentence_transformers",))
+
+
+def adapt_models(module: Any) -> None:
+    """`sentence_transformers.base.model`: transformers loads what is for the remote device straight onto it."""
+    going_to: ContextVar[torch.device | None] = ContextVar("going_to", default=None)
+    made, loaded = module.BaseModel.__init__, module.Transformer._load_model
+
+    @functools.wraps(made)
+    def make(self: Any, *args: Any, device: Any = None, **options: Any) -> None:
+        chosen = module.get_device_name() if device is None else device
+        # Without accelerate transformers takes no device map.
+        before = going_to.set(whole_device(chosen) if find_spec("accelerate") is not None else None)
+        try:
+            made(self, *args, device=device, **options)
+        finally:
+            going_to.reset(before)
+
+    @functools.wraps(loaded)
+    def load(self: Any, path: Any, task: Any, config: Any, backend: str, *args: Any, **options: Any) -> Any:
+        device = going_to.get()
+        if device is not None and backend == "torch" and options.get("device_map") is None:
+            options["device_map"] = device
+        return loaded(self, path, task, config, backend, *args, **options)
+
+    module.BaseModel.__init__, module.Transformer._load_model = make, load
