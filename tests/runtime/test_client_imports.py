@@ -1,4 +1,4 @@
-"""What `import djinn` and a client of a server leave alone: libraries that others need, and how a program logs."""
+"""Libraries that `import djinn` and a client of a server leave alone, and the logging of the program."""
 
 from __future__ import annotations
 
