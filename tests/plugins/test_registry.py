@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from djinn_core.config import resolve
 from djinn_core.errors import PluginError
+from djinn_core.plugins.discovery import installed
 from djinn_core.plugins.registry import Registry, Selection, load_registry, load_where_started, survey
 
 Install = Callable[..., None]
@@ -87,6 +90,27 @@ def test_everything_installed_is_used_in_order_of_name(
     assert names(registry) == ["ant", "mole", "own", "zebra"]
     assert [row.name for row in registry.rows] == ["own", "ant", "mole", "zebra"]
     assert registry.owner("patterns", "mole") == "plugin 'mole' (djinn-mole 1.0)"
+
+
+def test_what_is_installed_or_removed_while_a_process_runs_is_noticed(
+    install: Install, site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> dict[str, str]:
+        return {plugin.name: plugin.version for plugin in installed() if plugin.name in {"ant", "bee"}}
+
+    assert found() == {}
+    install("ant", "")
+    assert found() == {"ant": "1.0"}
+    assert found() == {"ant": "1.0"}
+    install("bee", "")
+    assert found() == {"ant": "1.0", "bee": "1.0"}
+    before = tmp_path_factory.mktemp("before")
+    metadata = shutil.copytree(site / "djinn_bee-1.0.dist-info", before / "djinn_bee-2.0.dist-info") / "METADATA"
+    metadata.write_text(metadata.read_text().replace("1.0", "2.0"))
+    monkeypatch.syspath_prepend(str(before))
+    assert found() == {"ant": "1.0", "bee": "2.0"}, "what comes first on the import path"
+    shutil.rmtree(site / "djinn_ant-1.0.dist-info")
+    assert found() == {"bee": "2.0"}
 
 
 def test_nothing_is_imported_before_it_is_loaded(install: Install, offered: Offered, pattern: Source) -> None:
