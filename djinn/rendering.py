@@ -1,9 +1,12 @@
-"""Helpers for renderers: what is known of each part of a program, the decisions of the stages, and quantities as text."""
+"""For renderers, and commands that show programs: what is known of each part, the decisions of the stages, quantities as text."""
 
 from __future__ import annotations
 
+from djinn_core.ir.result import shown_until
+from djinn_core.printable import size_text as binary_size
 from djinn_core.showing.described import counted, describe, profile_facts
 from djinn_core.showing.outline import Part, by_call, by_name, outline
+from djinn_core.showing.rendering import render, renderer_for, renderer_of
 from djinn_core.showing.survey import Facts, MatchSummary, Survey, some
 from djinn_core.showing.text import explain, listed
 from djinn_core.showing.units import duration, share, size, work
@@ -13,6 +16,7 @@ __all__ = [
     "MatchSummary",
     "Part",
     "Survey",
+    "binary_size",
     "by_call",
     "by_name",
     "counted",
@@ -22,7 +26,11 @@ __all__ = [
     "listed",
     "outline",
     "profile_facts",
+    "render",
+    "renderer_for",
+    "renderer_of",
     "share",
+    "shown_until",
     "size",
     "some",
     "work",

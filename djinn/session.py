@@ -1,7 +1,8 @@
-"""For commands: the open session, its device and executor, the plugins in use, and what is planned and happens in it."""
+"""For commands: the open session, its device and executor, the plugins in use, what is planned and happens in it, and users' scripts."""
 
 from __future__ import annotations
 
+from djinn_core.cli.script import Script
 from djinn_core.ir.result import PipelineResult
 from djinn_core.runtime.client import (
     device,
@@ -17,6 +18,7 @@ from djinn_core.wire.messages import DeviceInfo
 __all__ = [
     "DeviceInfo",
     "PipelineResult",
+    "Script",
     "device",
     "executor_process",
     "observed_by",

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 # Name and summary of each subcommand; `djinn_core.cli.<name>`, with `_` for `-`, offers it as `command`.
 COMMANDS = {
     "doctor": "Say what is wrong with this installation and how to mend it.",
-    "explain": "Show what each stage decides about a script or a model.",
     "explain-error": "Show causes and cures of an error.",
     "kill": "End a session on a server.",
     "login": "Keep a server's address, token and certificate under a name.",
     "logout": "Remove a log-in from this machine.",
-    "plan": "Tell if a model fits, on servers or a described cluster.",
     "plugins": "List the plugins, built-in, installed and broken ones.",
     "published": "List published weights, and remove some.",
     "run": "Run a script written for CUDA on the remote device.",
@@ -35,6 +33,12 @@ COMMANDS = {
     "servers": "List the servers that you have logged in to.",
     "status": "Show a server's sessions, executors and memory.",
     "token": "Make, list and revoke the tokens of a server's tenants.",
+}
+
+# Commands of packages in Djinn's repository, so that one whose package is missing is not an unknown word.
+PACKAGES = {
+    "explain": "plugins/commands/planning",
+    "plan": "plugins/commands/planning",
 }
 
 
@@ -61,6 +65,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Like click's, with a suggestion for a name that is nearly right, and what plugins have to do with it."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            if args[0] in PACKAGES:
+                ctx.fail(" ".join([_to_install(args[0]), *_absent(_offered(ctx))]))
             there = sorted({*COMMANDS, *_offered(ctx).commands})
             close = difflib.get_close_matches(args[0], there, 1)
             hint = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(there)}."
@@ -113,6 +119,14 @@ def _offered(ctx: click.Context) -> PluginCommands:
         ctx.meta[_PLUGINS] = find_commands(Selection.from_settings(settings), COMMANDS)
     found: PluginCommands = ctx.meta[_PLUGINS]
     return found
+
+
+def _to_install(command: str) -> str:
+    place = PACKAGES[command]
+    return (
+        f"`djinn {command}` is in a package of Djinn's repository that is not in use: `pip install ./{place}` in a "
+        "checkout. `djinn plugins` shows what is installed, disabled or broken."
+    )
 
 
 def _absent(offered: PluginCommands) -> list[str]:

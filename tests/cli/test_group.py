@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from djinn_core.cli import COMMANDS, main
+from djinn_core.cli import COMMANDS, PACKAGES, main
 from djinn_core.errors import TransportError
 
 
@@ -55,6 +55,14 @@ def test_a_near_miss_is_named():
     done = run("serv")
     assert done.exit_code == 2
     assert "Did you mean 'serve'?" in done.output
+
+
+def test_a_command_whose_package_is_not_in_use_is_named_with_it():
+    for name, place in PACKAGES.items():
+        assert (Path(__file__).parents[2] / place / "pyproject.toml").exists()
+        done = run(name, DJINN_DISABLE=Path(place).name)
+        assert done.exit_code == 2
+        assert f"pip install ./{place}" in done.output
 
 
 def test_an_error_is_one_message_and_exit_code_1(failing):

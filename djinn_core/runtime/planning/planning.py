@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from djinn_core.builtins import builtin_plugins
-from djinn_core.config import Settings
+from djinn_core.config import Settings, resolve
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
@@ -40,6 +40,17 @@ def load_plugins(settings: Settings) -> Registry:
         PluginError: one that they name cannot be used.
     """
     return load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
+
+
+def load_selected(*kinds: str) -> Registry:
+    """The plugins that the settings select, which stay as they are; those with hooks of these kinds alone, or of all that clients use.
+
+    Raises:
+        ConfigurationError: a setting is wrong.
+        PluginError: a plugin that they name cannot be used.
+    """
+    selection = Selection.from_settings(resolve().settings)
+    return load_registry(selection, builtins=builtin_plugins(), kinds=kinds or CLIENT_KINDS)
 
 
 def topology_of(device: DeviceInfo) -> NetworkTopology:

@@ -9,11 +9,8 @@ from typing import Any
 
 import attrs
 
-from djinn_core.ir.colocation import storage_sizes
-from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
-from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.values import storage_of
-from djinn_core.stages.simulate import Timeline
+from djinn.hooks import CostEstimate, DeviceCapabilities, PipelineResult, storage_of
+from djinn.scheduling import Timeline, storage_sizes
 
 _LAYER = re.compile(r"^(.*?)(?:\.(\d+))(?:\.|$)")
 

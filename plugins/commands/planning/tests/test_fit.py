@@ -11,16 +11,14 @@ import torch
 from click.testing import CliRunner
 
 import djinn
-from djinn_core.cli import fit
-from djinn_core.cli.model import Step, built_model
-from djinn_core.cli.plan import command
-from djinn_core.config import resolve
-from djinn_core.errors import ConfigurationError
-from djinn_core.ir.costs import DeviceCapabilities
-from djinn_core.runtime.planning.planning import load_plugins
-from djinn_core.wire.messages import DeviceInfo, ExecutorStatus, Status
+from djinn.hooks import ConfigurationError, DeviceCapabilities
+from djinn.planning import ExecutorStatus, Status, load_selected
+from djinn.session import DeviceInfo
+from djinn_planning import fit
+from djinn_planning.model import Step, built_model
+from djinn_planning.plan_command import plan as command
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[4] / "benchmarks"
 MIB = 1 << 20
 CONFIGURATION = {
     "architectures": ["LlamaForCausalLM"],
@@ -170,7 +168,7 @@ def measured(monkeypatch):
         config.save_pretrained(folder)
         step = Step(case.step, case.batch, case.tokens, case.new, case.optimizer)
         executor = fit.Executor("here", DeviceCapabilities("0/cpu:0", "cpu"))
-        asked = fit.Fit(built_model(str(folder), step), step, (executor,), load_plugins(resolve().settings))
+        asked = fit.Fit(built_model(str(folder), step), step, (executor,), load_selected())
         predicted = asked.described()["needed"]
         model.to(
             "remote_accelerator:0"

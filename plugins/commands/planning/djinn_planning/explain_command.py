@@ -13,13 +13,11 @@ import attrs
 import click
 from click.core import ParameterSource
 
-from djinn_core.cli.script import Script
-
 if TYPE_CHECKING:
-    from djinn_core.cli.model import Step
-    from djinn_core.hookspecs.renderers import Renderer
-    from djinn_core.ir.result import PipelineResult
-    from djinn_core.plugins.registry import Registry
+    from djinn.hooks import PipelineResult, Renderer
+    from djinn.planning import Registry
+    from djinn.session import Script
+    from djinn_planning.model import Step
 
 _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
 _SUMMARISED = 30  # programs of a script that get a line of their own before all are shown
@@ -38,7 +36,7 @@ _SUMMARISED = 30  # programs of a script that get a line of their own before all
 @click.option("--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of each input.")
 @click.argument("target")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(
+def explain(
     target: str,
     arguments: tuple[str, ...],
     until: str,
@@ -66,7 +64,7 @@ def command(
 
     What follows -- is for the script, whatever it looks like.
     """  # noqa: D301 - click looks for the character, not for its spelling
-    from djinn_core.ir.result import shown_until
+    from djinn.rendering import shown_until
 
     if as_json and form not in {None, "json"}:
         raise click.UsageError(f"--json is --format json, and --format {form} was given")
@@ -95,7 +93,7 @@ def _results(
     """The exit status, and what the stages say about each program."""
     path = Path(target)
     if path.is_dir() or path.suffix == ".json" or (":" in target and not path.exists()):
-        from djinn_core.cli.model import captured_model, step_of
+        from djinn_planning.model import captured_model, step_of
 
         if arguments:
             raise click.UsageError(f"{target} is no script: it takes no arguments, and there are {' '.join(arguments)}")
@@ -107,6 +105,8 @@ def _results(
             f"there is no file {target}. Give a script, a config.json, or module:function", param_hint="TARGET"
         )
     _refuse_options_of_models(model)
+    from djinn.session import Script
+
     return _run(Script(target, arguments))
 
 
@@ -123,7 +123,7 @@ def _refuse_options_of_models(names: Iterable[str]) -> None:
 
 def _run(script: Script) -> tuple[int, Sequence[PipelineResult]]:
     """Run the script to its end, however it ends; its exit status, and the plans of its programs."""
-    from djinn_core.runtime.client import record_plans
+    from djinn.session import record_plans
 
     with record_plans() as plans, contextlib.redirect_stdout(sys.stderr):
         try:
@@ -145,26 +145,26 @@ def _chosen(results: Sequence[PipelineResult], number: int | None) -> Sequence[P
 
 
 def _print_json(results: Sequence[PipelineResult], *, unfold: bool) -> None:
-    from djinn_core.showing.described import describe
+    from djinn.rendering import describe
 
     click.echo(json.dumps([describe(result, unfold=unfold) for result in results], indent=2))
 
 
 def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold: bool, depth: int | None) -> None:
-    from djinn_core.showing.text import explain
+    from djinn.rendering import explain as told
 
     if len(results) > 1:
         _print_summary(results)
     for number, result in enumerate(results, 1):
         if len(results) > 1 or chosen is not None:
             click.secho(f"program {chosen or number}" + (f" of {len(results)}" if chosen is None else ""), bold=True)
-        click.echo(str(explain(result, unfold=unfold, depth=depth)))
+        click.echo(str(told(result, unfold=unfold, depth=depth)))
         click.echo()
 
 
 def _print_summary(results: Sequence[PipelineResult]) -> None:
     """A line for each program, so that people see which one to look at before they see them all."""
-    from djinn_core.showing.units import duration
+    from djinn.rendering import duration
 
     click.secho(f"{len(results)} programs; --program N shows one, --depth 1 shows less of each", bold=True)
     every = sum(map(_seconds, results))
@@ -198,19 +198,20 @@ class _Drawer:
         Raises:
             ConfigurationError: no renderer has the format or the file's ending, or there is no such folder.
         """
-        from djinn_core.showing.rendering import renderer_for, renderer_of
+        from djinn.planning import load_selected
+        from djinn.rendering import renderer_for, renderer_of
 
         is_own = form in {None, "text", "json"}
         if is_own and picture is None:
             return None
-        registry = _renderers()
+        registry = load_selected("renderers")  # without touching what the script will configure
         if picture is not None:
             renderer_for(picture, registry)
         return cls(registry, None if form is None or is_own else renderer_of(form, registry), picture)
 
     def draw(self, results: Sequence[PipelineResult]) -> None:
         """Draw the program that has most to do."""
-        from djinn_core.showing.rendering import render, renderer_for
+        from djinn.rendering import render, renderer_for
 
         if not results:
             raise click.ClickException("there is nothing to draw")
@@ -223,13 +224,3 @@ class _Drawer:
             made = render(results[longest], renderer_for(self.picture, self.registry), self.registry)
             self.picture.write_bytes(made)
             click.echo(f"{self.picture} shows {which}", err=True)
-
-
-def _renderers() -> Registry:
-    """Renderers of the plugins that the settings select, without touching what the script will configure."""
-    from djinn_core.builtins import builtin_plugins
-    from djinn_core.config import resolve
-    from djinn_core.plugins.registry import Selection, load_registry
-
-    selection = Selection.from_settings(resolve().settings)
-    return load_registry(selection, builtins=builtin_plugins(), kinds={"renderers"})

@@ -5,21 +5,30 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.hooks import DeviceCapabilities, NetworkTopology
+from djinn.costs import work_of
+from djinn.hooks import CostEstimate, DataResidency, DeviceCapabilities, NetworkTopology
+from djinn.planning import Registry, Request, run_stages
 from djinn.testing import ProgramBuilder
-from djinn_core.builtins.costs import Roofline
-from djinn_core.ir.profile import DataResidency
-from djinn_core.pipeline import Request, plan
-from djinn_core.plugins.registry import Registry
-from djinn_core.stages.peak import peak_of
+from djinn_planning.peak import peak_of
 
 KIB = 1024
 
 
+class WorkSpace:
+    """A cost model that knows bytes alone."""
+
+    name = "work_space"
+    operations: frozenset[str] = frozenset()
+
+    def estimate(self, graph, node, device):
+        del device
+        return CostEstimate(0.0, 0, 0, 0.0, self.name, workspace=work_of(graph, node).workspace)
+
+
 def planned(graph, residency=None, devices=1):
     topology = NetworkTopology(tuple(DeviceCapabilities(f"{n}/cpu:0", "cpu") for n in range(devices)))
-    result = plan(
-        graph, Registry(cost_models=(Roofline(),)), Request(topology, resident=dict.fromkeys(graph.inputs, "0/cpu:0"))
+    result = run_stages(
+        graph, Registry(cost_models=(WorkSpace(),)), Request(topology, resident=dict.fromkeys(graph.inputs, "0/cpu:0"))
     )
     return attrs.evolve(result, profile=attrs.evolve(result.profile, residency=residency or {}))
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import textwrap
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-
-from djinn_core.cli import main
 
 SHOP = """
     import torch
@@ -69,7 +68,8 @@ def shop(tmp_path, monkeypatch) -> Path:
 
 
 def explain(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["explain", *arguments])
+    (djinn,) = entry_points(group="console_scripts", name="djinn")
+    return CliRunner().invoke(djinn.load(), ["explain", *arguments])
 
 
 def described(*arguments: str) -> dict:

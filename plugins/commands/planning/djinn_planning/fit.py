@@ -13,21 +13,24 @@ from typing import Any, Final
 import attrs
 import click
 
-from djinn_core.cli.model import BuiltModel, Step, built_model
-from djinn_core.config import resolve
-from djinn_core.errors import ConfigurationError, DjinnError, DoesNotFit
-from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
-from djinn_core.pipeline import Request, plan
-from djinn_core.plugins.registry import Registry
-from djinn_core.printable import size_text
-from djinn_core.runtime.captured import Captured
-from djinn_core.runtime.connecting.status import ask_named
-from djinn_core.runtime.planning.constraints import preferred_policy, preferred_scheduler
-from djinn_core.runtime.planning.planning import capabilities_of, load_plugins
-from djinn_core.stages.peak import Peak, peak_of
-from djinn_core.stages.placement_fit import bytes_held
-from djinn_core.stages.simulate import simulated
-from djinn_core.wire.messages import Status
+from djinn.hooks import ConfigurationError, DeviceCapabilities, DjinnError, DoesNotFit, NetworkTopology
+from djinn.planning import (
+    Captured,
+    Registry,
+    Request,
+    Status,
+    ask_named,
+    bytes_held,
+    capabilities_of,
+    load_selected,
+    preferred_policy,
+    preferred_scheduler,
+    run_stages,
+)
+from djinn.rendering import binary_size
+from djinn.scheduling import simulated
+from djinn_planning.model import BuiltModel, Step, built_model
+from djinn_planning.peak import Peak, peak_of
 
 # Beside what is counted: scalars, states of random generators, and what ops take that is not counted.
 ALLOWANCE: Final = 1.02
@@ -96,7 +99,7 @@ def tell_fit(
     """
     executors = executors_of(servers, connection_file)
     with contextlib.redirect_stdout(sys.stderr):
-        fit = Fit(built_model(target, step), step, executors, load_plugins(resolve().settings), *policies)
+        fit = Fit(built_model(target, step), step, executors, load_selected(), *policies)
         described = fit.described()
     if as_json:
         click.echo(json.dumps(described, indent=2))
@@ -153,7 +156,7 @@ class Fit:
     def _program(self, name: str, captured: Captured, step: Step) -> Program:
         device = attrs.evolve(self._roomiest.device, memory=0, memory_free=None)
         resident = dict.fromkeys(captured.graph.inputs, device.id)
-        result = plan(captured.graph, self.registry, Request(NetworkTopology((device,)), resident=resident))
+        result = run_stages(captured.graph, self.registry, Request(NetworkTopology((device,)), resident=resident))
         runs = 1 if step.kind == "decode" else PASSES
         peak = peak_of(result, caches=step.kind == "decode")
         return Program(name, peak, simulated(result, resident=resident).seconds / runs)
@@ -221,7 +224,7 @@ class Fit:
         held: dict[str, int] = {}
         for captured in self.model.captured(step, passes=PASSES).values():
             try:
-                result = plan(captured.graph, self.registry, request)
+                result = run_stages(captured.graph, self.registry, request)
             except DoesNotFit:
                 return {}
             for device, counted in bytes_held(result, {}, {}).items():
@@ -281,14 +284,14 @@ class Fit:
         device, least = self._roomiest.device, with_allowance(fullest.peak.largest_step)
         if device.spill:
             room = free + device.spill
-            reason = f"the executor has a memory limit and can spill {size_text(device.spill)}; steps take longer"
+            reason = f"the executor has a memory limit and can spill {binary_size(device.spill)}; steps take longer"
             return Suggestion(
                 "nothing: it spills", fullest.needed, fullest.needed <= room and least <= BUDGET * free, reason
             )
         gib = math.floor(free / (1 << 30) * 100) / 100
         reason = (
-            f"values are spilled, at least {size_text(fullest.needed - int(BUDGET * free))}, and steps take longer; the largest "
-            f"op needs {size_text(least)} at once"
+            f"values are spilled, at least {binary_size(fullest.needed - int(BUDGET * free))}, and steps take longer; the largest "
+            f"op needs {binary_size(least)} at once"
         )
         return Suggestion(f"djinn serve --memory-gib {gib:g}", least, least <= BUDGET * free, reason)
 
@@ -301,7 +304,7 @@ class Fit:
             devices = [attrs.evolve(like, id=f"{number}/{like.kind}:0") for number in range(count)]
             held = self._divided(self.step, devices)
             if held:
-                reason = f"at most {size_text(max(held.values()))} on each of {len(held)}"
+                reason = f"at most {binary_size(max(held.values()))} on each of {len(held)}"
                 yield Suggestion(f"{count} executors with as much free memory", max(held.values()), True, reason)
                 return
         yield Suggestion(
@@ -322,27 +325,27 @@ class Fit:
         with_ = f" with {step.optimizer}" if step.kind == "train" else ""
         yield f"{step.kind}{with_} of {step.batch} input{'s' if step.batch > 1 else ''}{tokens}"
         yield ""
-        parts = ", ".join(f"{kind} {size_text(size)}" for kind, size in found["memory"].items() if size)
-        yield f"memory     {size_text(found['needed'])} at most: {parts}"
+        parts = ", ".join(f"{kind} {binary_size(size)}" for kind, size in found["memory"].items() if size)
+        yield f"memory     {binary_size(found['needed'])} at most: {parts}"
         if found["cache_bytes"]:
-            yield f"cache      {size_text(found['cache_bytes'])} at the end, {found['cache_bytes_per_token']:,.0f} bytes a token"
+            yield f"cache      {binary_size(found['cache_bytes'])} at the end, {found['cache_bytes_per_token']:,.0f} bytes a token"
         for one in found["executors"]:
             free = (
                 "free memory unknown"
                 if one["free"] is None
-                else f"{size_text(one['free'])} of {size_text(one['memory'])} free"
+                else f"{binary_size(one['free'])} of {binary_size(one['memory'])} free"
             )
-            verdict = "fits" if one["fits"] else f"{size_text(found['needed'] - one['free'])} short"
+            verdict = "fits" if one["fits"] else f"{binary_size(found['needed'] - one['free'])} short"
             yield f"executor   {one['server']} {one['device']} {one['name']}: {free}: {verdict}"
         for device, size in found["together"].items():
-            yield f"divided    {device}: {size_text(size)}"
+            yield f"divided    {device}: {binary_size(size)}"
         assumed = "" if found["measured_device"] else " (assumed speeds: `djinn calibrate` measures them)"
         if found["rate"]:
             yield f"speed      {found['rate']:,.3g} {found['rate_unit']}/s on the device{assumed}"
         yield ""
         yield "It fits." if found["fits"] else "It does not fit. Changes that were planned:"
         for one in found["suggestions"]:
-            yield f"  {'fits' if one['fits'] else '    '}  {one['change']:<42} {size_text(one['needed'])}{'; ' if one['reason'] else ''}{one['reason']}"
+            yield f"  {'fits' if one['fits'] else '    '}  {one['change']:<42} {binary_size(one['needed'])}{'; ' if one['reason'] else ''}{one['reason']}"
 
 
 def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, int]:

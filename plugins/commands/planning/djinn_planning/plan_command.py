@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from djinn_core.cli.server_options import server_options
-
 if TYPE_CHECKING:
-    from djinn_core.cli.model import Step
-    from djinn_core.ir.costs import NetworkTopology
-    from djinn_core.ir.result import PipelineResult
-    from djinn_core.stages.forecast import Forecast
+    from djinn.hooks import NetworkTopology, PipelineResult
+    from djinn_planning.forecast import Forecast
+    from djinn_planning.model import Step
 
 _GB = 1e9
 
@@ -29,7 +26,13 @@ _GB = 1e9
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A TOML file with the devices and links of a cluster that need not be there, in place of servers.",
 )
-@server_options
+@click.option(
+    "--server",
+    "servers",
+    multiple=True,
+    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+)
+@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
 @click.option(
     "--step", type=click.Choice(("forward", "decode", "train")), default="forward", help="What the model does."
 )
@@ -50,7 +53,7 @@ _GB = 1e9
 @click.option("--scheduler", default="", help="The scheduler; by default the one preferred for several devices.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("model")
-def command(
+def plan(
     file: Path | None,
     servers: tuple[str, ...],
     connection_file: Path | None,
@@ -73,17 +76,17 @@ def command(
     Nothing is computed, and no weights are needed. Times are those of the cost models; `djinn calibrate` measures devices for them.
     The exit status is 1 if it does not fit on the servers.
     """  # noqa: D301 - click looks for the character, not for its spelling
-    from djinn_core.cli.model import captured_model, step_of
+    from djinn_planning.model import captured_model, step_of
 
     step: Step = step_of(**asked)
     if file is None:
-        from djinn_core.cli.fit import tell_fit
+        from djinn_planning.fit import tell_fit
 
         tell_fit(model, step, servers, connection_file, (policy, scheduler), as_json=as_json)
         return
     if servers or connection_file is not None:
         raise click.UsageError("--cluster is for devices that are only described: leave out the servers, or it")
-    from djinn_core.builtins.cluster import read_cluster
+    from djinn.scheduling import read_cluster
 
     topology = read_cluster(file.read_text(encoding="utf-8"), str(file))
     with contextlib.redirect_stdout(sys.stderr):
@@ -105,23 +108,19 @@ def _planned(
         ConfigurationError: there is no such policy or scheduler.
         InvalidStage: the cluster cannot run the model; the message has the figures.
     """
-    from djinn_core.config import resolve
-    from djinn_core.ir.profile import DataResidency
-    from djinn_core.pipeline import Request, plan
-    from djinn_core.runtime.planning.constraints import preferred_policy, preferred_scheduler
-    from djinn_core.runtime.planning.planning import load_plugins
-    from djinn_core.stages.forecast import forecast
-    from djinn_core.stages.placement_fit import bytes_held
-    from djinn_core.stages.simulate import simulated
+    from djinn.hooks import DataResidency
+    from djinn.planning import Request, bytes_held, load_selected, preferred_policy, preferred_scheduler, run_stages
+    from djinn.scheduling import simulated
+    from djinn_planning.forecast import forecast
 
-    registry = load_plugins(resolve().settings)
+    registry = load_selected()
     request = Request(
         topology,
         placement_policy=policy or preferred_policy(registry.placement_policies),
         scheduler=scheduler or preferred_scheduler(registry.schedulers),
     )
     program: Any = captured.graph  # it was captured from one
-    first = plan(program, registry, request, profile=captured.profile)
+    first = run_stages(program, registry, request, profile=captured.profile)
     graph, profile = first.graph, first.profile  # of what optimizations may have put in the place of the program
     homes = first.placement.values if first.placement else {}
     coming = {v for v in graph.inputs if profile is not None and profile.residency.get(v) is DataResidency.INPUT}
@@ -129,7 +128,7 @@ def _planned(
     copies = {v: c for v, c in (first.placement.copies if first.placement else {}).items() if v in resident}
     warm = attrs.evolve(request, resident=resident, copies=copies)
     program = graph
-    again = plan(program, registry, warm, profile=profile, known_plan=first.plan)
+    again = run_stages(program, registry, warm, profile=profile, known_plan=first.plan)
     line = simulated(again, resident=resident, copies=copies)
     told = forecast(again, line, simulated(first), bytes_held(again, resident, copies))
     return attrs.evolve(again, seconds=first.seconds), told

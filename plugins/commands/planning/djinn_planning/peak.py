@@ -8,10 +8,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.ir.profile import DataResidency
-from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.schedule import Free, Run
-from djinn_core.ir.values import storage_of
+from djinn.hooks import DataResidency, Free, PipelineResult, Run, storage_of
 
 KINDS: Final = {
     DataResidency.PERSISTENT_WEIGHT: "weights",

@@ -9,18 +9,16 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import attrs
 import click
 import torch
 from torch.utils import _pytree as pytree
 
-from djinn_core.errors import ConfigurationError, DjinnError, UnsupportedOperation
-
-if TYPE_CHECKING:
-    from djinn_core.ir.result import PipelineResult, Stage
-    from djinn_core.runtime.captured import Captured
+import djinn
+from djinn.hooks import ConfigurationError, DjinnError, PipelineResult, UnsupportedOperation
+from djinn.planning import Captured
 
 T = TypeVar("T")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -118,7 +116,6 @@ def built_model(target: str, step: Step) -> BuiltModel:
     Raises:
         ConfigurationError: it cannot be built, or it is not known what inputs it takes.
     """
-    importlib.import_module("djinn")  # as the user's program would: that registers the device
     built = _built(target, step)
     built.model.to("meta")  # some make tensors on the CPU, wherever they are told to
     click.echo(f"{built.name}, {built.parameters:,} parameters, without weights", err=True)
@@ -131,10 +128,8 @@ def captured_model(target: str, step: Step, until: str) -> PipelineResult:
     Raises:
         ConfigurationError: as `built_model` and `BuiltModel.captured`.
     """
-    import djinn_core.runtime.captured as api
-
     *_, last = built_model(target, step).captured(step).values()
-    return api.plan(last, until=cast("Stage", until))
+    return djinn.plan(last, until=cast("Any", until))
 
 
 def _dtype(step: Step) -> torch.dtype:
@@ -169,7 +164,9 @@ def _called_model(target: str, mend: str, call: Callable[[], T]) -> T:
 
 def _place(error: Exception) -> str:
     """The model's line at which it was raised."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    ours = tuple(
+        str(Path(place).parent) for place in (torch.__file__, djinn.__file__, __file__)
+    )  # and `djinn_core`, beside `djinn`
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     return f"at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else "inside PyTorch"
 
@@ -183,10 +180,8 @@ def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], p
     """The programs of a step; `given` gives its inputs inside a capture."""
     if step.kind == "decode":
         return _decoding(model, step, given)
-    import djinn_core.runtime.captured as api
-
     optimizer = _optimizer(step, model) if step.kind == "train" else None
-    with api.capture() as captured, torch.set_grad_enabled(optimizer is not None):
+    with djinn.capture() as captured, torch.set_grad_enabled(optimizer is not None):
         args, kwargs = given()
         for _ in range(passes):
             if optimizer is not None:
@@ -215,13 +210,11 @@ def _loss(output: Any) -> torch.Tensor:
 
 def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -> dict[str, Captured]:
     """The programs that read the prompt, and that decode the last token after it."""
-    import djinn_core.runtime.captured as api
-
     takes = inspect.signature(model.forward).parameters
     # As `generate()` calls it: only the last position is asked for.
     options: dict[str, Any] = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
     with torch.no_grad():
-        with api.capture() as prompt:
+        with djinn.capture() as prompt:
             args, kwargs = given()
             tokens = kwargs.get("input_ids")
             if tokens is None or "past_key_values" not in takes:
@@ -229,13 +222,13 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
                     f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones"
                 )
             output = model(*args, **kwargs, **options)
-        with api.capture():  # for its cache and the next token alone
+        with djinn.capture():  # for its cache and the next token alone
             args, kwargs = given()
             longer = kwargs["input_ids"][:, :1].repeat(1, tokens.shape[1] + step.new_tokens - 1)
             output = model(*args, **kwargs | {"input_ids": longer}, **options)
             cache, token = output.past_key_values, longer[:, :1].clone()
             del output
-        with api.capture() as decode:
+        with djinn.capture() as decode:
             last = model(input_ids=token, past_key_values=cache, **options)
     del last  # whose memory is in the program
     return {"prompt": prompt, "decode": decode}

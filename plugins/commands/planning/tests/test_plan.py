@@ -8,10 +8,10 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from djinn.hooks import ConfigurationError, InvalidStage
 from djinn.scheduling import read_cluster
-from djinn_core.cli.plan import command
-from djinn_core.errors import ConfigurationError, InvalidStage
-from djinn_core.stages.forecast import modules_of
+from djinn_planning.forecast import modules_of
+from djinn_planning.plan_command import plan as command
 
 CLUSTER = """
 network = { gbs = 1, us = 100 }

@@ -1,0 +1,28 @@
+"""For commands that plan programs for devices which are not connected: the stages, what they are asked, and servers' devices."""
+
+from __future__ import annotations
+
+from djinn_core.pipeline import Request
+from djinn_core.pipeline import plan as run_stages
+from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.captured import Captured
+from djinn_core.runtime.connecting.status import ask_named
+from djinn_core.runtime.planning.constraints import preferred_policy, preferred_scheduler
+from djinn_core.runtime.planning.planning import capabilities_of, load_selected
+from djinn_core.stages.placement_fit import bytes_held
+from djinn_core.wire.messages import ExecutorStatus, Status
+
+__all__ = [
+    "Captured",
+    "ExecutorStatus",
+    "Registry",
+    "Request",
+    "Status",
+    "ask_named",
+    "bytes_held",
+    "capabilities_of",
+    "load_selected",
+    "preferred_policy",
+    "preferred_scheduler",
+    "run_stages",
+]
