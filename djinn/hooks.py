@@ -69,6 +69,7 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
+from djinn_core.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
 from djinn_core.hookspecs.weights import (
     DownloadingSource,
     MappableFile,
@@ -140,6 +141,7 @@ __all__ = [
     "Costs",
     "Credentials",
     "DataResidency",
+    "Decoding",
     "Denial",
     "Described",
     "Device",
@@ -158,10 +160,12 @@ __all__ = [
     "ExecutorLoad",
     "ExecutorOptions",
     "Fetch",
+    "FileHeader",
     "Frame",
     "Free",
     "Graph",
     "GrowthTolerant",
+    "HeaderEntry",
     "Holding",
     "HttpResponse",
     "Identity",
@@ -250,6 +254,7 @@ __all__ = [
     "Upload",
     "WatchedServer",
     "WeightFile",
+    "WeightFormat",
     "WeightPermissions",
     "WeightSink",
     "WeightSource",

@@ -1,12 +1,21 @@
-"""For plugins with a weight source, and for those that have a library's weights read by the server."""
+"""For plugins with a weight source or format, and for those that have a library's weights read by the server."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from djinn_core.builtins.weights import LocalFile, open_folder
-from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES
+from djinn_core.hookspecs.weight_formats import (
+    LONGEST_NAME,
+    MOST_DIMENSIONS,
+    MOST_TENSORS,
+    FileHeader,
+    HeaderEntry,
+    read_bytes,
+    refuse_overlaps,
+)
 from djinn_core.loading import importing
+from djinn_core.wire.tensors import dtype_name
 
 # Of the client: weight sources, which executors load, ask for none of it.
 if TYPE_CHECKING:
@@ -23,16 +32,23 @@ if TYPE_CHECKING:
     from djinn_core.runtime.server_files import address_in, loading_stays_on, place_of, saved_at, write_pointer_file
 
 __all__ = [
-    "WEIGHT_SUFFIXES",
+    "LONGEST_NAME",
+    "MOST_DIMENSIONS",
+    "MOST_TENSORS",
+    "FileHeader",
+    "HeaderEntry",
     "LocalFile",
     "RemoteWeights",
     "WeightSlice",
     "address_in",
+    "dtype_name",
     "hub_address",
     "loading_stays_on",
     "open_folder",
     "open_weights",
     "place_of",
+    "read_bytes",
+    "refuse_overlaps",
     "remove_weights",
     "save_weights",
     "saved_at",

@@ -42,6 +42,7 @@ from djinn.testing.session import (
 )
 from djinn.testing.tls_transports import TlsTransportConformance
 from djinn.testing.transports import TransportConformance
+from djinn.testing.weight_formats import WeightFormatConformance
 from djinn.testing.weights import SAMPLE_FILE, WeightSourceConformance
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "ServerObserverConformance",
     "TlsTransportConformance",
     "TransportConformance",
+    "WeightFormatConformance",
     "WeightSourceConformance",
     "break_connection",
     "compare_results",

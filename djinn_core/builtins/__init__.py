@@ -17,6 +17,7 @@ _KINDS: Final = MappingProxyType({
     "cpu": "devices",
     "memory": "memory",
     "weights": "weights",
+    "safetensors_files": "weight_formats",
     "assignment": "assignment",
 })  # fmt: skip
 

@@ -16,14 +16,13 @@ from typing import Final
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.weights import WEIGHT_SUFFIXES, WeightFile, WeightPermissions, WeightSink, WeightSource
+from djinn_core.hookspecs.weights import INDEX, WeightFile, WeightPermissions, WeightSink, WeightSource
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, pread_into, read_only, sync_folder
 from djinn_core.system.mappings import allocate, mapped_privately, others_may_write
 from djinn_core.system.processes import lock_file
 
 djinn_api_version = 1
 
-_INDEX: Final = ".index.json"
 _MOST_FILES: Final = 4096
 UNFINISHED: Final = ".unfinished-"  # in the names of files that are being written
 _TRIES: Final = 100  # to make such a file, while others look for abandoned ones
@@ -102,9 +101,9 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
     try:
         names = [path]
         if found.is_dir():
-            names = sorted(file for file in path.iterdir() if file.name.endswith(WEIGHT_SUFFIXES))
-        elif path.name.endswith(_INDEX):  # the shards are files of its kind
-            kind = Path(path.name.removesuffix(_INDEX)).suffix
+            names = sorted(file for file in path.iterdir() if file.name.endswith(permissions.suffixes))
+        elif path.name.endswith(INDEX):  # the shards are files of its kind
+            kind = Path(path.name.removesuffix(INDEX)).suffix
             names = [path, *sorted(file for file in path.parent.iterdir() if kind and file.suffix == kind)]
         if not names or len(names) > _MOST_FILES:
             raise WeightsUnavailable(f"{str(path)!r} has {len(names) or 'no'} files with weights")

@@ -13,8 +13,8 @@ from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookspec
 from djinn_core.hookspecs.transports import Buffer
 
-WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
-"""Ends of the names of files with weights, and of their indexes: a source offers these of a folder."""
+INDEX: Final = ".index.json"
+"""End of the name of an index: it names the files that a model is divided into."""
 
 
 @attrs.frozen
@@ -26,11 +26,13 @@ class WeightPermissions:
         addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters, and
             before the first `/` of what follows `://` (a host, a bucket, an organization) for any but `/`.
         saving: folders that the tenant may save weights in, and read (`--save-weights`).
+        suffixes: ends of the names of files with weights, by the formats in use, and of their indexes: a source offers these of a folder.
     """
 
     folders: tuple[Path, ...] = ()
     addresses: tuple[str, ...] = ()
     saving: tuple[Path, ...] = ()
+    suffixes: tuple[str, ...] = (".safetensors", INDEX)
 
     def allows(self, address: str) -> bool:
         """True if a pattern matches the address."""

@@ -108,14 +108,17 @@ class PluginLoader:
     def _ordered(self, objects: str) -> list[Any]:
         if objects == "cost_models":
             return sorted(
-                self.objects[objects], key=lambda model: (bool(not model.operations), self._own(model), model.name)
+                self.objects[objects],
+                key=lambda model: (bool(not model.operations), self._own("cost model", model), model.name),
             )
         if objects == "transports":
             return sorted(self.objects[objects], key=lambda transport: (-transport.capabilities.speed, transport.name))
+        if objects == "weight_formats":
+            return sorted(self.objects[objects], key=lambda one: (not self._own("weight format", one), one.name))
         return sorted(self.objects[objects], key=lambda item: item.name)
 
-    def _own(self, model: Any) -> bool:
-        return self.claims["cost model", model.name].builtin
+    def _own(self, what: str, item: Any) -> bool:
+        return self.claims[what, item.name].builtin
 
 
 def _claims(objects: str, item: Any) -> Iterator[tuple[str, str]]:
@@ -126,6 +129,9 @@ def _claims(objects: str, item: Any) -> Iterator[tuple[str, str]]:
     if objects == "renderers":
         for suffix in item.suffixes:
             yield "file ending", suffix
+    if objects == "weight_formats":
+        for suffix in item.suffixes:
+            yield "ending of files with weights", suffix
 
 
 def _pairs(loaded: Loaded) -> Iterator[tuple[str, Any]]:

@@ -65,6 +65,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("compilers", "compilers", "Compiler", ("executor",)),
     Kind("memory", "memory_policies", "MemoryPolicy", ("executor",)),
     Kind("weights", "weight_sources", "WeightSource", ("executor",)),
+    Kind("weight_formats", "weight_formats", "WeightFormat", ("executor",)),
     Kind("authentication", "authenticators", "Authenticator", ("gateway",)),
     Kind("admission", "admission_policies", "AdmissionPolicy", ("gateway", "executor")),
     Kind("assignment", "assignment_policies", "AssignmentPolicy", ("gateway",)),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.schedulers import ScheduleMaker
     from djinn_core.hookspecs.server_observers import ServerObserver
     from djinn_core.hookspecs.transports import Transport
+    from djinn_core.hookspecs.weight_formats import WeightFormat
     from djinn_core.hookspecs.weights import WeightSource
 
 
@@ -95,6 +96,7 @@ class Registry:
     compilers: tuple[Compiler, ...] = ()
     memory_policies: tuple[MemoryPolicy, ...] = ()
     weight_sources: tuple[WeightSource, ...] = ()
+    weight_formats: tuple[WeightFormat, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
     admission_policies: tuple[AdmissionPolicy, ...] = ()
     assignment_policies: tuple[AssignmentPolicy, ...] = ()

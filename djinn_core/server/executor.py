@@ -456,7 +456,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
     events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)
     events.observe_with(registry)
-    weights = WeightReader(registry.weight_sources, config.models.permissions)
+    weights = WeightReader(registry.weight_sources, config.models.permissions, registry.weight_formats)
     context = ExecutorContext(
         SharedDevice(opened.runtime),
         weights=weights,

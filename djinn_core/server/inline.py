@@ -101,7 +101,7 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     opened = open_device(registry.devices, settings.device)
     disk, policy = Disk(), decider(registry, settings.memory_policy)
     device = limited(opened, bytes_of(settings.memory_gib), disk, policy)
-    weights = WeightReader(registry.weight_sources, EVERYTHING.permissions)
+    weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)
     begin_compiling(context, registry, settings.compilers)
     executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession)

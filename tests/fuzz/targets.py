@@ -23,7 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 from gguf_files import Q8_0, gguf_file, keyed, text
 from memory_file import MemoryFile
 
+from djinn_checkpoints import Checkpoints
 from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.builtins.safetensors_files import Safetensors
 from djinn_core.errors import (
     ConfigurationError,
     DjinnError,
@@ -59,6 +61,7 @@ from djinn_core.wire.frame_order import Inbox, Outbox, split
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
 from djinn_core.wire.peer_messages import Item, TransferHeader, View
 from djinn_core.wire.tensors import tensor_from_wire
+from djinn_gguf import Gguf
 
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)
 TEMPLATE = messages.Template((RELU,), (0,), (0, 1), (0,), (1,))
@@ -326,12 +329,15 @@ class _OneFile:
         return [self.file]
 
 
+FORMATS = (Safetensors(), Checkpoints(), Gguf())
+
+
 def _weights(suffix: str) -> Callable[[bytes], None]:
     """Open such a file and read the beginning and the end of each tensor, as an executor does for a client."""
 
     def read(data: bytes) -> None:
         file = MemoryFile(data, f"model{suffix}")
-        opened = WeightReader([_OneFile(file)]).open("file:model")  # type: ignore[list-item]  # without descriptors
+        opened = WeightReader([_OneFile(file)], formats=FORMATS).open("file:model")  # type: ignore[list-item]  # without descriptors
         for place in opened.tensors.values():
             entry = place.entry
             if entry.dtype is None or not entry.size:

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
+from djinn_core.builtins.safetensors_files import read_header
 from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.server.weights import saving, weight_reader
 from djinn_core.server.weights.disk import Disk
-from djinn_core.server.weights.formats.safetensors import read_header
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
 

@@ -9,11 +9,11 @@ from typing import Final
 
 import torch
 
+from djinn_core.builtins.safetensors_files import make_header
 from djinn_core.builtins.weights import UNFINISHED, remove_abandoned
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightFile, WeightSink
 from djinn_core.server.weights.disk import Disk, free_bytes
-from djinn_core.server.weights.formats.safetensors import make_header
 
 MOST_FILES: Final = 10_000  # that a tenant has saved
 _COMPARED: Final = 1 << 20  # bytes of a file that are compared at a time

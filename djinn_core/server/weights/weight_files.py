@@ -14,9 +14,9 @@ import attrs
 import numpy as np
 import torch
 
+from djinn_core.builtins.safetensors_files import read_header
 from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
-from djinn_core.server.weights.formats.safetensors import read_header
 from djinn_core.system.files import pread
 from djinn_core.wire.digests import digest_of_content
 

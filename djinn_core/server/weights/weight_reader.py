@@ -15,8 +15,10 @@ from typing import Final
 import attrs
 import torch
 
+from djinn_core.builtins.safetensors_files import Safetensors
 from djinn_core.builtins.weights import LocalFile
 from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weight_formats import HeaderEntry, WeightFormat
 from djinn_core.hookspecs.weights import (
     DownloadingSource,
     MappableFile,
@@ -29,8 +31,7 @@ from djinn_core.hookspecs.weights import (
 )
 from djinn_core.logs import get_logger
 from djinn_core.server.weights.disk import Disk
-from djinn_core.server.weights.formats.file_formats import read_headers
-from djinn_core.server.weights.formats.file_header import HeaderEntry
+from djinn_core.server.weights.file_formats import read_headers, suffixes_of
 from djinn_core.server.weights.openings import Opening, Openings
 from djinn_core.server.weights.published import SCHEME as PUBLISHED
 from djinn_core.server.weights.published import PublishedWeights
@@ -129,9 +130,15 @@ class WeightReader:
         reads: tensors, or parts of them, that were read. read_bytes: how many bytes they have.
     """
 
-    def __init__(self, sources: Sequence[WeightSource] = (), permissions: WeightPermissions | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[WeightSource] = (),
+        permissions: WeightPermissions | None = None,
+        formats: Sequence[WeightFormat] = (Safetensors(),),
+    ) -> None:
         self._sources = {source.name: source for source in sources}
-        self._permissions = permissions or WeightPermissions()
+        self._permissions = attrs.evolve(permissions or WeightPermissions(), suffixes=suffixes_of(formats))
+        self._formats = formats
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
         self._openings = Openings[OpenedWeights](lambda address, one: self._remember(self._open(address, one.report)))
         self._saved: SavedBytes | None = None
@@ -340,7 +347,7 @@ class WeightReader:
 
     def _open(self, address: str, report: ReportDownload = _unheard) -> OpenedWeights:
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
-            return _opened(*self.published.open(address))
+            return _opened(*self.published.open(address), self._formats)
         source = self._source(address)
         try:
             if isinstance(source, DownloadingSource):
@@ -352,13 +359,13 @@ class WeightReader:
         except Exception as error:
             _log.exception("a weight source failed", source=source.name, address=address)
             raise WeightsUnavailable(f"{address!r} cannot be opened: {type(error).__name__}") from error
-        return _opened(address, files)
+        return _opened(address, files, self._formats)
 
 
-def _opened(address: str, files: Sequence[WeightFile]) -> OpenedWeights:
+def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightFormat]) -> OpenedWeights:
     state, tensors, metadata = ContentHash(), dict[str, StoredPlace](), dict[str, str]()
     try:
-        counted = read_headers(files)
+        counted = read_headers(files, formats)
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise WeightsUnavailable(f"{address!r} cannot be read: {error}") from error
     for file, version, header in counted:

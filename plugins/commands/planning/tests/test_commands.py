@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import djinn_planning
 import pytest
+
+import djinn_planning
+from djinn.testing import CommandConformance
 from djinn_planning.explain_command import explain
 from djinn_planning.plan_command import plan
-
-from djinn.testing import CommandConformance
 
 
 class TestExplain(CommandConformance):

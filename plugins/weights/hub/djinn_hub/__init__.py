@@ -43,11 +43,12 @@ class HubSource:
         if not allowed:
             raise WeightsUnavailable(f"{address!r} is in no hub cache that the server reads models from (--models)")
         try:
-            return self._downloads.open(name, revision, path, report)
+            return self._downloads.open(name, revision, path, permissions.suffixes, report)
         except WeightsUnavailable:
             # Downloaded before, and the hub does not answer.
             repository = repository_in(self._own, name)
-            found = self._cached(self._own, name, revision, path, WeightPermissions((repository,)))
+            own = WeightPermissions((repository,), suffixes=permissions.suffixes)
+            found = self._cached(self._own, name, revision, path, own)
             if found and is_whole(found):
                 return found
             raise

@@ -18,7 +18,7 @@ import attrs
 
 from djinn import WeightsUnavailable
 from djinn.hooks import ReportDownload, WeightFile, WeightPermissions
-from djinn.weights import WEIGHT_SUFFIXES, open_folder
+from djinn.weights import open_folder
 
 _INDEX: Final = ".index.json"
 _KINDS: Final = (
@@ -87,8 +87,12 @@ class Downloads:
     cache: Path
     endpoint: str | None = None
 
-    def open(self, name: str, revision: str, path: str, report: ReportDownload) -> Sequence[WeightFile]:
+    def open(
+        self, name: str, revision: str, path: str, suffixes: tuple[str, ...], report: ReportDownload
+    ) -> Sequence[WeightFile]:
         """Open what a model has at `path`, a file, a folder or nothing, after what is not in the cache was downloaded.
+
+        Files with weights are those with these `suffixes`.
 
         Raises:
             WeightsUnavailable: it has no weights there, there is no room, or the hub does not give it.
@@ -102,18 +106,27 @@ class Downloads:
             )
             sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
             commit = str(info.sha)
-            self._fetch(name, commit, sizes, path, report)
+            self._fetch(name, commit, sizes, path, suffixes, report)
             _note(repository / "refs" / revision, commit)
         except WeightsUnavailable:
             raise
         except Exception as error:
             # What the hub says may name the server's account.
             raise WeightsUnavailable(f"the server cannot download {name!r} ({type(error).__name__})") from error
-        return open_folder(repository / "snapshots" / commit / path, WeightPermissions((repository,)), immutable=True)
+        permissions = WeightPermissions((repository,), suffixes=suffixes)
+        return open_folder(repository / "snapshots" / commit / path, permissions, immutable=True)
 
-    def _fetch(self, name: str, commit: str, sizes: dict[str, int], path: str, report: ReportDownload) -> None:
+    def _fetch(
+        self,
+        name: str,
+        commit: str,
+        sizes: dict[str, int],
+        path: str,
+        suffixes: tuple[str, ...],
+        report: ReportDownload,
+    ) -> None:
         self.cache.mkdir(parents=True, exist_ok=True)
-        folder, index, files = chosen(sizes, path)
+        folder, index, files = chosen(sizes, path, suffixes)
         if index and sizes[index] > _INDEX_LIMIT:
             raise WeightsUnavailable(f"the index of {name!r} is too long")
         if index:
@@ -147,19 +160,19 @@ class Downloads:
         return Path(str(got))
 
 
-def chosen(files: Collection[str], path: str) -> tuple[str, str, list[str]]:
+def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tuple[str, str, list[str]]:
     """Folder that a path leads to, the index there whose shards count or nothing, and otherwise the files that count.
 
     Raises:
         WeightsUnavailable: there are none, or it is not clear which.
     """
     if path in files:
-        if not path.endswith(WEIGHT_SUFFIXES):
+        if not path.endswith(suffixes):
             raise WeightsUnavailable(f"{path!r} is no file with weights")
         return path[: path.rfind("/") + 1], path if path.endswith(_INDEX) else "", [path]
     folder = f"{path.rstrip('/')}/" if path else ""
     here = [file.removeprefix(folder) for file in files if file.startswith(folder)]
-    for kind in _KINDS:
+    for kind in (one for one in _KINDS if one in suffixes):
         found = sorted(file for file in here if file.endswith(kind) and "/" not in file)
         named = [file for file in here if file.endswith(kind + _INDEX) and "/" not in file]
         if len(named) == 1 and named[0].removesuffix(_INDEX) not in found:

@@ -111,7 +111,8 @@ def source(hub, tmp_path):
     return HubSource(tmp_path / "own", hub.endpoint)
 
 
-ALLOWED = WeightPermissions((), ("hf://org/*",))
+SUFFIXES = (".safetensors", ".bin", ".gguf", ".index.json")
+ALLOWED = WeightPermissions((), ("hf://org/*",), suffixes=SUFFIXES)
 SHARDS = {
     "model.safetensors.index.json": json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}).encode(),
     "1.safetensors": b"11",
@@ -147,7 +148,7 @@ def test_a_model_is_downloaded_once_and_its_weights_alone(hub, source, tmp_path)
     assert names(source.open("hf://org/model", ALLOWED)) == names(found)
     assert got(hub) == []
     # It is a cache as any other.
-    cached = WeightPermissions((tmp_path / "own",))
+    cached = WeightPermissions((tmp_path / "own",), suffixes=SUFFIXES)
     assert names(HubSource(tmp_path / "nowhere").open("hf://org/model@main", cached)) == names(found)
     assert names(HubSource(tmp_path / "nowhere").open(f"hf://org/model@{COMMIT}", cached)) == names(found)
 
@@ -194,7 +195,7 @@ def test_a_download_that_was_interrupted_is_completed(hub, source, tmp_path):
     for address in ("hf://org/model", f"hf://org/model@{COMMIT}"):
         with pytest.raises(WeightsUnavailable, match="cannot download"):
             source.open(address, ALLOWED)
-    both = WeightPermissions((tmp_path / "own",), ALLOWED.addresses)
+    both = WeightPermissions((tmp_path / "own",), ALLOWED.addresses, suffixes=SUFFIXES)
     hub.broken.clear()
     for address in (f"hf://org/model@{COMMIT}", "hf://org/model"):
         assert len(source.open(address, both)) == 3
@@ -225,9 +226,9 @@ def test_a_disk_that_is_full(hub, source, monkeypatch, tmp_path):
 def test_the_files_that_count(files, path, expected):
     if expected is None:
         with pytest.raises(WeightsUnavailable):
-            chosen(files, path)
+            chosen(files, path, SUFFIXES)
     else:
-        assert chosen(files, path) == expected
+        assert chosen(files, path, SUFFIXES) == expected
 
 
 def open_slowly(hub, other):

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions
-from djinn.weights import WEIGHT_SUFFIXES
 from djinn_network_files.pieces import Pieces
 
 _INDEX: Final = ".index.json"
@@ -111,7 +110,7 @@ class BucketSource:
     def _found(self, path: str, permissions: WeightPermissions) -> list[Mapping[str, Any]]:
         info = self._system().info(path)
         if info["type"] == "directory":
-            return self._weights(path, WEIGHT_SUFFIXES)
+            return self._weights(path, permissions.suffixes)
         if not path.endswith(_INDEX):
             return [info]
         # The shards are files of its kind, beside it.

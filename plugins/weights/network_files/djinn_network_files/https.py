@@ -14,7 +14,6 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightFile, WeightPermissions
-from djinn.weights import WEIGHT_SUFFIXES
 from djinn_network_files.pieces import Pieces
 
 PATIENCE: Final = 30.0  # seconds without a byte after which a server is given up
@@ -186,9 +185,9 @@ class HttpsSource:
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
         """As `WeightSource.open`."""
-        if not _is_safe(address) or not urlsplit(address).path.endswith(WEIGHT_SUFFIXES):
+        if not _is_safe(address) or not urlsplit(address).path.endswith(permissions.suffixes):
             raise WeightsUnavailable(
-                f"{address!r} is no address of a file with weights ({', '.join(WEIGHT_SUFFIXES)}), without names and passwords"
+                f"{address!r} is no address of a file with weights ({', '.join(permissions.suffixes)}), without names and passwords"
             )
         if not permissions.allows(address):
             raise WeightsUnavailable(

@@ -100,7 +100,7 @@ def source(buckets):
 
 @pytest.fixture
 def permissions(buckets):
-    return WeightPermissions((), (f"{buckets.scheme}://models/*",))
+    return WeightPermissions((), (f"{buckets.scheme}://models/*",), suffixes=(".safetensors", ".bin", ".index.json"))
 
 
 class TestBuckets(WeightSourceConformance):

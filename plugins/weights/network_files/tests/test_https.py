@@ -165,7 +165,9 @@ def source(certificate, monkeypatch):
 
 @pytest.fixture
 def permissions(server):
-    return WeightPermissions((), (f"https://127.0.0.1:{server.port}/models/*",))
+    return WeightPermissions(
+        (), (f"https://127.0.0.1:{server.port}/models/*",), suffixes=(".safetensors", ".bin", ".index.json")
+    )
 
 
 class TestHttps(WeightSourceConformance):

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: names, dtypes, shapes and places of its tensors.
+"""The built-in weight format `safetensors`: names, dtypes, shapes and places of the tensors of a file.
 
 The format is described at https://huggingface.co/docs/safetensors: eight bytes with the length of the header, the header in JSON, the
 tensors' bytes.
@@ -7,17 +7,26 @@ tensors' bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Final
 
 import msgspec
 import torch
 
+from djinn_core.hookspecs import hookimpl
+from djinn_core.hookspecs.weight_formats import (
+    MOST_DIMENSIONS,
+    FileHeader,
+    HeaderEntry,
+    WeightFormat,
+    read_bytes,
+    refuse_overlaps,
+)
 from djinn_core.hookspecs.weights import WeightFile
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
-from djinn_core.server.weights.formats.file_header import FileHeader, HeaderEntry, read_bytes, refuse_overlaps
-from djinn_core.wire import limits
+
+djinn_api_version = 1
 
 HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
 LENGTH_BYTES: Final = 8  # of the number that a file begins with
@@ -36,14 +45,16 @@ _entry: msgspec.json.Decoder[_Entry] = msgspec.json.Decoder(_Entry)
 _metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
 
-def read_safetensors(file: WeightFile) -> FileHeader:
-    """Read and check the header of a file.
+class Safetensors:
+    """Reads safetensors files."""
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: as `read_header`.
-    """
-    return read_header(file.size, partial(read_bytes, file))
+    name = "safetensors"
+    suffixes: tuple[str, ...] = (".safetensors",)
+    whole: tuple[str, ...] = ()
+
+    def read_header(self, file: WeightFile) -> FileHeader:
+        """As `WeightFormat.read_header`."""
+        return read_header(file.size, partial(read_bytes, file))
 
 
 def read_header(size: int, read: Callable[[int, int], bytes]) -> FileHeader:
@@ -99,7 +110,13 @@ def _checked(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:
     if not first <= end <= size - begin:
         raise ValueError(f"its tensor {name!r} does not lie in it")
     expected = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
-    if len(entry.shape) > limits.DIMENSIONS or expected != end - first:
+    if len(entry.shape) > MOST_DIMENSIONS or expected != end - first:
         raise ValueError(f"the shape of its tensor {name!r} does not fit its {end - first} bytes")
     stored_as = "" if dtype is not None else entry.dtype
     return HeaderEntry(dtype, entry.shape, begin + first, end - first, stored_as)
+
+
+@hookimpl
+def djinn_register_weight_formats() -> Iterable[WeightFormat]:
+    """The weight format `safetensors`."""
+    return [Safetensors()]

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 import attrs
 import torch
 
-from djinn_core.hookspecs.weights import WeightFile
+from djinn.hooks import WeightFile
 
 _BLOCKS: Final = 32 << 10  # that are in memory at a time, beside what is made of them: about a megabyte
 

@@ -15,8 +15,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import torch
 
-from djinn_core.wire import limits
-from djinn_core.wire.tensors import dtype_name
+from djinn.weights import LONGEST_NAME, MOST_DIMENSIONS, MOST_TENSORS, dtype_name
 
 OPERATIONS: Final = 4_000_000  # instructions of a pickle: 40 for each of 100,000 tensors
 DEPTH: Final = 16  # of dictionaries within dictionaries
@@ -107,7 +106,7 @@ class _Flattening:
         if isinstance(value, PickledTensor):
             if path in self._found:
                 raise ValueError(f"it has the tensor {path[:200]!r} twice")
-            if len(path) > limits.STORED_NAME or len(self._found) >= limits.STORED_TENSORS:
+            if len(path) > LONGEST_NAME or len(self._found) >= MOST_TENSORS:
                 raise ValueError("it has too many tensors, or names that are too long")
             self._found[path] = value
         elif isinstance(value, (dict, list, tuple)):
@@ -120,7 +119,7 @@ class _Flattening:
             for key, item in items:
                 if isinstance(item, (PickledTensor, dict, list, tuple)):
                     text = str(key)
-                    if len(text) > limits.STORED_NAME:
+                    if len(text) > LONGEST_NAME:
                         raise ValueError("it has a name that is too long")
                     self._add(f"{path}.{text}" if path else text, item, depth + 1)
 
@@ -353,7 +352,7 @@ def _laid_out(
         kind = ", ".join(view)[:100] if isinstance(view, dict) else "unknown"
         raise ValueError(f"it has a tensor that is a view of a kind that is not read ({kind})")
     sizes, steps = tuple(map(_number, _typed(shape, tuple))), tuple(map(_number, _typed(strides, tuple)))
-    if len(sizes) != len(steps) or len(sizes) > limits.DIMENSIONS:
+    if len(sizes) != len(steps) or len(sizes) > MOST_DIMENSIONS:
         raise ValueError("it has a tensor with other strides than its shape")
     return PickledTensor(storage, dtype, _number(offset), sizes, steps)
 
@@ -426,11 +425,7 @@ def _key(value: Any) -> str:
     if isinstance(value, str):
         return value
     # As a text: an author of a file can choose the hashes of numbers, and make a dictionary slow with them.
-    if (
-        value is None
-        or isinstance(value, (float, int))
-        or (isinstance(value, bytes) and len(value) < limits.STORED_NAME)
-    ):
+    if value is None or isinstance(value, (float, int)) or (isinstance(value, bytes) and len(value) < LONGEST_NAME):
         return str(value)
     raise ValueError("it has a dictionary whose keys are neither texts nor numbers")
 

@@ -16,11 +16,10 @@ from typing import Final
 
 import attrs
 
-from djinn_core.hookspecs.weights import WeightFile
-from djinn_core.ir.values import contiguous_strides
-from djinn_core.server.weights.formats.file_header import FileHeader, HeaderEntry, read_bytes
-from djinn_core.server.weights.formats.pickled import PickledTensor, pickled_tensors
-from djinn_core.server.weights.formats.strided import Strided, overlaps_itself, reach_of
+from djinn.hooks import FileHeader, HeaderEntry, WeightFile
+from djinn.weights import read_bytes
+from djinn_checkpoints.pickled import PickledTensor, pickled_tensors
+from djinn_checkpoints.strided import Strided, overlaps_itself, reach_of
 
 DIRECTORY_LIMIT: Final = 8 << 20  # bytes of the archive's directory: about 70,000 records
 PICKLE_LIMIT: Final = 32 << 20  # bytes
@@ -159,8 +158,12 @@ def _entry(name: str, tensor: PickledTensor, start: int, size: int) -> HeaderEnt
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    plain = contiguous_strides(shape)
-    return all(one == other for size, one, other in zip(shape, strides, plain, strict=True) if size > 1)
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 class _Seekable(io.RawIOBase):

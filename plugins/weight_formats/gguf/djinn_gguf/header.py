@@ -13,10 +13,9 @@ from typing import Final
 
 import torch
 
-from djinn_core.hookspecs.weights import WeightFile
-from djinn_core.server.weights.formats.file_header import FileHeader, HeaderEntry, read_bytes, refuse_overlaps
-from djinn_core.server.weights.formats.quantized import Q8_0
-from djinn_core.wire import limits
+from djinn.hooks import FileHeader, HeaderEntry, WeightFile
+from djinn.weights import MOST_DIMENSIONS, MOST_TENSORS, read_bytes, refuse_overlaps
+from djinn_gguf.quantized import Q8_0
 
 HEADER_LIMIT: Final = 100 << 20  # bytes
 VALUES: Final = 4_000_000  # texts, values and tensors in a header: words of a vocabulary above all
@@ -114,7 +113,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
         metadata[key] = f"{value}"
         if key == "general.alignment":
             alignment = value if isinstance(value, int) else 0
-    if tensors > limits.STORED_TENSORS or not 0 < alignment <= HEADER_LIMIT:
+    if tensors > MOST_TENSORS or not 0 < alignment <= HEADER_LIMIT:
         raise ValueError("it has too many tensors, or a wrong alignment")
     described = [_described(reader) for _ in range(tensors)]
     begin = -(-reader.position // alignment) * alignment
@@ -131,7 +130,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
 
 def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = reader.text(), reader.number(_U32)
-    if dimensions > limits.DIMENSIONS:
+    if dimensions > MOST_DIMENSIONS:
         raise ValueError(f"its tensor {name[:200]!r} has {dimensions} dimensions")
     sizes = [reader.number(_U64) for _ in range(dimensions)]
     return name, tuple(reversed(sizes)), reader.number(_U32), reader.number(_U64)

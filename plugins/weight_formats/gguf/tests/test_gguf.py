@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_file import MemoryFile, contents
 
-from djinn_core.server.weights.formats import gguf
-from djinn_core.server.weights.formats import quantized as formats_quantized
-from djinn_core.server.weights.formats.gguf import read_gguf
+from djinn.testing import PluginConformance, WeightFormatConformance
+from djinn_gguf import Gguf
+from djinn_gguf import header as gguf
+from djinn_gguf import quantized as formats_quantized
+from djinn_gguf.header import read_gguf
 
 torch.manual_seed(0)
 TENSORS = {
@@ -179,3 +181,21 @@ def test_files_that_were_changed_at_random_are_read_or_refused(data):
         assert entry.size <= 4 * file.size
         if entry.size:
             contents(file, entry, 0, 1), contents(file, entry, entry.size - 1)
+
+
+class TestFormat(WeightFormatConformance):
+    @pytest.fixture
+    def form(self):
+        return Gguf()
+
+    @pytest.fixture
+    def make_file(self):
+        return gguf_file
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        import djinn_gguf
+
+        return djinn_gguf

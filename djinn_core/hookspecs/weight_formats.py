@@ -1,20 +1,27 @@
-"""Header of a file with weights, whatever its format: the tensors, and how each is read."""
+"""`djinn_register_weight_formats`: how files with weights are laid out: the tensors, and how each is read."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 import torch
 
-from djinn_core.hookspecs.weights import WeightFile
+from djinn_core.hookspecs import hookspec, weights
+from djinn_core.wire import limits
 from djinn_core.wire.tensors import dtype_name
+
+MOST_TENSORS: Final = limits.STORED_TENSORS
+MOST_DIMENSIONS: Final = limits.DIMENSIONS
+LONGEST_NAME: Final = limits.STORED_NAME
+"""Limits of what clients are told of a file: a header beyond them is refused."""
 
 
 class Decoding(Protocol):
     """Makes a tensor's contents from bytes of the file that are not these contents one after another."""
 
-    def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
+    def read_into(self, file: weights.WeightFile, first: int, buffer: memoryview) -> None:
         """Fill `buffer` (bytes) with the contents of the contiguous tensor from byte `first` on.
 
         Raises:
@@ -47,7 +54,7 @@ class HeaderEntry:
         """Name of its dtype in messages; that of the format where it cannot be read."""
         return self.stored_as if self.dtype is None else dtype_name(self.dtype)
 
-    def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
+    def read_into(self, file: weights.WeightFile, first: int, buffer: memoryview) -> None:
         """Fill `buffer` (bytes) with the contents of the contiguous tensor from byte `first` on.
 
         Raises:
@@ -67,7 +74,7 @@ class FileHeader:
     metadata: dict[str, str]
 
 
-def read_bytes(file: WeightFile, start: int, size: int) -> bytes:
+def read_bytes(file: weights.WeightFile, start: int, size: int) -> bytes:
     """So many bytes of a file.
 
     Raises:
@@ -89,3 +96,38 @@ def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:
         if one.start < end:
             raise ValueError(f"its tensor {name!r} overlaps another")
         end = one.start + one.size
+
+
+@runtime_checkable
+class WeightFormat(Protocol):
+    """Reads the headers of files of one format.
+
+    Attributes:
+        name: unique among formats, such as `gguf`.
+        suffixes: how the names of such files end, each with its dot.
+        whole: names of the one file to read of a folder that has others with the same suffix, which are no weights.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    whole: tuple[str, ...]
+
+    def read_header(self, file: weights.WeightFile) -> FileHeader:
+        """Read and check the header of a file. Files come from strangers: nothing in one is run, and what it says is bounded.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is malformed.
+        """
+
+
+@hookspec
+def djinn_register_weight_formats(settings: Any) -> Iterable[WeightFormat]:
+    """Return the formats of files with weights that this plugin reads.
+
+    Called once in each executor process. safetensors is built in. The end of a file's name says its format; of two plugins with one
+    ending the second is refused. Of a folder with files of several formats the built-in one counts, then the first by name. An
+    exception disables the plugin. Since API version 1.
+    """
+    del settings
+    raise NotImplementedError

@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 import torch
 
-from djinn_core.hookspecs.weights import WeightFile
+from djinn.hooks import WeightFile
 
 PIECE: Final = 8 << 20  # bytes of the file that are in memory at a time, beside what is made of them
 

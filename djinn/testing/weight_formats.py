@@ -1,0 +1,88 @@
+"""The suite for weight formats."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+
+from djinn.testing.suite import Ending, missing, require_protocol
+from djinn_core.hookspecs.weight_formats import WeightFormat
+
+MakeFile = Callable[[Mapping[str, torch.Tensor]], bytes]
+_TENSORS = {
+    "first": torch.arange(24, dtype=torch.float32).view(4, 6),
+    "second": torch.arange(7, dtype=torch.int32),
+    "third": torch.linspace(0, 1, 5).half(),
+}
+
+
+class _InMemory:
+    """A file with weights whose bytes are in memory, as `WeightFile`."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self.data, self.name, self.size = data, name, len(data)
+
+    def version(self) -> str:
+        """As `WeightFile.version`."""
+        return "1"
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """As `WeightFile.read_into`."""
+        part = self.data[start : start + len(buffer)]
+        if start < 0 or len(part) != len(buffer):
+            raise OSError("beyond the end of the file")
+        buffer[:] = part
+
+
+class WeightFormatConformance(Ending):
+    """Subclass it and give the fixtures `form` and `make_file`."""
+
+    @pytest.fixture
+    def form(self) -> WeightFormat:
+        """The format."""
+        return missing(self, "form", "your weight format")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def make_file(self) -> MakeFile:
+        """A function that returns the bytes of a file with tensors, which it takes by name."""
+        return missing(self, "make_file", "a function that makes the bytes of a file of tensors by name")  # type: ignore[return-value]
+
+    def test_it_is_a_weight_format(self, form: WeightFormat) -> None:
+        """It has every member, and endings with their dots."""
+        require_protocol(form, "weight_formats")
+        assert form.suffixes, "no file has this format"
+        assert all(suffix.startswith(".") and suffix.islower() for suffix in form.suffixes), "`.example`, in lower case"
+        assert all(name.endswith(form.suffixes) for name in form.whole), "`whole` names files of this format"
+
+    def test_tensors_are_read_whole_and_in_parts(self, form: WeightFormat, make_file: MakeFile) -> None:
+        """Names, dtypes, shapes and contents are those that were written."""
+        file = _InMemory(make_file(_TENSORS), f"model{form.suffixes[0]}")
+        header = form.read_header(file)
+        assert header.tensors.keys() == _TENSORS.keys()
+        for name, tensor in _TENSORS.items():
+            entry = header.tensors[name]
+            assert (entry.dtype, entry.shape, entry.size) == (tensor.dtype, tuple(tensor.shape), tensor.nbytes)
+            whole = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+            for first in (0, 1, entry.size - 1):
+                part = bytearray(entry.size - first)
+                entry.read_into(file, first, memoryview(part))
+                assert bytes(part) == whole[first:], f"{name} from byte {first} on"
+
+    def test_what_is_cut_off_or_changed_is_refused_or_read(self, form: WeightFormat, make_file: MakeFile) -> None:
+        """Files come from strangers: `read_header` raises `ValueError` or `OSError` and nothing else, and tensors lie in the file."""
+        data = make_file(_TENSORS)
+        for place in range(0, len(data), 1 + len(data) // 100):
+            for spoilt in (data[:place], data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]):
+                self._read_or_refuse(form, _InMemory(spoilt, f"model{form.suffixes[0]}"))
+
+    @staticmethod
+    def _read_or_refuse(form: WeightFormat, file: _InMemory) -> None:
+        with contextlib.suppress(ValueError, OSError):
+            for entry in form.read_header(file).tensors.values():
+                if entry.dtype is not None and entry.decoding is None:
+                    assert 0 <= entry.start <= entry.start + entry.size <= file.size, (
+                        "a tensor lies outside of the file"
+                    )

@@ -1,1 +1,0 @@
-"""Headers of files with weights: which tensors they have, and how those are made from the files' bytes."""

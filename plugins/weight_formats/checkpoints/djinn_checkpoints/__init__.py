@@ -1,0 +1,30 @@
+"""Checkpoints of PyTorch, read by a server without running anything in them.
+
+- `checkpoint`: the header of a file that `torch.save` wrote. `pickled`: the tensors in its pickle, which is followed and never run.
+- `strided`: tensors that lie in a file with strides.
+"""
+
+from __future__ import annotations
+
+from djinn.hooks import FileHeader, WeightFile, WeightFormat, hookimpl
+from djinn_checkpoints.checkpoint import read_pytorch
+
+djinn_api_version = 1
+
+
+class Checkpoints:
+    """Reads PyTorch checkpoints."""
+
+    name = "checkpoints"
+    suffixes: tuple[str, ...] = (".bin", ".pt", ".pth", ".ckpt")
+    whole: tuple[str, ...] = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
+
+    def read_header(self, file: WeightFile) -> FileHeader:
+        """As `WeightFormat.read_header`."""
+        return read_pytorch(file)
+
+
+@hookimpl
+def djinn_register_weight_formats() -> list[WeightFormat]:
+    """The weight format `checkpoints`."""
+    return [Checkpoints()]

@@ -1,0 +1,29 @@
+"""GGUF files, read by a server.
+
+- `header`: names, types, shapes and places of the tensors. `quantized`: tensors of the type Q8_0, as float32.
+"""
+
+from __future__ import annotations
+
+from djinn.hooks import FileHeader, WeightFile, WeightFormat, hookimpl
+from djinn_gguf.header import read_gguf
+
+djinn_api_version = 1
+
+
+class Gguf:
+    """Reads GGUF files."""
+
+    name = "gguf"
+    suffixes: tuple[str, ...] = (".gguf",)
+    whole: tuple[str, ...] = ()
+
+    def read_header(self, file: WeightFile) -> FileHeader:
+        """As `WeightFormat.read_header`."""
+        return read_gguf(file)
+
+
+@hookimpl
+def djinn_register_weight_formats() -> list[WeightFormat]:
+    """The weight format `gguf`."""
+    return [Gguf()]
