@@ -89,11 +89,11 @@ if TYPE_CHECKING:
         RemoteTorchOutOfMemory,
     )
     from djinn_core.runtime.scaling import scale
-    from djinn_core.runtime.timeline.events import TimelineEvent
-    from djinn_core.runtime.timeline.profiling import Timeline, profile
     from djinn_core.runtime.verifying import Verification, verify
-    from djinn_core.runtime.waits import WaitReport, explain_waits
     from djinn_core.scheduler import Scheduler
+    from djinn_timeline.events import TimelineEvent
+    from djinn_timeline.profiling import Timeline, profile
+    from djinn_timeline.waits import WaitReport, explain_waits
 
 __version__ = "26.11.0"
 
@@ -215,15 +215,17 @@ _PLACES = {
     "djinn_core.runtime.published": "attach publish published unpublish",
     "djinn_core.runtime.receiving.remote_errors": "RemoteAcceleratorError RemoteLinAlgError RemoteTorchOutOfMemory",
     "djinn_core.runtime.scaling": "scale",
-    "djinn_core.runtime.timeline.events": "TimelineEvent",
-    "djinn_core.runtime.timeline.profiling": "Timeline profile",
     "djinn_core.runtime.verifying": "Verification verify",
-    "djinn_core.runtime.waits": "WaitReport explain_waits",
     "djinn_core.scheduler": "Scheduler",
 }
 
+# By folder of Djinn's repository what the package there brings, so that a name whose package is missing says which to install.
+_PACKAGES = {
+    "plugins/api/timeline": "Timeline TimelineEvent WaitReport explain_waits profile",
+}
+
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__ = djinn_core.loading.importing(__name__, _PLACES)
+    __getattr__ = djinn_core.loading.importing(__name__, _PLACES, _PACKAGES)
 
     __dir__ = djinn_core.loading.listing(__name__)
 

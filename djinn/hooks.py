@@ -19,6 +19,7 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionPolicy, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.api import ApiName
 from djinn_core.hookspecs.assignment import (
     AssignmentPolicy,
     AssignmentRefusal,
@@ -123,6 +124,7 @@ __all__ = [
     "AdmissionPolicy",
     "AdmissionRefusal",
     "AdmissionRequest",
+    "ApiName",
     "AssignmentPolicy",
     "AssignmentRefusal",
     "AssignmentRequest",

@@ -5,26 +5,59 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.role import is_client
 
+_NO_PACKAGES: Mapping[str, str] = MappingProxyType({})
 
-def importing(place: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of module `place`, which imports what is asked for; `names`: by module of Djinn the names of it that it offers."""
+
+def importing(place: str, names: Mapping[str, str], packages: Mapping[str, str] = _NO_PACKAGES) -> Callable[[str], Any]:
+    """The `__getattr__` of module `place`, which imports what is asked for.
+
+    Args:
+        place: the module.
+        names: by module of Djinn the names of it that it offers.
+        packages: by folder of Djinn's repository the names that the package there brings; where there are any, other packages may
+            bring others.
+    """
     modules = {name: module for module, listed in names.items() for name in listed.split()}
+    folders = {name: folder for folder, listed in packages.items() for name in listed.split()}
 
     def find(name: str) -> Any:
         module = modules.get(name)
-        if module is None:
-            raise AttributeError(f"module {place!r} has no attribute {name!r}")
         with collect_later:
-            found = getattr(importlib.import_module(module), name)
-        setattr(sys.modules[place], name, found)
-        return found
+            if module is not None:
+                found = getattr(importlib.import_module(module), name)
+            else:
+                found = _of_package(name) if folders and not name.startswith("_") else None
+        if found is not None:
+            setattr(sys.modules[place], name, found)
+            return found
+        if name in folders:
+            return _missing(name, folders[name])
+        raise AttributeError(f"module {place!r} has no attribute {name!r}")
 
     return find
+
+
+def _of_package(name: str) -> Any | None:
+    from djinn_core.plugins.api_names import find_api_name
+
+    return find_api_name(name)
+
+
+def _missing(name: str, folder: str) -> Callable[..., NoReturn]:
+    """A function in place of a name whose package is not in use, so that importing the name works, and using it says what to install."""
+
+    def missing(*_: Any, **__: Any) -> NoReturn:
+        from djinn_core.plugins.api_names import absent
+
+        raise absent(name, folder)
+
+    return missing
 
 
 def listing(place: str) -> Callable[[], list[str]]:

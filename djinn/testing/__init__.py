@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from djinn.testing.admission import AdmissionPolicyConformance, sample_requests
+from djinn.testing.api import ApiNameConformance
 from djinn.testing.assignment import AssignmentPolicyConformance, sample_assignments
 from djinn.testing.authentication import AuthenticatorConformance, wrong_credentials
 from djinn.testing.builders import ProgramBuilder
@@ -48,6 +49,7 @@ from djinn.testing.weights import SAMPLE_FILE, WeightSourceConformance
 __all__ = [
     "SAMPLE_FILE",
     "AdmissionPolicyConformance",
+    "ApiNameConformance",
     "AssignmentPolicyConformance",
     "AuthenticatorConformance",
     "CommandConformance",

@@ -94,8 +94,11 @@ def _traced(file: Path | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    from djinn_core.runtime.timeline.profiling import profile
+    from djinn_core.plugins.api_names import absent, find_api_name
 
+    profile = find_api_name("profile")
+    if profile is None:
+        raise absent("profile", "plugins/api/timeline")
     timeline = None
     try:
         with profile() as timeline:

@@ -73,6 +73,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("operations", "operations_pages", "OperationsPages", ("gateway",)),
     Kind("observers", "observers", "Observer"),
     Kind("renderers", "renderers", "Renderer"),
+    Kind("api", "api_names", "ApiName"),
     Kind("commands", "commands", "Command", ("command",)),
 )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from click import Command
 
     from djinn_core.hookspecs.admission import AdmissionPolicy
+    from djinn_core.hookspecs.api import ApiName
     from djinn_core.hookspecs.assignment import AssignmentPolicy
     from djinn_core.hookspecs.authentication import Authenticator
     from djinn_core.hookspecs.compilers import Compiler
@@ -104,6 +105,7 @@ class Registry:
     operations_pages: tuple[OperationsPages, ...] = ()
     observers: tuple[Observer, ...] = ()
     renderers: tuple[Renderer, ...] = ()
+    api_names: tuple[ApiName, ...] = ()
     commands: tuple[Command, ...] = ()
     rows: tuple[PluginRow, ...] = ()
     owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)

@@ -11,7 +11,9 @@ import torch
 from djinn_core.ir import module_path
 from djinn_core.ir.module_path import BACKWARD, ForwardCalls
 from djinn_core.runtime.timeline.clocks import ClientClock
-from djinn_core.runtime.timeline.events import (
+from djinn_core.runtime.timeline.module_changes import ModuleNames, module_changes
+from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
+from djinn_timeline.events import (
     CAPTURE,
     CLIENT_BOUND,
     DEVICE_BOUND,
@@ -23,11 +25,9 @@ from djinn_core.runtime.timeline.events import (
     TRANSFER,
     WAIT,
 )
-from djinn_core.runtime.timeline.module_changes import ModuleNames, module_changes
-from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
-from djinn_core.runtime.timeline.report import LineTime, TimeTotals, advice, label
-from djinn_core.runtime.timeline.submissions import Phases, parts_of_wait
-from djinn_core.runtime.timeline.threads import divided, module_spans
+from djinn_timeline.report import LineTime, TimeTotals, advice, label
+from djinn_timeline.submissions import Phases, parts_of_wait
+from djinn_timeline.threads import divided, module_spans
 
 
 def test_clocks_are_compared_by_the_quickest_ways():

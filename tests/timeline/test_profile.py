@@ -18,9 +18,9 @@ import djinn
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.module_path import BACKWARD
 from djinn_core.runtime import client
-from djinn_core.runtime.timeline import events as kinds
-from djinn_core.runtime.timeline import profiling
+from djinn_core.runtime.timeline import record_timeline as profiling
 from djinn_core.wire.timing_messages import TimingsRequest
+from djinn_timeline import events as kinds
 
 DEVICE = "remote_accelerator:0"
 CLIENT_KINDS = (kinds.PYTHON, kinds.CAPTURE, kinds.PLAN, kinds.SEND, kinds.UPLOAD, kinds.CONNECT, kinds.WAIT)

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from djinn_core.runtime.timeline.events import SEND, WAIT
-from djinn_core.runtime.timeline.recorded import Noted, Span, SubmissionRecord, UserLine
-from djinn_core.runtime.waits import OTHER, UserPlace, line_of
+from djinn_core.runtime.timeline.recorded import SEND, WAIT, Noted, Span, SubmissionRecord, UserLine
+from djinn_core.runtime.timeline.user_places import OTHER, UserPlace, line_of
 
 
 @attrs.define

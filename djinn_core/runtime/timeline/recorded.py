@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -12,9 +12,13 @@ from djinn_core.interception.recording.recorder import Recorder
 from djinn_core.ir.program import Program
 from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.timeline.module_changes import Keys
-from djinn_core.runtime.waits import UserPlace
+from djinn_core.runtime.timeline.user_places import UserPlace
 from djinn_core.wire.messages import Timing
 from djinn_core.wire.timing_messages import ExecutionTimes
+
+SEND: Final = "send"
+WAIT: Final = "wait"
+"""Kinds of spans that are looked at here; the others are `plan`, `upload` and `connect`."""
 
 
 @attrs.frozen
@@ -34,7 +38,7 @@ class Span:
     """Something that a thread of the client did from `begun` to `ended`.
 
     Attributes:
-        kind: as `TimelineEvent.kind`. name: as `TimelineEvent.name`.
+        kind: what it was: `plan`, `send`, `upload`, `connect` or `wait`. name: to show.
         line: that caused it. cause: what was waited for, as in `djinn.explain_waits()`.
         executor, number: the submission that it was for; 0: none.
     """

@@ -28,7 +28,7 @@ from djinn_core.runtime.timeline.clocks import ClientClock
 from djinn_core.runtime.timeline.looking_up import UserLines, of_submissions, samples_of, span_of
 from djinn_core.runtime.timeline.module_changes import ModuleNames, module_changes
 from djinn_core.runtime.timeline.recorded import Noted, Range, SubmissionRecord, ThreadRecord
-from djinn_core.runtime.waits import UserPlaces
+from djinn_core.runtime.timeline.user_places import UserPlaces
 from djinn_core.wire.messages import Completed
 
 OPS_LIMIT: Final = 1_000_000  # calls on the device, and as many of modules, of all threads together; 72 bytes each

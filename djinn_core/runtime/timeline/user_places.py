@@ -1,4 +1,4 @@
-"""`djinn.explain_waits()`: each round trip that a program waits for, with the line that caused it, its time, and a way to avoid it."""
+"""Places of the user's program on stacks, and what was waited for there, with a way to avoid it."""
 
 from __future__ import annotations
 
@@ -6,29 +6,19 @@ import enum
 import functools
 import linecache
 import re
-import sys
 import sysconfig
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType, MappingProxyType
 from typing import Final
 
-import attrs
 import torch
 
 import djinn_core
-from djinn_core.front_end import called, preformatted
-from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.program import line_of_site
-from djinn_core.printable import duration, unit_of
-from djinn_core.runtime import client
 
 _HERE: Final = str(Path(djinn_core.__file__).parent)
 _TORCH: Final = str(Path(torch.__file__).parent)
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-_LINES: Final = 1000  # lines of a program that are told apart
 _DECIDES: Final = re.compile(r"\b(if|elif|while|assert|and|or|not|bool)\b")
 NUMBER, CONDITION, COPY, PRINT, SHAPE, SYNCHRONIZE, CHECK, FULL, UPLOAD, FIGURES, FILES, OTHER = (
     "a number",
@@ -79,108 +69,6 @@ _CAUSES: Final = MappingProxyType({
     ("session.py", "remove_weights"): FILES,
     ("session.py", "published"): FILES,
 })  # fmt: skip
-
-
-@attrs.frozen
-class Wait:
-    """Round trips of one line of the program.
-
-    Attributes:
-        file, line, function: where they were caused; an empty `file`: in no Python code of the user's.
-        text: the line.
-        cause: what was waited for, such as `a number`.
-        advice: a way to avoid it.
-        times: how many round trips.
-        seconds: how long the program waited for them in all.
-    """
-
-    file: str
-    line: int
-    function: str
-    text: str
-    cause: str
-    advice: str
-    times: int
-    seconds: float
-
-
-class WaitReport:
-    """Round trips inside a block of `explain_waits()`; `str()` shows them as a table, the longest first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._places = UserPlaces()
-        self._found: dict[tuple[int, int, str], tuple[UserPlace, int, float]] = {}  # by identity of a code object
-
-    name = "djinn.explain_waits"
-    events = frozenset({"waited"})
-
-    def observe(self, event: Event) -> None:
-        """As `Observer.observe`: on the thread that has waited, with the stack of what it waited for."""
-        if event.name != "waited":
-            return
-        place = self._places.find(sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
-        key = id(place[0]), *place[1:]
-        with self._lock:
-            _, times, seconds = self._found.get(key, (place, 0, 0.0))
-            if times or len(self._found) < _LINES:
-                self._found[key] = place, times + 1, seconds + event.fields["seconds"]
-
-    @property
-    def waits(self) -> tuple[Wait, ...]:
-        """Lines that waited, the longest first."""
-        with self._lock:
-            places = list(self._found.values())
-        found: dict[tuple[str, int, str, str], tuple[int, float]] = {}
-        for place, count, spent in places:  # a line may have several places
-            key = line_of(place)
-            times, seconds = found.get(key, (0, 0.0))
-            found[key] = times + count, seconds + spent
-        return tuple(
-            Wait(file, line, function, linecache.getline(file, line).strip(), cause, ADVICE[cause], times, seconds)
-            for (file, line, function, cause), (times, seconds) in sorted(found.items(), key=lambda one: -one[1][1])
-        )
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the program waited in all."""
-        return sum(one.seconds for one in self.waits)
-
-    def __repr__(self) -> str:
-        waits = self.waits
-        times = sum(one.times for one in waits)
-        return f"<WaitReport: {times} round trips, {duration(self.seconds)}, on {len(waits)} lines; see print() of it>"
-
-    def _repr_html_(self) -> str:
-        return preformatted(str(self))
-
-    def __str__(self) -> str:
-        """A table with a line for each line of the program, and what to do about it below."""
-        waits = self.waits
-        if not waits:
-            return "the program waited for no round trip"
-        lines = [f"{sum(one.times for one in waits)} round trips, {duration(self.seconds)}"]
-        many, unit = unit_of(self.seconds)
-        for one in waits:
-            place = f"{called(one.file)}:{one.line} in {one.function}" if one.file else "outside of Python code"
-            lines += [
-                f"{one.seconds * many:9.3f} {unit} {one.times:6} x  {one.cause:22} {place}",
-                f"{'':22}{one.text}" if one.text else "",
-                f"{'':22}-> {one.advice}",
-            ]
-        return "\n".join(line for line in lines if line)
-
-
-@contextmanager
-def explain_waits() -> Iterator[WaitReport]:
-    """List each round trip that the program waits for inside the block: what for, on which line, for how long, and a way to avoid it.
-
-    Round trips that are not waited for, such as those of a copy with `non_blocking=True` that came in time, are not listed. Looking for
-    the line takes some microseconds a round trip; without the block nothing is looked for.
-    """
-    report = WaitReport()
-    with client.observed_by(report):
-        yield report
 
 
 # A place in the user's program: its code object (None: in no Python code of the user's) and the offset of the instruction there; what was waited for.

@@ -9,9 +9,8 @@ from typing import Final
 
 import attrs
 
-from djinn_core.ir.program import describe_site
-from djinn_core.runtime.timeline.clocks import ClientClock
-from djinn_core.runtime.timeline.events import (
+from djinn.timelines import ClientClock, ExecutionTimes, Span, SubmissionRecord, describe_site
+from djinn_timeline.events import (
     ANSWER,
     DECODE,
     EARLIER,
@@ -23,8 +22,6 @@ from djinn_core.runtime.timeline.events import (
     REQUEST,
     TRANSFER,
 )
-from djinn_core.runtime.timeline.recorded import Span, SubmissionRecord
-from djinn_core.wire.timing_messages import ExecutionTimes
 
 IDLE: Final = 1e-4  # seconds that an executor may take from one thing to the next; after more it was idle
 _PAIR: Final = struct.Struct("<ff")

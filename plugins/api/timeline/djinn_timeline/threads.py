@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from djinn_core.runtime.timeline.events import CAPTURE, PYTHON
-from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
+from djinn.timelines import Span, ThreadRecord
+from djinn_timeline.events import CAPTURE, PYTHON
 
 
 @attrs.frozen

@@ -8,25 +8,14 @@ from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from djinn_core.errors import DjinnError
-from djinn_core.interception.recording.recorder import current, recorders
-from djinn_core.logs import get_logger
-from djinn_core.printable import duration
-from djinn_core.runtime import client
-from djinn_core.runtime.pool.session import PoolSession
-from djinn_core.runtime.session import Session
-from djinn_core.runtime.timeline.assembling import Assembled, assemble
-from djinn_core.runtime.timeline.events import TimelineEvent
-from djinn_core.runtime.timeline.recording import Recording, check_alone
-from djinn_core.runtime.timeline.report import TimeTotals, table, totals
-from djinn_core.runtime.timeline.trace_file import save_trace, trace_of
-from djinn_core.tracebacks import for_users
-from djinn_core.wire.timing_messages import TimingsReply, TimingsRequest
-
-SAMPLES: Final = 3  # round trips by which clocks are compared before the block, or when a session begins in it
-log = get_logger("djinn.profile")
+from djinn.hooks import DjinnError
+from djinn.timelines import Recording, check_alone, duration, for_users, record_timeline
+from djinn_timeline.assembling import Assembled, assemble
+from djinn_timeline.events import TimelineEvent
+from djinn_timeline.report import TimeTotals, table, totals
+from djinn_timeline.trace_file import save_trace, trace_of
 
 
 class Timeline:
@@ -134,48 +123,5 @@ def profile(*, ops: bool = False) -> AbstractContextManager[Timeline]:
 
 @contextmanager
 def _recorded(*, ops: bool) -> Iterator[Timeline]:
-    check_alone()
-    recording = Recording(ops=ops)
-    timeline, observers = Timeline(recording), client.context.observers
-    recording.connected = lambda: _ask_executors(recording, TimingsRequest(ops=ops))
-    if client.is_initialized():
-        recording.connected()
-    with client.observed_by(recording), recording.hooked():
-        observers.timeline = recording
-        recording.begun = time.perf_counter()
-        try:
-            yield timeline
-        finally:
-            ended = time.perf_counter()
-            try:
-                if client.is_initialized():
-                    _ask_executors(recording, TimingsRequest(on=False))
-            finally:  # also where that is interrupted
-                observers.timeline = None
-                recording.ended = ended
-
-
-def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
-    """Have executors tell times, or no more, when all that was recorded so far is done; and compare their clocks with this one."""
-    try:
-        with recorders.sending:
-            if not request.on:
-                current().flush()
-            members = _members()
-            for member in members:
-                for _ in range(SAMPLES if request.on else 1):
-                    begun = time.perf_counter()
-                    reply = member.replies.ask(request, TimingsReply)
-                    moments = begun, reply.clock, reply.clock, time.perf_counter()
-                    recording.samples.append((member.replies.reader.number, reply.instance, *moments))
-                    client.context.stats.round_trips -= 1  # it is none of the program's
-    except DjinnError as error:
-        log.warning("an executor is not asked for its times", reason=str(error))
-
-
-def _members() -> list[Session]:
-    """Sessions with executors that tell times."""
-    session, opened = client.context.session, client.context.opened
-    sessions = session.membership.here if isinstance(session, PoolSession) else (session,)
-    pairs = zip(sessions, opened, strict=True)
-    return [one for one, known in pairs if isinstance(one, Session) and known.now.timings]
+    with record_timeline(ops=ops) as recording:
+        yield Timeline(recording)

@@ -9,10 +9,9 @@ from typing import Final
 
 import attrs
 
-from djinn_core.ir.module_path import BACKWARD
-from djinn_core.printable import duration, unit_of
-from djinn_core.runtime.timeline.assembling import Assembled, ThreadTime, executor_name
-from djinn_core.runtime.timeline.events import (
+from djinn.timelines import ADVICE, BACKWARD, duration, unit_of
+from djinn_timeline.assembling import Assembled, ThreadTime, executor_name
+from djinn_timeline.events import (
     ANSWER,
     CAPTURE,
     CAUSES,
@@ -36,7 +35,6 @@ from djinn_core.runtime.timeline.events import (
     UPLOAD,
     WAIT,
 )
-from djinn_core.runtime.waits import ADVICE
 
 ROWS: Final = 16  # modules and lines that a table shows
 OUTSIDE: Final = "(outside of modules)"

@@ -1,0 +1,49 @@
+"""Names of the module `djinn` that packages bring: found by their entry points, and imported when a program asks for one."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from typing import Any, Final
+
+from djinn_core.config import resolve
+from djinn_core.errors import PluginError
+from djinn_core.plugins.discovery import installed
+from djinn_core.plugins.intake import PluginLoader
+from djinn_core.plugins.registry import Selection
+
+API_GROUP: Final = "djinn.api"
+_KINDS: Final = frozenset({"api"})
+
+
+@functools.cache
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=API_GROUP))
+
+
+def find_api_name(name: str) -> Any | None:
+    """The function or class that `djinn.<name>` stands for; None where no plugin in use brings it. The setting `plugins` leaves such names alone.
+
+    Raises:
+        ConfigurationError: a setting is wrong.
+    """
+    if not _entry_points():
+        return None
+    selection = Selection.from_settings(resolve().settings)
+    loader = PluginLoader(selection.disable, _KINDS, selection.trace, selection.plugin_settings)
+    for candidate in installed(_entry_points()):
+        loader.take(candidate)
+    for offered in loader.objects["api_names"]:
+        if offered.name == name:
+            return offered.load()
+    for failure in loader.failures:
+        failure.warn()
+    return None
+
+
+def absent(name: str, folder: str) -> PluginError:
+    """The error where the package in a folder of Djinn's repository that brings `djinn.<name>` is not in use."""
+    return PluginError(
+        f"`djinn.{name}` is in a package of Djinn's repository that is not in use: `pip install ./{folder}` in a checkout. "
+        "`djinn plugins` shows what is installed, disabled or broken"
+    )

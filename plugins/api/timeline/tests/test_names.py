@@ -1,0 +1,36 @@
+"""The names that this package brings are those of `djinn`, and work there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import djinn
+import djinn_timeline
+from djinn.testing import ApiNameConformance, PluginConformance
+
+NAMES = djinn_timeline.djinn_register_api_names()
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_timeline
+
+
+class TestNames(ApiNameConformance):
+    @pytest.fixture(params=NAMES, ids=lambda one: one.name)
+    def api_name(self, request):
+        return request.param
+
+
+def test_a_block_is_profiled_and_its_waits_are_explained():
+    x = torch.ones(3, device="remote_accelerator:0")
+    djinn.init()  # clocks are compared where a session begins, which is waited for
+    with djinn.profile() as prof, djinn.explain_waits() as report:
+        assert (x + 1).sum().item() == 6
+    assert prof.totals.round_trips == 1
+    assert isinstance(prof, djinn.Timeline)
+    assert isinstance(report, djinn.WaitReport)
+    assert [wait.times for wait in report.waits] == [1]
+    assert ".item()" in prof.table()
