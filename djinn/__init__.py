@@ -36,6 +36,7 @@ from djinn_core.errors import (
     StartupError,
     TransportError,
     UnsupportedOperation,
+    VerificationError,
     WeightsUnavailable,
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
     from djinn_core.runtime.connecting.links import topology
     from djinn_core.runtime.coordinator import Coordinator, coordinator
     from djinn_core.runtime.deadlines import deadline
-    from djinn_core.runtime.differences import VerificationError
     from djinn_core.runtime.kv_session import KvSession, kv_session
     from djinn_core.runtime.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
     from djinn_core.runtime.published import attach, publish, published, unpublish
@@ -89,11 +89,11 @@ if TYPE_CHECKING:
         RemoteTorchOutOfMemory,
     )
     from djinn_core.runtime.scaling import scale
-    from djinn_core.runtime.verifying import Verification, verify
     from djinn_core.scheduler import Scheduler
     from djinn_timeline.events import TimelineEvent
     from djinn_timeline.profiling import Timeline, profile
     from djinn_timeline.waits import WaitReport, explain_waits
+    from djinn_verification.verifying import Verification, verify
 
 __version__ = "26.11.0"
 
@@ -209,19 +209,18 @@ _PLACES = {
     "djinn_core.runtime.connecting.links": "topology",
     "djinn_core.runtime.coordinator": "Coordinator coordinator",
     "djinn_core.runtime.deadlines": "deadline",
-    "djinn_core.runtime.differences": "VerificationError",
     "djinn_core.runtime.kv_session": "KvSession kv_session",
     "djinn_core.runtime.open_weights": "RemoteWeights open_weights remove_weights save_weights",
     "djinn_core.runtime.published": "attach publish published unpublish",
     "djinn_core.runtime.receiving.remote_errors": "RemoteAcceleratorError RemoteLinAlgError RemoteTorchOutOfMemory",
     "djinn_core.runtime.scaling": "scale",
-    "djinn_core.runtime.verifying": "Verification verify",
     "djinn_core.scheduler": "Scheduler",
 }
 
 # By folder of Djinn's repository what the package there brings, so that a name whose package is missing says which to install.
 _PACKAGES = {
     "plugins/api/timeline": "Timeline TimelineEvent WaitReport explain_waits profile",
+    "plugins/api/verification": "Verification verify",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above

@@ -202,3 +202,8 @@ class ProgramStopped(RemoteError):  # noqa: N818 - says what happened
     """A value that was not computed, or not written, because its program was stopped at a deadline."""
 
     tells_of_op = False
+
+
+@public("verification")
+class VerificationError(DjinnError, AssertionError):
+    """An op gave other results on the remote device than here; the message names the first."""

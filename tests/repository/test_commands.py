@@ -33,7 +33,9 @@ PORTS = ("5556", "5557", "5558")
 # Those of the other documents plan and explain large models, which takes minutes: `make documents` runs them as well.
 SHORT = {"README.md", "plugins.md", "run.md", "security.md"}
 EVERYTHING = bool(os.environ.get("ALL_DOCUMENTS"))
-LONG = re.compile(r"llama-8b|explain examples/")  # takes ten seconds; tests/cli has the same on smaller models
+LONG = re.compile(
+    r"llama-8b|explain examples/"
+)  # takes ten seconds; plugins/commands/planning has the same on smaller models
 
 FORKING = """\
 #!{python} -ES

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-from djinn_core.interception.recording.op_observer import fetch_all
-from djinn_core.interception.tensors.memory_views import memory_between
-from djinn_core.interception.tensors.storage import Value
-from djinn_core.ir.values import TensorMeta
+from djinn.hooks import TensorMeta
+from djinn.watching import Value, fetch_all, memory_between
 
 Look = tuple[Value, TensorMeta]  # a value, and the metadata that it had when it was used
 

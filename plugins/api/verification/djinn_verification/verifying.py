@@ -10,25 +10,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import attrs
 import torch
 
-from djinn_core import torch_private
-from djinn_core.errors import DjinnError
-from djinn_core.interception.recording.call_site import user_site
-from djinn_core.interception.recording.module_calls import module_now
-from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interception.tensors.memory_views import view_of
-from djinn_core.ir.module_path import ModuleCall, is_backward, module_path
-from djinn_core.ir.operators import OWN_OPERATORS, resolve
-from djinn_core.ir.program import Call, Site, Slot, describe_site
-from djinn_core.ir.unflatten_call import call_arguments
-from djinn_core.logs import get_logger
-from djinn_core.runtime.differences import Difference, Tolerance, VerificationError, distance, in_words
-from djinn_core.runtime.receiving.cpu_copies import CpuCopies, Look
+from djinn import VerificationError
+from djinn.libraries import get_logger
+from djinn.watching import (
+    Call,
+    LazyTensor,
+    ModuleCall,
+    Site,
+    Slot,
+    describe_site,
+    is_own,
+    module_in_words,
+    place_of_op,
+    run_here,
+    unwatched,
+    view_of,
+    watch_ops,
+)
+from djinn_verification.cpu_copies import CpuCopies, Look
+from djinn_verification.differences import Difference, Tolerance, distance, in_words
 
 log = get_logger("djinn.verify")
 
@@ -36,7 +40,6 @@ BATCH_OPS = 256  # ops that are gathered before they are checked
 BATCH_BYTES = 64 << 20  # bytes of their results
 COPIES_BYTES = 1 << 30  # bytes of the device's memory that are kept here between checks
 DIFFERENCES = 64  # that a report lists; it counts them all
-_HERE = torch.device("cpu")
 _UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_resize_output")
 _OVERWRITE = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 
@@ -76,19 +79,14 @@ def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: boo
         RemoteError: an op failed on the executor.
         DjinnError: the block is inside another `verify()` or a `capture()` of this thread.
     """
-    recorder = current()
-    if recorder.watcher is not None or recorder.captures:
-        raise DjinnError("djinn.verify() works neither inside another one nor inside djinn.capture()")
     checker = _Checker(Tolerance(rtol, atol, bitwise))
-    recorder.watcher = checker
-    try:
-        yield checker.report
-        checker.check()
-    except BaseException as error:
-        checker.explain(error)
-        raise
-    finally:
-        recorder.watcher = None
+    with watch_ops(checker, "djinn.verify()"):
+        try:
+            yield checker.report
+            checker.check()
+        except BaseException as error:
+            checker.explain(error)
+            raise
     if checker.report.differing:
         raise VerificationError(in_words(checker.report.differences, checker.report.differing))
 
@@ -142,7 +140,7 @@ class _Checker:
             self.check()
         used = [(o.remote, o.remote.meta) for o in operands if o.remote.storage.id in written]
         if not _reason_to_skip(call) and not (len(used) == 1 and _named(call.op, _OVERWRITE)):
-            with _unwatched():
+            with unwatched():
                 self._copies.load(used)
         for value, meta in used:
             if value.storage.id not in self._before:
@@ -164,12 +162,10 @@ class _Checker:
             if reason != _VIEW:
                 self.report.unchecked[reason] += 1
             return
-        recorder = current()
         op = _Gathered(
             call,
             slots,
-            user_site(recorder.issued, recorder.module),
-            module_now(recorder),
+            *place_of_op(),
             tuple((o.remote, meta) for o, meta in zip(operands, call.operands, strict=True)),
             tuple((r.remote, r.remote.meta) if isinstance(r, LazyTensor) else None for r in results),
             tuple((operands[i].remote, operands[i].remote.meta) for i in call.writes),
@@ -189,7 +185,7 @@ class _Checker:
         """
         gathered, self._gathered = self._gathered, []
         self._used, self._nbytes = set(), 0
-        with _unwatched():
+        with unwatched():
             self._copies.load(look for op in gathered for look in op.looks())
         for op in gathered:
             self._check_one(op)
@@ -227,8 +223,7 @@ class _Checker:
         self.report.differing += 1
         if len(self.report.differences) < DIFFERENCES:
             rtol, atol = self._tolerance.for_dtype(here.dtype)
-            found = module_path(op.module)
-            words = str(found) if found is not None else "a backward pass" if is_backward(op.module) else ""
+            words = module_in_words(op.module)
             shapes = tuple(f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in op.call.operands)
             numbers = (apart.largest, apart.differing, here.numel(), rtol, atol)
             self.report.differences.append(
@@ -251,7 +246,7 @@ _VIEW = "a view"
 
 
 def _reason_to_skip(call: Call) -> str:
-    if call.op in OWN_OPERATORS:
+    if is_own(call):
         return "of Djinn's own"
     if _named(call.op, _UNINITIALISED):
         return "makes memory without content"
@@ -265,25 +260,3 @@ def _reason_to_skip(call: Call) -> str:
 def _named(op: str, names: Sequence[str]) -> bool:
     packet = op.removeprefix("aten::").partition(".")[0]
     return any(packet == name or (not name.endswith("_") and packet.startswith(f"{name}_")) for name in names)
-
-
-@contextmanager
-def _unwatched() -> Iterator[None]:
-    recorder = current()
-    watcher, recorder.watcher = recorder.watcher, None
-    try:
-        yield
-    finally:
-        recorder.watcher = watcher
-
-
-def run_here(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Any:
-    """Run the op of `call` on these CPU operands and scalars, as an executor would.
-
-    Raises:
-        Exception: whatever PyTorch raises here.
-    """
-    form = call.signature.form
-    positional, keywords = call_arguments(form, operands, slots, _HERE)
-    with torch.inference_mode():
-        return torch_private.kernel_of(resolve(form.op))(*positional, **keywords)

@@ -1,4 +1,4 @@
-"""Numerical comparison of two results of one op, and the error message about a difference."""
+"""Numerical comparison of two results of one op, and the message about a difference."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import attrs
 import torch
-
-from djinn_core.errors import DjinnError, public
 
 # As in the documentation of `torch.testing.assert_close`.
 _DEFAULTS = {
@@ -19,11 +17,6 @@ _DEFAULTS = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-
-
-@public("verification")
-class VerificationError(DjinnError, AssertionError):
-    """An op gave other results on the remote device than here; the message names the first."""
 
 
 @attrs.frozen
