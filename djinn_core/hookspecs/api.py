@@ -24,7 +24,7 @@ class ApiName:
     module: str
 
     def load(self) -> Any:
-        """What the name stands for, imported now."""
+        """Import the function or class, and return it."""
         return getattr(importlib.import_module(self.module), self.name)
 
 

@@ -22,7 +22,7 @@ def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
 
 
 def find_api_name(name: str) -> Any | None:
-    """What `djinn.<name>` stands for; None where no plugin in use brings it. The setting `plugins` leaves such names alone.
+    """The function or class that `djinn.<name>` stands for; None where no plugin in use brings it. The setting `plugins` leaves such names alone.
 
     Raises:
         ConfigurationError: a setting is wrong.

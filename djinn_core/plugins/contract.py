@@ -30,7 +30,8 @@ def _faults(candidate: object, wanted: type) -> Iterator[str]:
         yield from _attribute_faults(candidate, wanted)
         yield from _method_faults(candidate, wanted)
     elif not isinstance(candidate, wanted):
-        yield f"it is no instance of {wanted.__module__.partition('.')[0]}.{wanted.__name__}"
+        package = wanted.__module__.partition(".")[0]
+        yield f"it is no instance of {'djinn.hooks' if package == 'djinn_core' else package}.{wanted.__name__}"
 
 
 def _optional_faults(candidate: object, members: Mapping[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 import pytest
 
+from djinn_core.hookspecs.api import ApiName
 from djinn_core.plugins.contract import complaint
 from djinn_core.plugins.kinds import KINDS
 
@@ -55,7 +56,13 @@ def test_commands_are_those_of_click() -> None:
     assert "with an empty `name`" in complaint(click.Command(None), KIND["commands"])
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k.name != "commands"], ids=lambda kind: kind.name)
+def test_api_names_are_those_of_djinn() -> None:
+    assert complaint(ApiName("sound", "package.module"), KIND["api"]) == ""
+    assert "it is no instance of djinn.hooks.ApiName" in complaint(pattern(), KIND["api"])
+    assert "with an empty `name`" in complaint(ApiName("", "package.module"), KIND["api"])
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k.name not in {"api", "commands"}], ids=lambda kind: kind.name)
 def test_an_object_without_anything_lacks_every_member(kind: Any) -> None:
     problem = complaint(object(), kind)
     members = [name for name in (*kind.protocol.__annotations__, *vars(kind.protocol)) if not name.startswith("_")]

@@ -89,6 +89,7 @@ def test_the_built_in_plugins_come_through_the_same_door() -> None:
         "cpu": "devices",
         "memory": "memory",
         "weights": "weights",
+        "safetensors_files": "weight_formats",
         "assignment": "assignment",
     }
 

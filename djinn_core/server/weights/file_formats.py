@@ -21,7 +21,7 @@ _index: msgspec.json.Decoder[_Index] = msgspec.json.Decoder(_Index)
 
 
 def suffixes_of(formats: Sequence[WeightFormat]) -> tuple[str, ...]:
-    """How the names of files with weights end, and of their indexes."""
+    """Ends of the names of files with weights, and of their indexes."""
     return (*(suffix for one in formats for suffix in one.suffixes), INDEX)
 
 

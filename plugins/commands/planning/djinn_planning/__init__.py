@@ -1,4 +1,4 @@
-"""What would be done with a program or a model: `djinn explain` and `djinn plan`.
+"""Plans for a program or a model that does not run: `djinn explain` and `djinn plan`.
 
 This module is imported for `djinn --help`, so the rest is imported where it is needed.
 

@@ -1,20 +1,20 @@
-"""A weight format for Djinn: files that `numpy.savez` wrote, without compression."""
+"""A weight format for Djinn: the length of a header, the header in JSON, the tensors."""
 
 from __future__ import annotations
 
-import io
-import zipfile
+import json
+import math
 
-import numpy as np
 import torch
 
 from djinn.hooks import FileHeader, HeaderEntry, WeightFile, WeightFormat, hookimpl
-from djinn.weights import read_bytes
+from djinn.weights import MOST_DIMENSIONS, MOST_TENSORS, read_bytes
 
 djinn_api_version = 1
 
-LARGEST = 64 << 20  # bytes of a file that is read whole for its header
-_LOCAL_HEADER = 30  # bytes before the name of a member of the archive
+LENGTH = 8  # bytes of the number that a file begins with
+LONGEST = 1 << 20  # bytes of a header
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int32}
 
 
 class ExampleFormat:
@@ -25,42 +25,30 @@ class ExampleFormat:
     whole: tuple[str, ...] = ()
 
     def read_header(self, file: WeightFile) -> FileHeader:
-        """Where each tensor lies."""
-        if file.size > LARGEST:
-            raise ValueError(f"it has {file.size:,} bytes; {LARGEST:,} are the limit")
-        data = read_bytes(file, 0, file.size)
-        tensors = {}
-        try:
-            archive = zipfile.ZipFile(io.BytesIO(data))
-            members = archive.infolist()
-        except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
-            raise ValueError(f"it is no archive: {error}") from None
-        for member in members:
-            tensors[member.filename.removesuffix(".npy")] = _entry(data, member)
-        return FileHeader(tensors, {})
+        """The place of each tensor. `json` raises `ValueError` for what is no JSON."""
+        length = int.from_bytes(read_bytes(file, 0, LENGTH), "little")
+        if length > LONGEST:
+            raise ValueError(f"its header has {length:,} bytes; {LONGEST:,} are the limit")
+        found = json.loads(read_bytes(file, LENGTH, length).decode())
+        if not isinstance(found, dict) or len(found) > MOST_TENSORS:
+            raise ValueError("its header is no table of tensors, or has too many")
+        return FileHeader({name: _entry(name, said, file.size) for name, said in found.items()}, {})
 
 
-def _entry(data: bytes, member: zipfile.ZipInfo) -> HeaderEntry:
-    """Where the array of a member lies, which is not compressed."""
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("it is compressed")
-    fixed = data[member.header_offset : member.header_offset + _LOCAL_HEADER]
-    if len(fixed) < _LOCAL_HEADER:
-        raise ValueError("a member does not lie in it")
-    names = int.from_bytes(fixed[26:28], "little") + int.from_bytes(fixed[28:30], "little")
-    first = member.header_offset + _LOCAL_HEADER + names
-    stream = io.BytesIO(data[first : first + member.file_size])
-    try:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, by_column, dtype = read(stream)
-        array = torch.from_numpy(np.empty(0, dtype))
-    except (SyntaxError, TypeError, UnicodeDecodeError) as error:
-        raise ValueError(f"a member is no array of numbers: {error}") from None
-    start, size = first + stream.tell(), int(np.prod(shape, dtype=object)) * array.itemsize
-    if by_column or not 0 <= size <= len(data) - start:
-        raise ValueError("a tensor does not lie in it")
-    return HeaderEntry(array.dtype, shape, start, size)
+def _entry(name: str, said: object, end: int) -> HeaderEntry:
+    """A tensor, as `{"dtype": "float32", "shape": [2, 3], "start": 100}` says it."""
+    if not isinstance(said, dict) or said.get("dtype") not in DTYPES:
+        raise ValueError(f"its tensor {name!r} has no dtype that is known")
+    shape, start = said.get("shape"), said.get("start")
+    if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS or not isinstance(start, int):
+        raise ValueError(f"its tensor {name!r} has no shape or no place")
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"its tensor {name!r} has sizes that are none")
+    dtype = DTYPES[said["dtype"]]
+    nbytes = math.prod(shape) * dtype.itemsize
+    if start < 0 or start + nbytes > end:
+        raise ValueError(f"its tensor {name!r} does not lie in it")
+    return HeaderEntry(dtype, tuple(shape), start, nbytes)
 
 
 @hookimpl

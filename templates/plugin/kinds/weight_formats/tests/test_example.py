@@ -1,10 +1,11 @@
-import io
+import json
 
 import djinn_example
-import numpy
 import pytest
 
 from djinn.testing import PluginConformance, WeightFormatConformance
+
+ROOM = 1000  # bytes for the header
 
 
 class TestPlugin(PluginConformance):
@@ -21,8 +22,12 @@ class TestFormat(WeightFormatConformance):
     @pytest.fixture
     def make_file(self):
         def make_file(tensors):
-            written = io.BytesIO()
-            numpy.savez(written, **{name: tensor.numpy() for name, tensor in tensors.items()})
-            return written.getvalue()
+            header, data = {}, b""
+            for name, tensor in tensors.items():
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                header[name] = {"dtype": dtype, "shape": list(tensor.shape), "start": ROOM + len(data)}
+                data += tensor.numpy().tobytes()
+            text = json.dumps(header).encode().ljust(ROOM - djinn_example.LENGTH)
+            return len(text).to_bytes(djinn_example.LENGTH, "little") + text + data
 
         return make_file
