@@ -138,8 +138,13 @@ def refusal(name: str) -> str:
         return _EXCLUDED.get(packet) or _EXCLUDED_OVERLOADS[name]
     schema = torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload)
     types = [str(a.type) for a in (*schema.arguments, *schema.returns)]
-    strange = [kind for kind in types if not _TYPES.match(kind)]
+    strange = [kind for kind in types if not _travels(kind)]
     return f"it takes or returns what cannot travel: {', '.join(strange)}" if strange else ""
+
+
+@functools.cache  # few types, which thousands of overloads have
+def _travels(kind: str) -> bool:
+    return _TYPES.match(kind) is not None
 
 
 @functools.cache

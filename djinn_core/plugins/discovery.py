@@ -183,7 +183,14 @@ def _importable(name: str) -> bool:
 
 
 def _origin(distribution: importlib.metadata.Distribution | None) -> tuple[str, str]:
-    return (distribution.name, distribution.version) if distribution else ("", "")
+    """Name and version; found in the first lines, because `importlib.metadata` parses the whole file for each of the two."""
+    if distribution is None:
+        return "", ""
+    head = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+    found = dict([line.split(": ", 1) for line in head.splitlines() if line.startswith(("Name: ", "Version: "))])
+    if len(found) < 2:
+        return distribution.name, distribution.version
+    return found["Name"].strip(), found["Version"].strip()
 
 
 def _origin_of_module(module: str) -> tuple[str, str]:

@@ -7,8 +7,7 @@ import inspect
 import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 import attrs
@@ -24,17 +23,35 @@ from djinn_core.plugins.report import log
 from djinn_core.plugins.settings import Declared, read_settings
 
 _HOOKS: Final = frozenset(kind.hook for kind in KINDS)
+_MARK: Final = f"{PROJECT}_impl"  # the attribute that `hookimpl` sets
 
 
-@cache
-def _specifications(commands_only: bool) -> ModuleType:
-    """All hooks and nothing else: pluggy looks at each name of a module, for each plugin again.
+# Kinds of things in modules that are no functions, whatever their class says of itself.
+_NO_HOOKS: Final = (type, ModuleType, str, int, float, tuple, list, dict, frozenset)
+
+
+class _OnePlugin(pluggy.PluginManager):
+    """The manager of one plugin. Of a module it looks at functions that are marked; pluggy inspects whatever a module imports."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        """As pluggy's."""
+        if isinstance(plugin, ModuleType):
+            found = vars(plugin).get(name)
+            kind = type(found)
+            if issubclass(kind, _NO_HOOKS) or (kind is FunctionType and _MARK not in vars(found)):
+                return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
+def _specifications(plugin: object, commands_only: bool) -> ModuleType:
+    """The hooks that a plugin may implement, by its names: pluggy inspects each of a module's names, for each plugin again.
 
     Where nothing but commands is looked for, the hook of commands alone: what declares the others imports PyTorch.
     """
     hooks = ModuleType("djinn_core.hookspecs.hooks")
+    names = _HOOKS.intersection(dir(plugin))
     for kind in KINDS:
-        if kind.name in COMMAND_KINDS or not commands_only:
+        if kind.hook in names and (kind.name in COMMAND_KINDS or not commands_only):
             setattr(hooks, kind.hook, getattr(kind.specification, kind.hook))
     return hooks
 
@@ -68,7 +85,9 @@ def load(
     try:
         plugin = _import(candidate)
         _check_version(plugin)
-        manager = _manager(candidate, plugin, _specifications(commands_only=COMMAND_KINDS.issuperset(kinds)), trace)
+        manager = _manager(
+            candidate, plugin, _specifications(plugin, commands_only=COMMAND_KINDS.issuperset(kinds)), trace
+        )
         implemented = tuple(kind for kind in KINDS if _implementations(manager, kind))
         settings = read_settings(plugin, candidate.name, given)
         asked = [kind for kind in implemented if kind.name in kinds]
@@ -117,7 +136,7 @@ def _manager(
 ) -> pluggy.PluginManager:
     if isinstance(plugin, type):
         raise PluginError(f"it is the class {plugin.__name__}; pass an instance")
-    manager = pluggy.PluginManager(PROJECT)
+    manager = _OnePlugin(PROJECT)
     manager.add_hookspecs(specifications)
     try:
         manager.register(plugin, name=candidate.name)
