@@ -137,7 +137,8 @@ def _manager(
     if isinstance(plugin, type):
         raise PluginError(f"it is the class {plugin.__name__}; pass an instance")
     manager = _OnePlugin(PROJECT)
-    manager.add_hookspecs(specifications)
+    if _HOOKS.intersection(vars(specifications)):
+        manager.add_hookspecs(specifications)
     try:
         manager.register(plugin, name=candidate.name)
     except (pluggy.PluginValidationError, ValueError) as error:
