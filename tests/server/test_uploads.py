@@ -69,7 +69,8 @@ def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
     monkeypatch.setattr(session.link, "channel", connection)
     source.zero_()
     assert torch.equal(target.cpu(), expected)
-    assert not session.uploads.unanswered
+    assert not session.uploads.open
+    assert not session.uploads.asked
 
 
 def test_a_bar_shows_how_far_an_upload_is(keeping, monkeypatch):
@@ -143,7 +144,9 @@ def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
     assert djinn.stats()["round_trips"] <= 3, "for all; for that which the server lacks; for that which comes twice"
     for parameter, right in zip(model, expected, strict=True):
         assert torch.equal(parameter.cpu(), right)
-    assert not open_session().uploads.unanswered
+    uploading = open_session().uploads
+    assert not uploading.open
+    assert not uploading.asked
 
 
 def test_memory_of_what_is_expected_is_not_used_for_anything_else(keeping, monkeypatch):
