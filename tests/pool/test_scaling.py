@@ -145,7 +145,7 @@ def test_pinned_caches_stay_pinned_where_they_go(pooled, monkeypatch):
         assert cache.pin().pinned == 1 << 19
         with monkeypatch.context() as full:
             full.setattr(session.members[0], "caches", lambda *_: CacheMemory(refused="it is full"))
-            with pytest.raises(djinn.DoesNotFit, match="no room to pin.*it is full"):
+            with pytest.raises(djinn.DoesNotFit, match=r"no room to pin.*it is full"):
                 djinn.scale(executors=1)
         assert [len(executor_processes()), cache.size().pinned] == [2, 0]
         second = torch.arange(1 << 16, device="remote_accelerator:2")
