@@ -5,15 +5,19 @@
 
 `small`: the smallest submission that is waited for; the reference is the same with a server's executor over tcps. `start`: from the
 first use of the device until a value is there, with Ray connected; the reference is a program's own executor on this machine.
+`start_prepared`: the same where the node keeps a process to fork executors from (`plugins.ray.prepared_seconds`).
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import torch
 from measuring import Case, Effort, Outcome, main, median_of
@@ -94,7 +98,7 @@ def small(effort: Effort) -> Outcome:
         return in_turns(by_ray, by_tcps, effort)
 
 
-def start(effort: Effort) -> Outcome:
+def start(effort: Effort, prepared_seconds: float = 0.0) -> Outcome:
     def first_value() -> float:
         began = time.perf_counter()
         torch.ones(4, device=REMOTE).sum().item()
@@ -103,7 +107,8 @@ def start(effort: Effort) -> Outcome:
     with cluster() as address:
 
         def by_ray() -> float:
-            with session(engine="ray", engine_address=address):
+            settings = {"ray": {"prepared_seconds": prepared_seconds}}
+            with session(engine="ray", engine_address=address, plugin_settings=settings):
                 return first_value()
 
         def here() -> float:
@@ -111,10 +116,25 @@ def start(effort: Effort) -> Outcome:
                 return first_value()
 
         by_ray()  # Ray has processes of this Python from now on
+        if prepared_seconds:
+            wait_prepared()
         return in_turns(by_ray, here, effort)
 
 
-CASES = [Case("small", 1.1, small), Case("start", None, start)]
+def wait_prepared() -> None:
+    """Wait until this machine has a process to fork executors from."""
+    folder = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}"
+    deadline = time.monotonic() + 120
+    while not any(path.is_socket() for path in folder.glob("prepared-*")):
+        assert time.monotonic() < deadline, "no process to fork executors from"
+        time.sleep(0.1)
+
+
+CASES = [
+    Case("small", 1.1, small),
+    Case("start", None, start),
+    Case("start_prepared", None, partial(start, prepared_seconds=60.0)),
+]
 
 if __name__ == "__main__":
     main("Executors that Ray holds", CASES)

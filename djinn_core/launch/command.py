@@ -11,6 +11,7 @@ from pathlib import Path
 from djinn_core.errors import StartupError
 
 EXECUTOR_MODULE = "djinn_core.server.executor_process"
+PREPARED_MODULE = "djinn_core.server.prepared_process"
 
 
 def executor_command(module: str, device: str, report: int) -> list[str]:

@@ -26,6 +26,7 @@ from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
 from djinn_core.launch.listen_addresses import ListenAddresses
 from djinn_core.launch.own_journals import LEAST, LIMIT, SHARE
+from djinn_core.launch.prepared import Preparation
 from djinn_core.launch.private_files import private_directory
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.self_signed import self_signed
@@ -40,6 +41,11 @@ _LOCK: Final = "in-use"
 _log = get_logger("djinn.launch")
 
 
+def holder_version() -> str:
+    """Version of Djinn here. An engine that calls this has imported what a holder needs."""
+    return djinn_version()
+
+
 class ExecutorHolder:
     """An executor process, and the folder with its certificate and journals. Methods may be called from several threads."""
 
@@ -52,6 +58,7 @@ class ExecutorHolder:
         share: int = 1,
         threads: int = 0,
         without: Collection[str] = (),
+        prepared_seconds: float = 0.0,
     ) -> None:
         """Start the process and return at once.
 
@@ -65,6 +72,7 @@ class ExecutorHolder:
             share: how many executors share the disk.
             threads: torch threads, where `config` does not say; 0: torch's default.
             without: names of environment variables that the executor does not get.
+            prepared_seconds: how long this machine keeps a process from which the next executors are forked; 0: none.
 
         Raises:
             StartupError: it cannot be started.
@@ -79,7 +87,9 @@ class ExecutorHolder:
             self._journals = _own_folder(Path(base), name, self._locks) if base else self._folder
             host = _address_towards(towards)
             tls = self._identity(host)
-            self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without)
+            plugins = ExecutorConfig(plugins=read.plugins).encode()
+            prepared = Preparation(local, prepared_seconds, plugins) if prepared_seconds else None
+            self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without, prepared)
         except (OSError, DjinnError) as error:
             self._unlock()
             if isinstance(error, StartupError):
@@ -88,7 +98,7 @@ class ExecutorHolder:
 
     def version(self) -> str:
         """Version of Djinn here."""
-        return djinn_version()
+        return holder_version()
 
     def wait_ready(self, timeout: float) -> tuple[bytes, str, str]:
         """The executor's `Ready` as JSON, with addresses that others can reach alone; its fingerprint; the name of this host.

@@ -15,7 +15,7 @@ from typing import Self
 
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
-from djinn_core.launch.command import executor_command, executor_environment
+from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
 from djinn_core.launch.listen_addresses import ListenAddresses
 from djinn_core.launch.orders import (
@@ -34,6 +34,7 @@ from djinn_core.launch.orders import (
     to_line,
 )
 from djinn_core.launch.pipe_lines import LineReader, write_line
+from djinn_core.launch.prepared import ChildProcess, ForkedProcess, Preparation
 from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.tickets import issue, new_key
 from djinn_core.logs import get_logger
@@ -63,10 +64,12 @@ class ExecutorProcess:
     place = ""
     fingerprint = ""  # it shows the certificate that it is configured with, which is not its own
 
-    def __init__(self, config: ExecutorConfig, without: Collection[str] = ()) -> None:
+    def __init__(
+        self, config: ExecutorConfig, without: Collection[str] = (), prepared: Preparation | None = None
+    ) -> None:
         """Start the process and return at once; `wait_ready` waits for it.
 
-        `without`: names of environment variables that it does not get.
+        `without`: names of environment variables that it does not get. `prepared`: what it is forked from, where that is there.
 
         Raises:
             StartupError: it cannot be started.
@@ -74,6 +77,7 @@ class ExecutorProcess:
         check_platform()
         self.config = config
         self._without = frozenset(without)
+        self._prepared = prepared
         self._key = new_key()
         self._ready: Ready | None = None
         self._reports = 0
@@ -86,7 +90,7 @@ class ExecutorProcess:
         receiving, sending = os.pipe()
         self._answers = LineReader(receiving)
         try:
-            self._process = _spawn(config, sending, owned, self._without)
+            self._process = _spawn(config, sending, owned, self._without, prepared)
         except (OSError, StartupError) as error:
             os.close(receiving)
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -129,7 +133,9 @@ class ExecutorProcess:
             except StartupError:
                 self._end()
                 raise
-            return self._ready
+        if self._prepared is not None and not isinstance(self._process, ForkedProcess):
+            self._prepared.begin(executor_environment(self._without))  # now that it takes no time from this one
+        return self._ready
 
     @property
     def ready(self) -> Ready:
@@ -248,7 +254,7 @@ class ExecutorProcess:
             StartupError: it cannot be started.
         """
         self.close(0.0)
-        return ExecutorProcess(self.config, self._without)
+        return ExecutorProcess(self.config, self._without, self._prepared)
 
     def __enter__(self) -> Self:
         return self
@@ -291,19 +297,26 @@ class ExecutorProcess:
         return None
 
 
-def _spawn(config: ExecutorConfig, report: int, owned: int, without: Collection[str]) -> subprocess.Popen[bytes]:
+def _spawn(
+    config: ExecutorConfig, report: int, owned: int, without: Collection[str], prepared: Preparation | None
+) -> ChildProcess:
+    environment = executor_environment(without)
+    if prepared is not None and config.module == EXECUTOR_MODULE:
+        forked = prepared.fork(["--device", config.device], environment, [report, owned])
+        if forked is not None:
+            return forked
     return subprocess.Popen(
         executor_command(config.module, config.device, report),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=(report, owned),
-        env=executor_environment(without),
+        env=environment,
         bufsize=0,
         process_group=0,  # an interrupt from the keyboard is for the user's program alone
     )
 
 
-def _ending(process: subprocess.Popen[bytes]) -> str:
+def _ending(process: ChildProcess) -> str:
     try:
         status = process.wait(1.0)
     except subprocess.TimeoutExpired:
@@ -313,7 +326,7 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
     return f"ended with exit status {status}"
 
 
-def _end(process: subprocess.Popen[bytes], answers: int, directory: str, owner: int) -> None:
+def _end(process: ChildProcess, answers: int, directory: str, owner: int) -> None:
     """End the process for certain; runs once, at the latest when the interpreter exits."""
     if os.getpid() != owner:
         return

@@ -451,7 +451,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     config = start.config
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    registry = load_where_started(config.plugins, builtins=builtin_plugins(EXECUTOR_KINDS), kinds=EXECUTOR_KINDS)
+    registry = load_plugins(config)
     disk, policy = Disk(), decider(registry, config.memory.policy)
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
     events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)
@@ -472,6 +472,15 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         remove_stale(config.recovery.journals)
     store = _open_store(config.store, disk)
     return Executor(opened, context, registry, TicketChecker(start.key), new, config, store)
+
+
+def load_plugins(config: ExecutorConfig) -> Registry:
+    """The objects of the plugins that an executor uses.
+
+    Raises:
+        PluginError: one that is wanted cannot be used.
+    """
+    return load_where_started(config.plugins, builtins=builtin_plugins(EXECUTOR_KINDS), kinds=EXECUTOR_KINDS)
 
 
 def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequence[str]) -> None:

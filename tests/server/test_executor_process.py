@@ -13,12 +13,16 @@ import threading
 from pathlib import Path
 
 import attrs
+import psutil
 import pytest
+from servers import wait_for
 
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.errors import ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch.command import PREPARED_MODULE, executor_environment
 from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.launch.prepared import ForkedProcess, Preparation
 from djinn_core.launch.private_directory import make_private_directory, remove_abandoned
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.server.devices import open_device
@@ -303,3 +307,27 @@ def test_directories_of_executors_that_were_killed_are_removed_later(short_path,
     assert not directory.exists()
     assert [path.name for path in short_path.iterdir()] == ["djinn-run-link"], "links lead elsewhere"
     executor.close()
+
+
+def test_executors_are_forked_from_a_prepared_process(python, tmp_path):
+    prepared = Preparation(tmp_path, 0.5, ExecutorConfig().encode())
+    place = prepared._socket(executor_environment())
+    given = tmp_path / "given"
+    given.write_bytes(prepared.plugins)
+    with given.open("rb") as stdin:
+        options = ["--socket", place, "--seconds", prepared.seconds]
+        server = python.start("-m", PREPARED_MODULE, *options, env=executor_environment(), stdin=stdin)
+    wait_for(place.is_socket, "the process to fork from")
+    with ExecutorProcess(ExecutorConfig(threads=1), prepared=prepared) as executor:
+        assert isinstance(executor._process, ForkedProcess)
+        assert executor.wait_ready(SECONDS).process == executor.process_id
+        assert psutil.Process(executor.process_id).ppid() == server.pid
+        assert executor.status(SECONDS).sessions == ()
+        os.kill(executor.process_id, signal.SIGKILL)
+        assert (executor.wait(), executor.ending(), executor.alive) == (-9, "was killed by SIGKILL", False)
+        following = executor.again()
+    following.wait_ready(SECONDS)
+    following.close(0.0)
+    assert following._process.poll() == 0
+    assert server.wait(SECONDS) == 0
+    assert not place.exists()

@@ -38,11 +38,11 @@ class RayLauncher:
             head = resources.head_address(ray.nodes())
         threads = 0 if options.threads else resources.threads_of(wish.resources)
         place = f"{wish.group}-{wish.number}"
-        journals = self._settings.journals
+        journals, prepared = self._settings.journals, self._settings.prepared_seconds
         group.take()
         try:
             calls = ActorCalls(
-                (options.encode(), place, head, journals, wish.count, threads, group.without),
+                (options.encode(), place, head, journals, wish.count, threads, group.without, prepared),
                 group,
                 wish.number,
                 wish.notify,

@@ -47,7 +47,8 @@ class Other:
         self._listeners[number].close()
 
     def end(self, number):
-        self._over[number].set()
+        self._over.pop(number).set()
+        del self._connections[number]
 
     def send(self, number, head, body):
         self._connections[number].send(Frame(head, body))
