@@ -17,13 +17,13 @@ from servers import wait_for
 import djinn_connect
 from djinn.testing.commands import CommandConformance
 from djinn_connect.connect_commands import connect, disconnect
-from djinn_connect.connecting import look_script
+from djinn_connect.connecting import environment_script, look_script
 from djinn_connect.job_commands import fetch, jobs, logs, stop, submit
 from djinn_connect.records import Record, control_path, find_record, save_record, tunnel_state
 from djinn_connect.ssh import Script, SshConnection
-from djinn_connect.survey import read_survey
+from djinn_connect.survey import Python, read_survey
 from djinn_connect.tunnel import is_kept, start_keeper, stop_keeper
-from djinn_connect.wheels import archive
+from djinn_connect.wheels import Wheels, archive
 
 
 class TestConnectAsACommand(CommandConformance):
@@ -94,6 +94,26 @@ def test_a_machine_is_looked_at_and_wheels_are_received(machine, tmp_path):
     assert wheel.name in connection.run(Script(("have",), place)).output
     connection.close()
     assert connection.run(Script(("have",), place)).broken
+
+
+def test_uv_unpacks_wheels_where_it_is(machine):
+    connection, record = (
+        SshConnection(Record("box", "alice@box").destination, control_path("box")),
+        Record("box", "alice@box"),
+    )
+    assert connection.open(asks=False) == ""
+    uv = machine.home / ".local/bin/uv"  # stands for the real one
+    uv.parent.mkdir(parents=True)
+    uv.write_text('#!/bin/sh\necho "$*" >"$HOME/said"\ngrep -q "^torch==2.13.0$" requirements.txt\n')
+    uv.chmod(0o755)
+    (machine.home / ".local/share/djinn/connect/wheels").mkdir(parents=True)
+    python = Python(sys.version_info[:3], sys.executable)
+    script = environment_script(record, python, Wheels((Path("torch-2.13.0-x.whl"),)), "torch==2.13.0")
+    script = Script(script.names, {**script.values, "stamp": "digest", "check": "print('torch', 2.13)"})
+    done = connection.run(script)
+    connection.close()
+    assert (done.code, done.output) == (0, "index not asked, by uv\ntorch 2.13\n")
+    assert "--offline --no-index --find-links wheels" in (machine.home / "said").read_text()
 
 
 def test_pytorch_is_asked_again_when_a_gpu_came_after_it(machine):

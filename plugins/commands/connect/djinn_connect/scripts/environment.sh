@@ -35,7 +35,16 @@ install() {
 }
 mkdir -p incoming
 index="not asked"
-if [ "$offline" != yes ] || ! install --no-index -r requirements.txt; then
+# uv unpacks wheels in a third of pip's time. Which index to ask only pip knows, by its configuration.
+PATH=$PATH:$HOME/.local/bin:$HOME/.cargo/bin
+unpack() {
+    command -v uv >/dev/null 2>&1 || return 1
+    TMPDIR=$folder/incoming child uv --no-config --cache-dir "$folder/incoming/uv" pip install --python "$folder/env/bin/python" \
+        --offline --no-index --find-links wheels --link-mode hardlink -r requirements.txt >install.log 2>&1
+}
+if [ "$offline" = yes ] && unpack; then
+    index="not asked, by uv"
+elif [ "$offline" != yes ] || ! install --no-index -r requirements.txt; then
     index=yes
     if ! install --retries 1 --timeout 20 -r requirements.txt; then
         grep -v '^WARNING: Retrying' install.log | tail -n 12 >&2
