@@ -45,7 +45,7 @@ class _Carrier(torch.Tensor):
     """A tensor without memory: PyTorch makes storages for devices without an allocator only below a tensor of such a class."""
 
     @classmethod
-    def __torch_dispatch__(cls, *_: Any) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, *_: Any) -> Any:
         return NotImplemented
 
 
