@@ -8,7 +8,7 @@ import torch
 import djinn
 import djinn_adaptive
 from djinn.hooks import OptimizationResult, Rewrite, Substitution, arguments, hookimpl
-from djinn_core.runtime.planning import ab_tests
+from djinn_core.runtime.planning import ab_tests, planner
 
 REMOTE = "remote_accelerator:0"
 
@@ -80,6 +80,7 @@ class Offered:
 def session(monkeypatch):
     """A session in this process with so many plugins, in which nothing has to run for long before it is tried."""
     monkeypatch.setattr(ab_tests, "PLANNING_PAYBACK", 0)
+    monkeypatch.setattr(planner, "UNPLANNED_RUNS", 1)
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
         monkeypatch.delenv(name, raising=False)
 

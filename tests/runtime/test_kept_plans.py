@@ -10,7 +10,7 @@ import torch
 
 import djinn
 from djinn_core.runtime import client
-from djinn_core.runtime.planning import kept_plans
+from djinn_core.runtime.planning import kept_plans, planner
 
 DEVICE = "remote_accelerator:0"
 
@@ -19,6 +19,7 @@ DEVICE = "remote_accelerator:0"
 def folder(embedded, tmp_path, monkeypatch):
     """The directory of plans. A change of the setting begins with what is on disk, as another process does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(planner, "UNPLANNED_RUNS", 1)
     yield tmp_path / "djinn" / "plans"
     djinn.configure(keep_plans=False)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.runtime.planning.planner import TINY_INSTRUCTIONS, UNPLANNED_RUNS
 
 pytestmark = pytest.mark.usefixtures("embedded")
 DEVICE = "remote_accelerator:0"
@@ -53,17 +54,25 @@ def assert_same(local: torch.Tensor, remote: torch.Tensor, first: float, second:
     assert torch.equal(got.signbit(), want.signbit())
 
 
-def test_a_short_program_is_planned_when_it_comes_again_and_then_no_more() -> None:
+@pytest.mark.parametrize(
+    ("length", "unplanned"), [(3, UNPLANNED_RUNS), (TINY_INSTRUCTIONS + 1, 1)], ids=["tiny", "short"]
+)
+def test_a_short_program_is_planned_when_it_comes_again_and_then_no_more(length: int, unplanned: int) -> None:
     x = ready(torch.randn(4, 4))
 
-    def run() -> None:
-        (x @ x).relu().sum().item()
+    def run() -> float:
+        y = x @ x
+        for _ in range(length - 2):
+            y = y.relu()
+        return y.sum().item()
 
     djinn.reset_stats()
-    run()
-    assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (1, 0)
-    run()
-    assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (1, 1)
+    want = [run() for _ in range(unplanned)]
+    assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (unplanned, 0)
+    assert djinn.stats()["templates_sent"] == 1
+    want.append(run())
+    assert len(set(want)) == 1
+    assert (djinn.stats()["programs_unplanned"], djinn.stats()["plans_made"]) == (unplanned, 1)
     djinn.reset_stats()
     run()
     assert djinn.stats()["plans_made"] == 0

@@ -1,7 +1,8 @@
 """Plans each new program once, and finds the plan again for every program of the same structure.
 
 A small program runs as it was recorded when it comes for the first time, and is planned when it comes again: planning takes
-several times as long as running it, and most small programs of a script that was just started do not come again.
+several times as long as running it, and most small programs of a script that was just started do not come again. A tiny one, which
+a plan hardly makes faster, runs as it was recorded until its runs have taken as long as its plan will.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from djinn_core.torch_private import modes_as_before
 # A program is small that has few instructions, or whose instructions all take small tensors.
 FEW_INSTRUCTIONS = 48
 SMALL_BYTES = 64 << 10
+# A tiny one has both. Planning it takes as many Python calls as eight to ten of its runs.
+TINY_INSTRUCTIONS = 16
+UNPLANNED_RUNS = 8
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
 
 _SIZES_CHANGE = "the program's sizes keep changing, and this substitution is valid for one size only"
@@ -116,7 +120,9 @@ class Planner:
             return kept, list(values)
         if not seen and _is_small(program) and not self._needs_plan():
             return self._unplanned(program, variants, values)
-        if variants and variants[0].recorded is not None:
+        if variants and (recorded := variants[0]).recorded is not None:
+            if recorded.runs_unplanned > 0 and not self._needs_plan():
+                return self._once_more(recorded, values)
             variants.clear()
         for prepared in variants:
             conditional = prepared.remade is not None or prepared.relied or prepared.equal_slots
@@ -157,10 +163,16 @@ class Planner:
         self, program: Program, variants: list[Prepared], values: Sequence[int]
     ) -> tuple[Prepared, list[int]]:
         """A template of the program as it was recorded."""
-        self._stats.programs_unplanned += 1
         prepared = make_template(program, range(len(program)), {}, ())
         prepared.recorded = program
+        prepared.runs_unplanned = UNPLANNED_RUNS if _is_tiny(program) else 1
         variants.append(prepared)
+        return self._once_more(prepared, values)
+
+    def _once_more(self, prepared: Prepared, values: Sequence[int]) -> tuple[Prepared, list[int]]:
+        """The template of a program as it was recorded, for one run."""
+        self._stats.programs_unplanned += 1
+        prepared.runs_unplanned -= 1
         self.recent.append((prepared, values))
         return prepared, list(values)
 
@@ -211,6 +223,13 @@ class Planner:
 
 def _is_small(program: Program) -> bool:
     """True if planning a program takes longer than running it."""
-    return len(program) <= FEW_INSTRUCTIONS or all(
-        operand.nbytes <= SMALL_BYTES for call in program.calls for operand in call.operands
-    )
+    return len(program) <= FEW_INSTRUCTIONS or _takes_small_tensors(program)
+
+
+def _is_tiny(program: Program) -> bool:
+    """True if even several runs of a program take less time than its plan."""
+    return len(program) <= TINY_INSTRUCTIONS and _takes_small_tensors(program)
+
+
+def _takes_small_tensors(program: Program) -> bool:
+    return all(operand.nbytes <= SMALL_BYTES for call in program.calls for operand in call.operands)

@@ -101,7 +101,7 @@ class Prepared:
         substituted: names of the optimizations for which this holds for some sizes only.
         hints: kinds of its values, for an executor that may have to evict some. hinted: whether the executor was told.
         profile: of the whole program that it was planned for, or for a piece of.
-        recorded: the program that it runs as recorded; None where it was planned.
+        recorded: the program that it runs as recorded; None where it was planned. runs_unplanned: how often it may run so yet.
         restored: the program for which it was found on disk; None where this process planned it.
         instructions: how many the template has.
     """
@@ -125,6 +125,7 @@ class Prepared:
     hinted: bool = False
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
     recorded: Program | None = attrs.field(default=None, repr=False)
+    runs_unplanned: int = 0
     restored: Program | None = attrs.field(default=None, repr=False)
     instructions: int = attrs.field(init=False, repr=False)
 
