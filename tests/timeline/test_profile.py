@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from configured import configured
 from trace_processor import TraceProcessor, files
 
@@ -154,6 +155,27 @@ def test_threads_have_lanes_of_their_own(embedded):
     check(prof, waits)
     lanes = Counter(event.lane for event in of_kind(prof, kinds.WAIT))
     assert lanes == {"trainer 0: wait": 4, "trainer 1: wait": 4}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_has_its_names(embedded, reentrant):
+    """A reentrant checkpoint has a backward pass of its own, in which the modules of its nodes are named from the outermost inwards as well."""
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())).to(DEVICE)
+    x = torch.ones(4, 8, device=DEVICE, requires_grad=True)
+
+    class Whole(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=reentrant).sum()
+
+    whole = Whole()
+    prof, _ = profiled(lambda: whole(x).backward())
+    paths = {event.args["path"] for event in of_kind(prof, kinds.MODULE)}
+    again = "backward / Whole / backward / Whole" if reentrant else "backward / Whole"
+    assert f"{again} / inner / inner.0 / inner.0.0" in paths, paths
 
 
 def test_a_session_that_begins_in_the_block():

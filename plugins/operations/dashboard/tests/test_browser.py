@@ -148,7 +148,7 @@ def test_work_shows_with_phase_rates_and_memory(enter, guarded, program):
         until(page, f"document.getElementById('sessions').textContent.includes('{phase}')")
     until(page, "document.querySelectorAll('#charts polygon').length > 0")
     for kind in ("weights", "caches", "optimizer", "gradients"):
-        assert kind in text(page, "#executors")
+        until(page, f"document.getElementById('executors').textContent.includes('{kind}')")
     steps = "[...document.querySelectorAll('#sessions tbody tr')].map(row => parseFloat(row.cells[4].textContent))"
     until(page, f"{steps}.every(rate => rate > 0)")
     page.wait_for_timeout(20_000)  # some points of history
