@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
+import shutil
 import struct
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from memory_file import MemoryFile
 from djinn_checkpoints import Checkpoints
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.builtins.safetensors_files import Safetensors
+from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import (
     ConfigurationError,
     DjinnError,
@@ -35,6 +38,7 @@ from djinn_core.errors import (
     UnsupportedOperation,
     WeightsUnavailable,
 )
+from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.ir.form import Form, Operand
 from djinn_core.launch import orders, tickets
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
@@ -370,6 +374,60 @@ def _gguf_seeds(draw: random.Random) -> list[bytes]:
     return [gguf_file(_some_tensors() | {"q": (Q8_0, (32,), bytes(34))}, keys, 2)]
 
 
+_NAMES = ("a", "b", "a/b", "b/a", "c.safetensors", "a/c.safetensors", "m.safetensors.index.json")
+_LEADS = (
+    ".",
+    "..",
+    "../a",
+    "../models",
+    "../other",
+    "../other/secret.safetensors",
+    "/",
+    "a/../../other",
+    "%2e%2e",
+    "c.safetensors/..",
+)
+
+
+def _folders() -> Callable[[bytes], None]:
+    """Open addresses in a tree of folders, files and links into and out of what may be read, which the input describes."""
+    root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)).resolve()
+    models, secret = root / "models", root / "other" / "secret.safetensors"
+    file, hidden = save({"a": torch.ones(2)}), save({"secret": torch.ones(2)})
+    leads = (*_NAMES, *_LEADS, str(secret), str(models))
+
+    def make(kind: int, path: Path, target: str) -> None:
+        if kind == 0:
+            path.mkdir()
+        elif kind == 1:
+            path.symlink_to(target)
+        elif kind == 2:
+            with path.open("xb") as opened:
+                opened.write(file)
+        else:
+            path.rename(models / target)
+
+    def read(data: bytes) -> None:
+        shutil.rmtree(root)
+        for folder in (models, secret.parent):
+            folder.mkdir(parents=True)
+        secret.write_bytes(hidden)
+        steps = data[4:64]
+        for kind, name, target in zip(steps[::3], steps[1::3], steps[2::3], strict=False):
+            place = models / _NAMES[name % len(_NAMES)]
+            if place.parent.resolve().is_relative_to(models):
+                with contextlib.suppress(OSError, RuntimeError):
+                    names = _NAMES if kind % 4 == 3 else leads
+                    make(kind % 4, place, names[target % len(names)])
+        path = "/".join(leads[one % len(leads)] for one in data[1:4])
+        begin = f"{models}/" if data[:1] < b"\x80" else ""
+        opened = WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{begin}{path}")
+        if "secret" in opened.tensors:
+            raise AssertionError(f"{path} leads to what may not be read")
+
+    return read
+
+
 def _token_seeds(draw: random.Random) -> list[bytes]:
     return [msgspec.json.encode(create(TokenTable(), "alice", 10.0)[0])]
 
@@ -401,5 +459,8 @@ TARGETS: dict[str, Callable[[], Target]] = {
         _weights(".safetensors"), lambda draw: [save(_some_tensors(), {"k": "v"})], None, (WeightsUnavailable,)
     ),
     "checkpoints": lambda: Target(_weights(".bin"), _checkpoint_seeds, None, (WeightsUnavailable,)),
+    "folders": lambda: Target(
+        _folders(), lambda draw: [draw.randbytes(64) for _ in range(50)], None, (WeightsUnavailable,)
+    ),
     "gguf": lambda: Target(_weights(".gguf"), _gguf_seeds, None, (WeightsUnavailable,)),
 }

@@ -223,7 +223,7 @@ class WeightReader:
         if version in self._kept or not link.exists():
             return
         try:
-            kept = _opened(address, [LocalFile(link, PurePosixPath(address).name)], self._formats)
+            kept = _opened(address, [LocalFile(link, PurePosixPath(address.partition(":")[2]).name)], self._formats)
         except (OSError, WeightsUnavailable):  # these are a blob's bytes
             return
         if kept.version == version:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from djinn.weights import whole_device
+
 REMOTE = "remote_accelerator:0"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # names that moved from one version to the next
 WORDS = "[PAD] [UNK] [CLS] [SEP] the cat sat on a mat and dog ran far".split()
@@ -41,6 +43,7 @@ def test_pairs_are_scored(folder):
     expected = CrossEncoder(folder, device="cpu").predict(pairs)
     remote = CrossEncoder(folder)
     assert next(remote.model.parameters()).device == torch.device(REMOTE)
+    assert whole_device(remote.model.hf_device_map) == torch.device(REMOTE)  # it was loaded there, and not moved
     assert remote.predict(pairs) == pytest.approx(expected, rel=1e-4)
 
 
