@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import itertools
+import socket
 import sys
 import threading
 
