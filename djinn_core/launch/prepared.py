@@ -27,6 +27,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 
 _ANSWER_SECONDS: Final = 10.0
+_KILLED: Final = -9
 # Differ from one executor of a machine to the next, and matter to nothing that is imported.
 _OWN: Final = ("RAY_", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _log = get_logger("djinn.launch")
@@ -93,7 +94,7 @@ class ForkedProcess:
                 try:
                     self._status = self._number()
                 except OSError:
-                    self._status = -signal.SIGKILL
+                    self._status = _KILLED
                 self._told.close()
             return self._status
 
@@ -135,7 +136,8 @@ class Preparation:
             environment: all of it.
             given: the descriptor that it reports to, and those that it only keeps open.
         """
-        assert sys.platform != "win32"
+        if sys.platform == "win32":
+            return None
         told = socket.socket(socket.AF_UNIX)
         reading, writing = os.pipe()
         stdin = os.fdopen(writing, "wb", 0)

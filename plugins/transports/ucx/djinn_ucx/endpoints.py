@@ -112,6 +112,8 @@ def _environment() -> dict[str, str]:
 
 def _try_addresses() -> None:
     """Answer questions until the process that asks is gone."""
+    if sys.platform == "win32":
+        return  # there is no UCX
     import resource
 
     from ucxx._lib import libucxx
@@ -130,6 +132,8 @@ def _try_addresses() -> None:
 
 def _try_one(api: Any, address: bytes, local: bool) -> None:
     """Use an address as the other process will, and end."""
+    if sys.platform == "win32":
+        return
     signal.alarm(_TRIAL_SECONDS)
     status = 1
     with suppress(Exception):
