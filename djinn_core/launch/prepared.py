@@ -138,24 +138,25 @@ class Preparation:
         """
         if sys.platform == "win32":
             return None
-        told = socket.socket(socket.AF_UNIX)
-        reading, writing = os.pipe()
-        stdin = os.fdopen(writing, "wb", 0)
-        try:
-            told.settimeout(_ANSWER_SECONDS)
-            told.connect(str(self._socket(environment)))
-            order = json.dumps({"arguments": [*arguments], "environment": {**environment}}).encode()
-            socket.send_fds(told, [len(order).to_bytes(4, "little")], [reading, 2, *given])
-            told.sendall(order)
-            told.settimeout(None)
-            return ForkedProcess(told, stdin)
-        except (OSError, ValueError) as error:
-            _log.debug("an executor is started anew", reason=str(error))
-            stdin.close()
-            told.close()
-            return None
-        finally:
-            os.close(reading)
+        else:  # noqa: RET505 - mypy looks at one platform at a time
+            told = socket.socket(socket.AF_UNIX)
+            reading, writing = os.pipe()
+            stdin = os.fdopen(writing, "wb", 0)
+            try:
+                told.settimeout(_ANSWER_SECONDS)
+                told.connect(str(self._socket(environment)))
+                order = json.dumps({"arguments": [*arguments], "environment": {**environment}}).encode()
+                socket.send_fds(told, [len(order).to_bytes(4, "little")], [reading, 2, *given])
+                told.sendall(order)
+                told.settimeout(None)
+                return ForkedProcess(told, stdin)
+            except (OSError, ValueError) as error:
+                _log.debug("an executor is started anew", reason=str(error))
+                stdin.close()
+                told.close()
+                return None
+            finally:
+                os.close(reading)
 
     def begin(self, environment: Mapping[str, str]) -> None:
         """Have the process started for the executors to come; returns at once. It ends where there is one already."""
