@@ -34,7 +34,7 @@ _log = get_logger("djinn.launch")
 
 
 class ChildProcess(Protocol):
-    """What a parent needs of an executor's process, as `subprocess.Popen` has it."""
+    """An executor's process as its parent needs it; `subprocess.Popen` is one."""
 
     stdin: IO[bytes] | None
     pid: int
