@@ -27,13 +27,14 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 
 _ANSWER_SECONDS: Final = 10.0
+_KILLED: Final = -9
 # Differ from one executor of a machine to the next, and matter to nothing that is imported.
 _OWN: Final = ("RAY_", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _log = get_logger("djinn.launch")
 
 
 class ChildProcess(Protocol):
-    """What a parent needs of an executor's process, as `subprocess.Popen` has it."""
+    """An executor's process as its parent needs it; `subprocess.Popen` is one."""
 
     stdin: IO[bytes] | None
     pid: int
@@ -93,7 +94,7 @@ class ForkedProcess:
                 try:
                     self._status = self._number()
                 except OSError:
-                    self._status = -signal.SIGKILL
+                    self._status = _KILLED
                 self._told.close()
             return self._status
 
@@ -135,25 +136,27 @@ class Preparation:
             environment: all of it.
             given: the descriptor that it reports to, and those that it only keeps open.
         """
-        assert sys.platform != "win32"
-        told = socket.socket(socket.AF_UNIX)
-        reading, writing = os.pipe()
-        stdin = os.fdopen(writing, "wb", 0)
-        try:
-            told.settimeout(_ANSWER_SECONDS)
-            told.connect(str(self._socket(environment)))
-            order = json.dumps({"arguments": [*arguments], "environment": {**environment}}).encode()
-            socket.send_fds(told, [len(order).to_bytes(4, "little")], [reading, 2, *given])
-            told.sendall(order)
-            told.settimeout(None)
-            return ForkedProcess(told, stdin)
-        except (OSError, ValueError) as error:
-            _log.debug("an executor is started anew", reason=str(error))
-            stdin.close()
-            told.close()
+        if sys.platform == "win32":
             return None
-        finally:
-            os.close(reading)
+        else:  # noqa: RET505 - mypy looks at one platform at a time
+            told = socket.socket(socket.AF_UNIX)
+            reading, writing = os.pipe()
+            stdin = os.fdopen(writing, "wb", 0)
+            try:
+                told.settimeout(_ANSWER_SECONDS)
+                told.connect(str(self._socket(environment)))
+                order = json.dumps({"arguments": [*arguments], "environment": {**environment}}).encode()
+                socket.send_fds(told, [len(order).to_bytes(4, "little")], [reading, 2, *given])
+                told.sendall(order)
+                told.settimeout(None)
+                return ForkedProcess(told, stdin)
+            except (OSError, ValueError) as error:
+                _log.debug("an executor is started anew", reason=str(error))
+                stdin.close()
+                told.close()
+                return None
+            finally:
+                os.close(reading)
 
     def begin(self, environment: Mapping[str, str]) -> None:
         """Have the process started for the executors to come; returns at once. It ends where there is one already."""

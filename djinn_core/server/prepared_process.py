@@ -24,6 +24,7 @@ from djinn_core.role import become_server
 from djinn_core.system.files import CLOEXEC
 from djinn_core.system.processes import lock_file
 
+assert sys.platform == "linux", "elsewhere each executor is started anew"
 _MOST_BYTES = 8 << 20  # of an order
 _ORDER_SECONDS = 10.0
 
@@ -68,7 +69,6 @@ class ForkServer:
 
     def _take_order(self) -> list[str] | None:
         """Arguments of an executor, in its process."""
-        assert sys.platform == "linux"
         told, _ = self._listening.accept()
         told.settimeout(_ORDER_SECONDS)
         given: list[int] = []

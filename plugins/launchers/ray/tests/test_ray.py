@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -114,9 +116,6 @@ def actor(executor):
 
 def gone_with_its_node(executor, aside):
     """Kill an actor, and move away what its executor has on disk: on one machine all nodes see the same folder."""
-    import tempfile
-    from pathlib import Path
-
     process, name = actor(executor)["Pid"], executor._process._calls._arguments[1]
     journals = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}" / name / "journals"
     journals.rename(aside)
@@ -314,6 +313,22 @@ def test_threads_are_those_that_were_asked_for(engine):
     assert (torch.ones(2, device=DEVICE) + 1).sum().item() == 4
     assert "OMP_NUM_THREADS" not in environment(executors()[0].process_id)
     assert open_connections()[0].attached.device.threads == 2
+
+
+def test_the_next_session_has_an_executor_that_is_forked(engine):
+    """Its parent is a process of the node that outlives sessions, for as long as the setting says."""
+    engine(ray={"prepared_seconds": 30.0})
+    folder = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}"
+    djinn.init()
+    assert losses(DEVICE) == losses("cpu")
+    wait_for(lambda: any(path.is_socket() for path in folder.glob("prepared-*")), "no process to fork from")
+    djinn.shut_down()
+    assert losses(DEVICE) == losses("cpu")
+    parent = psutil.Process(executors()[0].process_id).parent()
+    assert "djinn_core.server.prepared_process" in parent.cmdline()
+    djinn.shut_down()
+    wait_for(lambda: not parent.is_running(), "it stays longer than it should")
+    assert not any(path.is_socket() for path in folder.glob("prepared-*"))
 
 
 def test_a_node_without_the_packages_is_named(engine, tmp_path):

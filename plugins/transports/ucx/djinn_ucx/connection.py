@@ -48,7 +48,7 @@ class _Arriving:
 
 @attrs.frozen
 class Shared:
-    """What all connections of this process have together."""
+    """State that all connections of this process share."""
 
     stranded: Stranded = attrs.field(factory=Stranded)
     trials: AddressTrials = attrs.field(factory=AddressTrials)

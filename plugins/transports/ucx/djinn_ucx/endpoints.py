@@ -112,34 +112,36 @@ def _environment() -> dict[str, str]:
 
 def _try_addresses() -> None:
     """Answer questions until the process that asks is gone."""
-    import resource
+    if sys.platform != "win32":  # where there is no UCX
+        import resource
 
-    from ucxx._lib import libucxx
+        from ucxx._lib import libucxx
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    questions, answers = sys.stdin.buffer, os.dup(1)
-    os.dup2(2, 1)  # UCX writes there
-    while head := questions.read(_QUESTION.size):
-        local, length = _QUESTION.unpack(head)
-        address = questions.read(length)
-        fork = os.fork()
-        if not fork:
-            _try_one(libucxx, address, local)
-        os.write(answers, _FINE if _ends_well(fork) else _REFUSED)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        questions, answers = sys.stdin.buffer, os.dup(1)
+        os.dup2(2, 1)  # UCX writes there
+        while head := questions.read(_QUESTION.size):
+            local, length = _QUESTION.unpack(head)
+            address = questions.read(length)
+            fork = os.fork()
+            if not fork:
+                _try_one(libucxx, address, local)
+            os.write(answers, _FINE if _ends_well(fork) else _REFUSED)
 
 
 def _try_one(api: Any, address: bytes, local: bool) -> None:
     """Use an address as the other process will, and end."""
-    signal.alarm(_TRIAL_SECONDS)
-    status = 1
-    with suppress(Exception):
-        _, worker = open_worker(api, local)
-        endpoint = open_endpoint(api, worker, address)
-        until = time.monotonic() + 0.005
-        while time.monotonic() < until:
-            worker.progress()
-        status = 0 if endpoint.alive else 1
-    os._exit(status)
+    if sys.platform != "win32":
+        signal.alarm(_TRIAL_SECONDS)
+        status = 1
+        with suppress(Exception):
+            _, worker = open_worker(api, local)
+            endpoint = open_endpoint(api, worker, address)
+            until = time.monotonic() + 0.005
+            while time.monotonic() < until:
+                worker.progress()
+            status = 0 if endpoint.alive else 1
+        os._exit(status)
 
 
 def _ends_well(fork: int) -> bool:

@@ -118,7 +118,7 @@ def broken(connection, far, way):
         outcome(sending, "a close must end a `send`")
 
 
-def test_an_address_that_is_none_ends_nobody_but_the_process_that_tries_it():
+def test_an_address_that_is_none_ends_only_the_process_that_tries_it():
     """UCX ends a process that is given such an address: the connection goes on, over the socket."""
     stranded = Stranded()
     channel, trials = BulkChannel(True, stranded), AddressTrials()
