@@ -51,7 +51,7 @@ def lazy_clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _known(storage: Storage) -> ElementCopy:
-    """What is known of the storage's contents until the next write."""
+    """Knowledge of the contents of the storage, which the next write drops."""
     found = storage.elements
     if found is None:
         found = storage.elements = ElementCopy()
