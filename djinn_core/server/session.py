@@ -803,7 +803,7 @@ def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
 
 
 def _readable_part(frame: Frame, error: ProtocolError) -> Unreadable:
-    """What can be read of a frame that raised `error`, which is raised where that is not enough to go on."""
+    """Readable part of a frame that raised `error`, which is raised where that is not enough to go on."""
     found = decode_partially(frame.head, str(error))
     if found is None:
         raise error
