@@ -35,6 +35,11 @@ SIMULATED := tests/interception tests/runtime tests/builtins tests/net tests/sys
 # The client, in a process without what Python lacks on Windows.
 WINDOWS := tests/interception
 
+# Of both, what looks at processes, threads, sockets, files and errors: CI runs it.
+SIMULATED_SHORT := tests/net tests/system/test_native_stack.py $(addprefix tests/interception/test_,device_module.py device_processes.py threads.py)
+WINDOWS_SHORT := $(addprefix tests/interception/test_,async_fetch.py device_module.py device_processes.py errors.py moving.py numeric_settings.py \
+	reference_counts.py tensor_storage.py threads.py tracebacks.py waits.py)
+
 BIN       := $(VENV)/bin
 PIP       := $(BIN)/python -m pip --disable-pip-version-check
 KEEP      := $(VENV)/torch-constraints.txt
@@ -43,7 +48,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
+.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -102,6 +107,10 @@ test-darwin-simulated: $(READY) ## a large part of the suite without what only L
 
 test-windows-simulated: $(READY) ## tests of clients without what Python lacks on Windows, and a server beside them; no Windows has run them; ARGS="tcps tests/runtime"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/simulated/run_windows.py $(or $(ARGS),tcps $(WINDOWS))
+
+test-simulated: $(READY) ## a short part of both, a minute or two; CI runs it
+	$(MAKE) test-darwin-simulated ARGS='$(SIMULATED_SHORT)'
+	$(MAKE) test-windows-simulated ARGS='tcps $(WINDOWS_SHORT)'
 
 test-matrix: $(READY) ## the suite on each Python from 3.11 to 3.14 that can be had here, and which cannot; ARGS="--only 3.13 --tests tests/system"
 	$(BIN)/python tests/matrix/run_matrix.py --torch '$(INDEXED)' $(ARGS)

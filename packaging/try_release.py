@@ -81,9 +81,9 @@ def environment(folder: Path, base: Path) -> Path:
     return python
 
 
-def size(folder: Path) -> float:
+def size(folder: Path, pattern: str = "*") -> float:
     """MiB that the files of a folder take."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*")) / MIB
+    return round(sum(path.lstat().st_blocks * 512 for path in folder.rglob(pattern)) / MIB, 1)
 
 
 TIMING = """\
@@ -101,7 +101,8 @@ def measured(python: Path) -> dict[str, float]:
     times = [[float(part) for part in run(python, "-c", TIMING).split()] for _ in range(5)]
     torch, djinn = (min(column) for column in zip(*times, strict=True))
     return {
-        "MiB": round(size(packages_folder(python)), 1),
+        "MiB": size(packages_folder(python)),
+        "of that compiled modules": size(packages_folder(python), "*.pyc"),
         "import torch, s": round(torch, 2),
         "import djinn after it, s": round(djinn, 2),
     }

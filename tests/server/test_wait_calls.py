@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import sys
 import threading
@@ -85,9 +84,5 @@ def test_a_known_submission_makes_few_calls(tmp_path):
     session.close()
     connection.close()
     ours.close()
-<<<<<<< HEAD
-    each = [after - before for before, after in itertools.pairwise(begins[2:])]
-=======
     each = [after - before for before, after in pairwise(begins[2:])]
->>>>>>> speed
     assert min(each) <= LIMIT, each

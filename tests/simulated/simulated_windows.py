@@ -25,7 +25,7 @@ import tempfile
 import types
 from multiprocessing import resource_tracker
 
-from sitecustomize import SOCKETS_OF_LINUX, hiding, is_hidden
+from sitecustomize import SOCKETS_OF_LINUX, hiding, is_hidden, take_for
 
 MODULES = ("fcntl", "grp", "posix_ipc", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
 # What libraries look for when they are imported, they find.
@@ -208,6 +208,4 @@ def import_the_package() -> None:
             __import__(f"djinn_core.system.{name}")
     finally:
         sys.platform = linux
-    for name, module in list(sys.modules.items()):
-        if name.startswith("djinn_core.system.") and hasattr(module, "sys"):
-            module.sys = types.SimpleNamespace(platform="win32")
+    take_for("win32")

@@ -19,6 +19,7 @@ import resource
 import select
 import signal
 import sys
+import types
 
 SIMULATED = os.environ.get("SIMULATED_PLATFORM") == "darwin"
 if SIMULATED:  # before `selectors` looks for it, which `socket` and `subprocess` import
@@ -143,6 +144,14 @@ def be_macos() -> None:
             __import__(f"djinn_core.system.{name}")
     finally:
         sys.platform = linux
+    take_for("darwin")
+
+
+def take_for(platform: str) -> None:
+    """Djinn's own package for the operating system goes on to take this for that platform."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("djinn_core.system.") and hasattr(module, "sys"):
+            module.sys = types.SimpleNamespace(platform=platform)
 
 
 if SIMULATED:

@@ -36,7 +36,11 @@ def on(plain_environment):
 
     def run(platform, programs, *arguments):
         path = os.pathsep.join([str(SIMULATED), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = plain_environment | {"SIMULATED_PLATFORM": platform, "PYTHONPATH": path}
+        environment = plain_environment | {
+            "SIMULATED_PLATFORM": platform,
+            "PYTHONPATH": path,
+            "DJINN_START_TIMEOUT": str(SECONDS),
+        }
         command = [
             sys.executable,
             "-c",
