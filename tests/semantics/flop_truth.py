@@ -43,6 +43,8 @@ def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> i
 def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -> dict[str, int]:
     """FLOPs of the prefill and of the second decoding step of `generate()`; `apart`: of a first call of all parts, as `prefill` has it."""
     model = copy.deepcopy(model).eval()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the counter knows no products of groups
     counted: list[int] = []
     plain = model.forward
 
