@@ -75,7 +75,8 @@ class Moto:
 
 
 with_s3 = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("moto", "s3fs", "flask"))), reason="needs moto[server] and s3fs: make test-buckets installs them beside the environment, and runs this"
+    not all(map(importlib.util.find_spec, ("moto", "s3fs", "flask"))),
+    reason="needs moto[server] and s3fs (make test-buckets)",
 )
 
 
