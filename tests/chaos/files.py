@@ -198,7 +198,9 @@ def wait_until_gone() -> None:
         (status,) = ask_servers(client.settings()).values()
         if not isinstance(status, Exception):
             sessions = [one for executor in status.executors for one in executor.sessions]
-            if sessions and all(one.disk and not one.memory for one in sessions):
+            if all(
+                one.disk and not one.memory for one in sessions
+            ):  # none is there after a kill: the client waits here
                 return
         time.sleep(0.02)
     raise TimeoutError("an idle session stays on its device")
