@@ -179,6 +179,20 @@ def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
     found[1].close()
 
 
+def test_a_session_that_ends_while_its_client_comes_back_leaves_nothing(tmp_path):
+    path = journal_path(tmp_path, "session")
+    died(written(path))
+    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk())
+
+    def ended(_):
+        path.unlink()
+        return ""
+
+    with pytest.raises(SessionLost, match="ended meanwhile"):
+        leases.recover(connected_pair()[1], Resume("session", OWNER.secret, 0), ended)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"DJNJ1\n", b"DJNJ1\nH" + bytes(40), b"something else entirely, and long enough"]
 )

@@ -1,4 +1,4 @@
-"""How far executors are with weights that they were told to read, for observers."""
+"""Progress of the reads of executors, of which observers are told."""
 
 from __future__ import annotations
 

@@ -231,13 +231,14 @@ class WeightReader:
 
     def _replaceable(self, source: WeightSource, files: Sequence[WeightFile]) -> LocalFile | None:
         """The only file, where the tenant may write it."""
-        if len(files) != 1 or not isinstance(source, WritableSource) or not isinstance(files[0], LocalFile):
+        only = files[0] if len(files) == 1 else None
+        if not isinstance(only, LocalFile) or not isinstance(source, WritableSource):
             return None
         try:
-            self._permissions.resolve_new(files[0].path)
+            self._permissions.resolve_new(only.path)
         except WeightsUnavailable:
             return None
-        return files[0]
+        return only
 
     def create(self, address: str, size: int, seconds: float = 0.0) -> WeightSink:
         """Begin to write a file of `size` bytes at an address; a published one lives for so many seconds.
