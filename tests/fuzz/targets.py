@@ -413,7 +413,7 @@ def _folders() -> Callable[[bytes], None]:
             with contextlib.suppress(OSError, RuntimeError):  # a loop of links
                 if place.parent.resolve().is_relative_to(models):
                     make(kind % 4, place, names[target % len(names)])
-        path = "/".join(leads[one % len(leads)] for one in data[1:4])
+        path = "/".join(leads[one % len(leads)] for one in data[1 : 2 + sum(data[:1]) % 2])
         begin = f"{models}/" if data[:1] < b"\x80" else ""
         opened = WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{begin}{path}")
         if "secret" in opened.tensors:
