@@ -415,11 +415,11 @@ def _folders() -> Callable[[bytes], None]:
         steps = data[4:64]
         for kind, name, target in zip(steps[::3], steps[1::3], steps[2::3], strict=False):
             place = models / _NAMES[name % len(_NAMES)]
-            if place.parent.resolve().is_relative_to(models):
-                with contextlib.suppress(OSError, RuntimeError):
-                    names = _NAMES if kind % 4 == 3 else leads
+            names = _NAMES if kind % 4 == 3 else leads
+            with contextlib.suppress(OSError, RuntimeError):  # a loop of links
+                if place.parent.resolve().is_relative_to(models):
                     make(kind % 4, place, names[target % len(names)])
-        path = "/".join(leads[one % len(leads)] for one in data[1:4])
+        path = "/".join(leads[one % len(leads)] for one in data[1 : 2 + sum(data[:1]) % 2])
         begin = f"{models}/" if data[:1] < b"\x80" else ""
         opened = WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{begin}{path}")
         if "secret" in opened.tensors:
