@@ -11,7 +11,7 @@ from djinn_core.hookspecs.launchers import (
     NoticedLaunched,
 )
 from djinn_core.launch.held import HeldExecutor, HolderCalls
-from djinn_core.launch.holder import ExecutorHolder, holder_version
+from djinn_core.launch.holder import ExecutorHolder
 from djinn_core.launch.launchers import LocalLauncher
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
@@ -29,5 +29,4 @@ __all__ = [
     "StartupError",
     "djinn_version",
     "get_logger",
-    "holder_version",
 ]

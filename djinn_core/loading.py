@@ -49,15 +49,15 @@ def _of_package(name: str) -> Any | None:
     return find_api_name(name)
 
 
-def _missing(name: str, folder: str) -> Callable[..., NoReturn]:
-    """A function in place of a name whose package is not in use, so that importing the name works, and using it says what to install."""
+def _missing(name: str, folder: str) -> Callable[..., NoReturn] | type:
+    """A function or class in place of a name whose package is not in use: it can be imported and asked for, and its use says what to install."""
 
     def missing(*_: Any, **__: Any) -> NoReturn:
         from djinn_core.plugins.api_names import absent
 
         raise absent(name, folder)
 
-    return missing
+    return type(name, (), {"__new__": missing}) if name[0].isupper() else missing
 
 
 def listing(place: str) -> Callable[[], list[str]]:

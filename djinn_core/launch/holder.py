@@ -41,11 +41,6 @@ _LOCK: Final = "in-use"
 _log = get_logger("djinn.launch")
 
 
-def holder_version() -> str:
-    """Version of Djinn here. An engine that calls this has imported what a holder needs."""
-    return djinn_version()
-
-
 class ExecutorHolder:
     """An executor process, and the folder with its certificate and journals. Methods may be called from several threads."""
 
@@ -98,7 +93,7 @@ class ExecutorHolder:
 
     def version(self) -> str:
         """Version of Djinn here."""
-        return holder_version()
+        return djinn_version()
 
     def wait_ready(self, timeout: float) -> tuple[bytes, str, str]:
         """The executor's `Ready` as JSON, with addresses that others can reach alone; its fingerprint; the name of this host.

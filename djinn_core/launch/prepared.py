@@ -145,7 +145,9 @@ class Preparation:
             try:
                 told.settimeout(_ANSWER_SECONDS)
                 told.connect(str(self._socket(environment)))
-                order = json.dumps({"arguments": [*arguments], "environment": {**environment}}).encode()
+                order = json.dumps(
+                    {"arguments": [*arguments], "environment": {**environment}, "folder": str(Path.cwd())}
+                ).encode()
                 socket.send_fds(told, [len(order).to_bytes(4, "little")], [reading, 2, *given])
                 told.sendall(order)
                 told.settimeout(None)

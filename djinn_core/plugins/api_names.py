@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 from typing import Any, Final
 
 from djinn_core.config import resolve
@@ -16,22 +14,17 @@ API_GROUP: Final = "djinn.api"
 _KINDS: Final = frozenset({"api"})
 
 
-@functools.cache
-def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
-    return tuple(importlib.metadata.entry_points(group=API_GROUP))
-
-
 def find_api_name(name: str) -> Any | None:
     """The function or class that `djinn.<name>` stands for; None where no plugin in use brings it. The setting `plugins` leaves such names alone.
 
     Raises:
         ConfigurationError: a setting is wrong.
     """
-    if not _entry_points():
+    if not (candidates := installed(group=API_GROUP)):
         return None
     selection = Selection.from_settings(resolve().settings)
     loader = PluginLoader(selection.disable, _KINDS, selection.trace, selection.plugin_settings)
-    for candidate in installed(_entry_points()):
+    for candidate in candidates:
         loader.take(candidate)
     for offered in loader.objects["api_names"]:
         if offered.name == name:

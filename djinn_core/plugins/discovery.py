@@ -56,27 +56,29 @@ class PluginCandidate:
         return self.row("active").label
 
 
-def installed(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> tuple[PluginCandidate, ...]:
-    """The plugins that installed distributions offer (or that `entry_points` name), by name, then by distribution."""
-    found = _offered() if entry_points is None else map(_candidate, entry_points)
+def installed(
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None, group: str = ENTRY_POINT_GROUP
+) -> tuple[PluginCandidate, ...]:
+    """The plugins that installed distributions offer in a group (or that `entry_points` name), by name, then by distribution."""
+    found = _offered(group) if entry_points is None else map(_candidate, entry_points)
     return tuple(sorted(found, key=lambda candidate: (candidate.name, candidate.distribution)))
 
 
-def _offered() -> Iterator[PluginCandidate]:
+def _offered(group: str) -> Iterator[PluginCandidate]:
     """The plugins of installed distributions; one that lies on the import path twice counts where it comes first."""
     places: dict[str, str] = {}
     for place, changed in map(_state_of, sys.path):
-        for candidate in _offered_in(place, changed):
+        for candidate in _offered_in(place, changed, group):
             if places.setdefault(candidate.distribution, place) == place:
                 yield candidate
 
 
-@lru_cache(maxsize=64)
-def _offered_in(place: str, changed: int) -> tuple[PluginCandidate, ...]:
+@lru_cache(maxsize=1024)  # packages that are installed as editable have a folder each
+def _offered_in(place: str, changed: int, group: str) -> tuple[PluginCandidate, ...]:
     """The plugins of the distributions in a folder, or a zip file, that was `changed` last at that time: installing changes it."""
     del changed
     found = importlib.metadata.distributions(path=[place])
-    points = (point for one in found for point in one.entry_points.select(group=ENTRY_POINT_GROUP))
+    points = (point for one in found for point in one.entry_points.select(group=group))
     return tuple(map(_candidate, points))
 
 
@@ -126,7 +128,7 @@ def _folders_naming(group: str) -> Iterator[Path]:
         yield from _folders_in(place, changed, group)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _folders_in(place: str, changed: int, group: str) -> tuple[Path, ...]:
     """Those of them in a folder that was `changed` last at that time."""
     del changed

@@ -25,7 +25,8 @@ from djinn_core.plugins.settings import Declared, read_settings
 
 _HOOKS: Final = frozenset(kind.hook for kind in KINDS)
 _COMMAND_HOOKS: Final = frozenset(kind.hook for kind in KINDS if kind.name in COMMAND_KINDS)
-_HOOKABLE: Final = (FunctionType, MethodType, staticmethod, classmethod)  # what pluggy takes for a hook
+_PREFIX: Final = "djinn_"  # of hooks: what else than functions may be one differs from version to version of pluggy
+_FUNCTIONS: Final = (FunctionType, MethodType, staticmethod, classmethod)
 
 
 @cache
@@ -42,11 +43,12 @@ def _specifications(hooks: frozenset[str]) -> ModuleType:
 
 
 class _Manager(pluggy.PluginManager):
-    """Manager of one plugin. Of a module, it looks at functions alone: pluggy's way of looking takes long for each other name."""
+    """Manager of one plugin. Of a module's names that are none of Djinn's hooks, it looks at functions alone: pluggy takes long for each."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         """Options of the hook that the plugin implements under a name; None if it is no hook."""
-        if isinstance(plugin, ModuleType) and not isinstance(vars(plugin).get(name), _HOOKABLE):
+        looked_at = name.startswith(_PREFIX) or not isinstance(plugin, ModuleType)
+        if not looked_at and not isinstance(vars(plugin).get(name), _FUNCTIONS):
             return None
         return super().parse_hookimpl_opts(plugin, name)
 

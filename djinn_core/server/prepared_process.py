@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,20 +80,27 @@ class ForkServer:
             if not process:
                 return self._begin(order, given, told)
             descriptor = os.pidfd_open(process)
-            told.sendall(b"%d\n" % process)
-        except (OSError, ValueError, KeyError):
+            self._running[descriptor] = process, told
+            self._events.register(descriptor, select.POLLIN)
+            with contextlib.suppress(OSError):  # its parent is gone: it sees that and ends
+                told.sendall(b"%d\n" % process)
+        except (OSError, ValueError):
             told.close()
-            return None
         finally:
             for number in given:  # in a fork they have other numbers by now
                 with contextlib.suppress(OSError):
                     os.close(number)
-        self._running[descriptor] = process, told
-        self._events.register(descriptor, select.POLLIN)
         return None
 
     def _begin(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
-        """Become the executor's process: its streams, descriptors and environment."""
+        """Become the executor's process, or end: its streams, descriptors, folder and environment."""
+        try:
+            return self._become(order, given, told)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _become(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
         told.close()
         self._listening.close()
         for descriptor, (_, other) in self._running.items():
@@ -103,6 +111,7 @@ class ForkServer:
         os.dup2(stderr, 2)
         kept = [os.dup(number) for number in kept]
         os.setpgid(0, 0)
+        os.chdir(order["folder"])
         os.environ.clear()
         os.environ.update(order["environment"])
         time.tzset()

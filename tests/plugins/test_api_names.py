@@ -29,6 +29,35 @@ def test_a_name_whose_package_is_not_in_use_says_what_to_install(monkeypatch):
         find("profile")(ops=True)
 
 
+def test_a_class_whose_package_is_not_in_use_is_a_class(monkeypatch):
+    monkeypatch.setenv("DJINN_DISABLE", "timeline")
+    missing = importing("djinn", {}, {"plugins/api/timeline": "Timeline"})("Timeline")
+    assert not isinstance(3, missing)
+    assert (missing | None).__args__[0] is missing
+    with pytest.raises(PluginError, match=r"`djinn\.Timeline` is in a package"):
+        missing()
+
+
+def test_a_package_that_is_installed_while_a_process_runs_is_found(install, site):
+    assert not hasattr(djinn, "late_name")
+    install(
+        "late",
+        """
+        from djinn.hooks import ApiName, hookimpl
+        djinn_api_version = 1
+        @hookimpl
+        def djinn_register_api_names():
+            return [ApiName("late_name", __name__)]
+        def late_name():
+            return 3
+        """,
+    )
+    points = site / "djinn_late-1.0.dist-info" / "entry_points.txt"
+    points.write_text(f"{points.read_text()}[djinn.api]\nlate = plugin_djinn_late\n")
+    assert djinn.late_name() == 3
+    del djinn.late_name
+
+
 def test_other_names_are_attribute_errors():
     with pytest.raises(AttributeError, match=r"'djinn' has no attribute 'no_such_name'"):
         _ = djinn.no_such_name

@@ -100,7 +100,7 @@ def use(plugin: ModuleType) -> None:
     """Run something on the device that each object of the plugin has a part in."""
     linear = torch.nn.Linear(4, 4).to(REMOTE)
     with torch.no_grad():
-        for _ in range(2):  # a small program is planned when it comes again
+        for _ in range(9):  # a tiny program is planned when it comes for the ninth time
             made = torch.relu(linear(torch.ones(2, 4, device=REMOTE))) + 1
             assert made.shape == (2, 4)
             assert bool((made >= 1).all().item())

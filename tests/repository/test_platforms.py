@@ -21,11 +21,20 @@ MEMBERS = re.compile(
     r"|ctypes\.(CDLL|cdll|PyDLL)"
 )
 FILES = re.compile(r"^/(proc|sys|dev/shm)(/|$)")
+FORKING = ("os.fork", "os.pidfd_open", "os.setpgid", "select.POLLIN", "select.poll", "socket.AF_UNIX", "sys.platform")
+UCX = "plugins/transports/ucx/djinn_ucx/endpoints.py"
 CONNECT = "plugins/commands/connect/djinn_connect/"
 KNOWN = {
     ("djinn_core/interception/tensors/printed_lists.py", "ctypes.PyDLL"): "the interpreter, which is there",
     ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
     ("djinn_core/torch_private.py", "ctypes.PyDLL"): "the interpreter, which is there",
+    ("djinn_core/launch/prepared.py", "socket.AF_UNIX"): "not on Windows, where nothing is forked",
+    ("djinn_core/launch/prepared.py", "sys.platform"): "the same, for mypy",
+    **{("djinn_core/server/prepared_process.py", name): "Linux alone: nothing is forked elsewhere" for name in FORKING},
+    **{
+        (UCX, name): "in a process of its own, where there is UCX: not on Windows"
+        for name in ("os.fork", "resource", "sys.platform")
+    },
     # The package cannot be imported without PyTorch, for which these commands do not wait; Windows is refused.
     (CONNECT + "keeper.py", "os.fork"): "goes on in the background",
     (CONNECT + "keeper.py", "os.setsid"): "the same",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -318,10 +319,17 @@ def test_executors_are_forked_from_a_prepared_process(python, tmp_path):
         options = ["--socket", place, "--seconds", prepared.seconds]
         server = python.start("-m", PREPARED_MODULE, *options, env=executor_environment(), stdin=stdin)
     wait_for(place.is_socket, "the process to fork from")
+    with socket.socket(socket.AF_UNIX) as broken, broken.makefile("rb") as told:  # an order without descriptors
+        broken.connect(str(place))
+        socket.send_fds(broken, [(2).to_bytes(4, "little")], [2])
+        broken.sendall(b"{}")
+        assert int(told.readline()) > 0
+        assert told.readline() == b"1\n", "the fork goes on as something else"
     with ExecutorProcess(ExecutorConfig(threads=1), prepared=prepared) as executor:
         assert isinstance(executor._process, ForkedProcess)
         assert executor.wait_ready(SECONDS).process == executor.process_id
-        assert psutil.Process(executor.process_id).ppid() == server.pid
+        forked = psutil.Process(executor.process_id)
+        assert (forked.ppid(), forked.cwd()) == (server.pid, str(Path.cwd()))
         assert executor.status(SECONDS).sessions == ()
         os.kill(executor.process_id, signal.SIGKILL)
         assert (executor.wait(), executor.ending(), executor.alive) == (-9, "was killed by SIGKILL", False)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
-from djinn_core.builtins.safetensors_files import read_header
+from djinn_core.builtins.safetensors_files import Safetensors, read_header
 from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightPermissions
@@ -310,3 +310,12 @@ def test_what_a_process_that_died_was_writing_is_removed(models):
         sink.write(memoryview(b"12345678"))
         sink.commit()
     assert [path.name for path in (models / "tenant").iterdir()] == ["x.safetensors"]
+
+
+def test_a_format_that_fails_costs_only_that_call(models):
+    class Failing(Safetensors):
+        def read_header(self, file):
+            raise KeyError(file.name)
+
+    with pytest.raises(WeightsUnavailable, match="cannot be read: KeyError"):
+        WeightReader([FileSource()], WeightPermissions((models,)), [Failing()]).open(f"file:{models}")

@@ -408,6 +408,11 @@ def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightF
         counted = read_headers(files, formats)
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise WeightsUnavailable(f"{address!r} cannot be read: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        _log.exception("a weight format failed", address=address)
+        raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}") from error
     for file, version, header in counted:
         state.update(f"{file.name}\0{file.size}\0{version}\0".encode(errors="surrogateescape"))
         metadata |= header.metadata

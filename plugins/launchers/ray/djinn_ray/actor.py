@@ -86,13 +86,6 @@ class ActorCalls:
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """As `HolderCalls.call`."""
-        answer = self._ask(method, *arguments, timeout=timeout)
-        if method == "wait_ready":
-            self._group.prepare(self._number)
-        return answer
-
-    def _ask(self, method: str, *arguments: Any, timeout: float) -> Any:
         """As `HolderCalls.call`. Ray may not reach an actor for a moment: it is asked again meanwhile."""
         if not self._has_place and not self._group.ray.wait([self._placed], timeout=0.0)[0]:
             raise StartupError(f"executor {self._number} has no place yet")

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from djinn.launchers import LaunchWish, StartupError, holder_version
+from djinn.launchers import LaunchWish, StartupError
 from djinn_ray import resources
 
 # Ray sets the first to the processors of an actor where it is unset, mostly 1; the others are secrets.
@@ -92,21 +92,6 @@ class Group:
         if self._runtime_env:
             options["runtime_env"] = self._runtime_env
         return self.ray.remote(holder).options(**options).remote(*arguments)
-
-    def prepare(self, number: int) -> None:
-        """Have a process of Ray's for the next actor on the node of an executor: Ray keeps one that has run a task, and reuses it."""
-        if not self.settings.prepared_seconds:
-            return
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        with contextlib.suppress(Exception):  # the cluster was left
-            nodes = self.ray.util.placement_group_table(self._placement)["bundles_to_node_id"]
-            # Not in the placement group, with which it would end.
-            place = NodeAffinitySchedulingStrategy(nodes[number % len(self._bundles)], soft=True)
-            options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": place}
-            if self._runtime_env:
-                options["runtime_env"] = self._runtime_env
-            self.ray.remote(holder_version).options(**options).remote()
 
     @property
     def without(self) -> tuple[str, ...]:
