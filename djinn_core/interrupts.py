@@ -141,11 +141,10 @@ class HeldInterrupts:
     def _deliver(self) -> None:
         caught, self.caught = self.caught, None
         if caught is not None:
-            own, self._own = self._own, False
-            try:
+            if self._own:
+                _raise(*caught, at_signal=False)
+            else:
                 self._before(*caught)
-            finally:
-                self._own = own
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self.caught = number, frame
@@ -201,9 +200,11 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
     """
     if _is_handling(frame):
         return  # what is just being decided holds for this one, too
-    if held.takes(number, frame):
-        return
-    at_signal = frame is sys._getframe(1)  # noqa: SLF001 - the public ways build a list of all frames
+    if not held.takes(number, frame):
+        _raise(number, frame, at_signal=frame is sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
+
+
+def _raise(number: int, frame: FrameType | None, at_signal: bool) -> None:
     if (at_signal and native_stack.stands_between(b"libtorch")) or _is_dropped(frame):
         _thread.start_new_thread(_press_again, ())
     else:
@@ -230,7 +231,7 @@ def handle_interrupts() -> None:
 def _is_handling(frame: FrameType | None) -> bool:
     """True if a signal arrived while this handler ran."""
     while frame is not None and frame.f_code.co_filename == __file__:
-        if frame.f_code is raise_outside_torch.__code__:
+        if frame.f_code is raise_outside_torch.__code__ or frame.f_code is _raise.__code__:
             return True
         frame = frame.f_back
     return False

@@ -239,18 +239,11 @@ class ReliableConnection(ReconnectingConnection):
             if self._probe_at is None and (timeout is None or timeout > _FIRST_PROBE_SECONDS):
                 # Mostly it comes before the clock has to be looked at.
                 quiet = timeout is None and not self._probes
-                inner = self._inner
                 try:
-                    if self._closed:
-                        raise TransportError(self._closed)
-                    frame = self._read(inner, None if quiet else _FIRST_PROBE_SECONDS)
+                    frame = self._take(None if quiet else _FIRST_PROBE_SECONDS)
                     if frame is not None:
                         self._probe = _FIRST_PROBE_SECONDS
                         return frame
-                except TransportError as error:  # as `_take`
-                    if self._closed:
-                        raise
-                    self._restore(inner, error)
                 except TimeoutError:
                     timeout = None if timeout is None else timeout - _FIRST_PROBE_SECONDS
                     self._probe_at = time.monotonic() if self._probes else None
@@ -361,7 +354,8 @@ class ReliableConnection(ReconnectingConnection):
                 else:
                     judged = inbox.judge(number)
         if judged is None:
-            self._handle_note(note or Prefix(number, received), inner)
+            assert note is not None
+            self._handle_note(note, inner)
         elif judged is FrameOrder.AHEAD:
             self._request_missing()
         elif judged is FrameOrder.NEXT:
@@ -369,9 +363,7 @@ class ReliableConnection(ReconnectingConnection):
             self._garbled = 0
             self._frames += 1
             if frame.body or self._frames >= _NOTE_FRAMES:
-                body = frame.body
-                one = body[0] if body and not body[1:] else None
-                self._bytes += (nbytes := one.nbytes if type(one) is memoryview else _bytes_of(frame))
+                self._bytes += (nbytes := _bytes_of(frame))
                 if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
                     self._note()
             return news

@@ -79,10 +79,10 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Implementation of `LazyTensor.__torch_dispatch__`."""
-    handlers, number = device_state.handlers, id(func)
-    if number in handlers:
-        return handlers[number](func, args, kwargs)
-    return _record(number, func, args, kwargs, 3)
+    handler = device_state.handlers.get(id(func))
+    if handler is not None:
+        return handler(func, args, kwargs)
+    return record(func, args, kwargs, 3)
 
 
 def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None]]) -> Dispatch:
@@ -117,11 +117,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
     Raises:
         Exception: whatever eager PyTorch would raise for these arguments.
     """
-    return _record(id(func), func, args, kwargs, above + 1)
-
-
-def _record(number: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int) -> Any:
-    key: list[Any] = [number]
+    key: list[Any] = [id(func)]
     operands: list[LazyTensor] = []
     try:
         _flatten(args, key, operands)
@@ -131,10 +127,7 @@ def _record(number: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
                 _flatten((value,), key, operands)
     except CpuOperand:
         return _with_cpu_operands(func, args, kwargs)
-    try:
-        call = inference_cache.calls[tuple(key)]
-    except KeyError:
-        call = _NEW
+    call = inference_cache.calls.get(tuple(key), _NEW)
     if call is _NEW and float in key and func in TAKE_ANY_FLOAT:
         call = inference_cache.calls.get(without_floats(key), _NEW)
     if call is _NEW:

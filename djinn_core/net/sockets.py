@@ -174,7 +174,7 @@ class SocketConnection(StreamConnection):
         parts = self._sent
         if not parts:
             self._sent_before = self.bytes_sent
-            if not buffers[1:]:  # what most messages are
+            if len(buffers) == 1:  # what most messages are
                 try:
                     parts.extend(map(self._socket.send, buffers))
                 except BlockingIOError:

@@ -174,19 +174,11 @@ class ExecutorSession:
                     connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
-        if self._backlog:
-            frame = self._backlog.popleft()
-        elif self._context.idle_seconds:
-            frame = self._idle.receive(connection, self._state_here)
-        else:
-            frame = connection.receive()
+        frame = self._backlog.popleft() if self._backlog else self._idle.receive(connection, self._state_here)
         if self._reads.reading:
             self._reads.take_finished()
         started = time.perf_counter()
-        try:
-            message: AnyMessage | Unreadable = decode(frame.head)
-        except ProtocolError as error:
-            message = _readable_part(frame, error)
+        message = _read(frame)
         if self._idle.aside is not None and not isinstance(message, Goodbye):
             self._idle.come_back()
         if type(message) is Submit:
@@ -389,7 +381,7 @@ class ExecutorSession:
                 if work.synchronize:
                     self._synchronize(work, run)
                 executed = time.perf_counter()
-                results, body, described, missing = collect(work, values, runtime, connection.limits.body)
+                results, body, described = collect(work, values, runtime, connection.limits.body)
             finally:
                 done = time.perf_counter()
                 account.end(done)
@@ -406,10 +398,10 @@ class ExecutorSession:
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
             self._notes.ran(known.digest, known.inputs, work.outputs, took)
-        self._usage.completed(timing, known.template.step_count if known else 0, run.failures, body)
-        if described or missing or run.layout_mismatches:
+        self._usage.completed(timing, len(known.template.steps) if known else 0, run.failures, body)
+        if described or len(body) != len(results) or run.layout_mismatches:
             self._counts.described_values += len(described)
-            self._counts.poisoned_results += missing
+            self._counts.poisoned_results += len(results) - len(body)
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
             self._tell(submit, timing, len(run.failures))
@@ -583,10 +575,7 @@ class ExecutorSession:
     ) -> AnyMessage | UnreadableTemplate | None:
         """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
         frame = connection.receive(timeout)
-        try:
-            message: AnyMessage | Unreadable = decode(frame.head)
-        except ProtocolError as error:
-            message = _readable_part(frame, error)
+        message = _read(frame)
         if isinstance(message, UnreadableUpload) and not message.offered:
             self._pass_over(message, connection)
             return None
@@ -802,12 +791,19 @@ def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
     return [work.inputs[place - first] for place in template.consumed]
 
 
-def _readable_part(frame: Frame, error: ProtocolError) -> Unreadable:
-    """Readable part of a frame that raised `error`, which is raised where that is not enough to go on."""
-    found = decode_partially(frame.head, str(error))
-    if found is None:
-        raise error
-    return found
+def _read(frame: Frame) -> AnyMessage | Unreadable:
+    """The message of a frame; or what can be read of it.
+
+    Raises:
+        ProtocolError: that is not enough to go on.
+    """
+    try:
+        return decode(frame.head)
+    except ProtocolError as error:
+        found = decode_partially(frame.head, str(error))
+        if found is None:
+            raise
+        return found
 
 
 def _readable(packed: Handles) -> Sequence[int]:

@@ -44,7 +44,7 @@ def unpack_handles(packed: Handles) -> list[int]:
     """
     if not packed:
         return []
-    if packed[1:] and not packed[2:] and 0 <= packed[1] <= _VIEW_MASK:  # a single one, as mostly
+    if len(packed) == 2 and 0 <= packed[1] <= _VIEW_MASK:  # a single one, as mostly
         handle = packed[0] << _VIEW_BITS | (packed[0] + packed[1]) & _VIEW_MASK
         if 0 <= handle < _HANDLE_LIMIT:
             return [handle]

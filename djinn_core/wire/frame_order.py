@@ -117,7 +117,7 @@ def _size(frame: Frame) -> int:
 def owning_small(frame: Frame) -> Frame:
     """The frame with a copy of its body, if that is one buffer and too small to be worth borrowing."""
     body = frame.body
-    if not body or body[1:] or type(body[0]) is bytes:
+    if len(body) != 1 or type(body[0]) is bytes:
         return frame
     view = memoryview(body[0])
     return Frame(frame.head, (bytes(view),)) if view.nbytes <= COPIED_AT_ONCE and view.c_contiguous else frame
@@ -134,7 +134,6 @@ class Outbox:
 
     def __init__(self) -> None:
         self._kept: deque[_Kept] = deque()
-        self._waiting = 0  # their number
         self._sent = 0
         self.borrows = False
         self.ahead: int | None = None
@@ -150,7 +149,7 @@ class Outbox:
         Raises:
             ProtocolError: the other end acknowledges nothing.
         """
-        if self._waiting >= KEPT_LIMIT:
+        if len(self._kept) >= KEPT_LIMIT:
             raise ProtocolError(f"the other end has not received one of {KEPT_LIMIT:,} frames")
         self._sent += 1
         if self.ahead is not None and (self.ahead - self._sent) & COUNT_MASK < _HALF:
@@ -160,24 +159,21 @@ class Outbox:
         if frame.body:
             nbytes = _size(frame)
             borrowed = nbytes > COPIED_AT_ONCE
-            if nbytes and not borrowed and type(frame.body[0]) is not bytes:
+            if nbytes and not borrowed and not (len(frame.body) == 1 and type(frame.body[0]) is bytes):
                 frame = _copied(frame)
             self.borrows |= borrowed
         self._kept.append(_Kept(frame, nbytes, borrowed))
-        self._waiting += 1
         return self._sent & COUNT_MASK
 
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
         """Continue after another process that sent `sent` frames, the last ones of which, `kept`, were not acknowledged."""
         self._sent = sent
         self._kept = deque(_Kept(frame, _size(frame), borrowed=False) for frame in kept)
-        self._waiting = len(self._kept)
 
     def repeat(self, received: int) -> None:
         """Begin a replay: frames up to number `received` were already received by the peer and are neither kept nor sent again."""
         if 0 < (received - self._sent) & COUNT_MASK < _HALF:
             self._kept.clear()
-            self._waiting = 0
             self.ahead = received
         else:
             self.acknowledge(received)
@@ -193,14 +189,13 @@ class Outbox:
             return
         waiting = (self._sent - received) & COUNT_MASK
         kept = self._kept
-        over = self._waiting - waiting
+        over = len(kept) - waiting
         if over < 0:
             if waiting < _HALF:
                 return  # an old acknowledgement arrived late
             raise ProtocolError(f"the other end has received {received} frames of {self.sent} that were sent")
         for _ in range(over):
             kept.popleft()
-        self._waiting = waiting
         if not waiting:
             self.borrows = False
 

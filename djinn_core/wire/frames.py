@@ -96,7 +96,7 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
             limits.check(size, 0, 0)
         return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 0, 0) + head]
     first = frame.body[0]
-    if type(first) is bytes and not frame.body[1:]:  # as most answers have
+    if type(first) is bytes and len(frame.body) == 1:  # as most answers have
         total = len(first)
         if total < _SMALL_BYTES and size <= limits.head and total <= limits.body and limits.buffers:
             return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 1, total) + head + _SHORT_LENGTHS[total] + first]

@@ -53,24 +53,25 @@ class TemplateCache(Generic[V]):
     def get(self, key: Hashable) -> V | None:
         """Look up the value for the template of that key, and mark it as the most recently used."""
         kept = self._kept
-        if key not in kept:
+        found = kept.get(key)
+        if found is None:
             return None
         if key != self._newest:
             kept.move_to_end(key)
             self._newest = key
-        return kept[key][0]
+        return found[0]
 
     def replace(self, key: Hashable, value: V) -> V | None:
         """Replace the value that is kept for the template of that key, and return the one before; None, and nothing is kept, without one."""
         kept = self._kept
-        if key not in kept:
+        found = kept.get(key)
+        if found is None:
             return None
-        before, instructions = kept[key]
-        kept[key] = value, instructions
+        kept[key] = value, found[1]
         if key != self._newest:
             kept.move_to_end(key)
             self._newest = key
-        return before
+        return found[0]
 
     def put(self, key: Hashable, value: V, instructions: int) -> None:
         """Keep `value` for a template of `instructions` instructions."""

@@ -197,6 +197,14 @@ def test_an_end_that_takes_nothing_is_not_kept_frames_for_without_limit():
         outbox.put(Frame(b"a"))
 
 
+def test_small_bodies_of_every_kind_are_copied_at_once() -> None:
+    outbox, written = Outbox(), bytearray(b"before")
+    outbox.put(Frame(b"a", [b"", memoryview(written)]))
+    written[:] = b"behind"
+    ((_, frame),) = outbox.kept()
+    assert b"".join(frame.body) == b"before"
+
+
 def test_counts_wrap() -> None:
     outbox, inbox = Outbox(), Inbox()
     outbox._sent = inbox.received = (1 << 32) - 1

@@ -78,14 +78,13 @@ def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site
     differentiates = False
     while True:
         code = frame.f_code
-        number = id(code)
-        sites = _known[number][1] if number in _known else _learn(code)
+        known = _known.get(id(code))
+        sites = known[1] if known is not None else _learn(code)
         site = None
         if type(sites) is dict:
             offset = frame.f_lasti
-            if offset in sites:
-                site = sites[offset]
-            else:
+            site = sites.get(offset)
+            if site is None:
                 site = sites[offset] = (code, offset)
         elif sites is _MODULE:
             # The calls of a thread lie on its stack as their links lie in their chain.

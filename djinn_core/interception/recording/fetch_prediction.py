@@ -85,12 +85,10 @@ class FetchPredictor:
         self._last = entries
         self._entries = made = self._pieces + entries
         self._pieces = []
-        key = _key_of(entries) if self._known else None
-        if key is None or key not in self._known:
+        known = self._known.use(_key_of(entries)) if self._known else None
+        if known is None:
             self._predicted = self._handles = ()
             return ()
-        known = self._known[key]
-        self._known.move_to_end(key)
         self._predicted = known.followers
         if any(-f.entry > len(made) or made[f.entry].call is not f.call for f in self._predicted):
             self._predicted = ()  # another program of this length
@@ -126,10 +124,8 @@ class FetchPredictor:
         handle, storage = value.handle, value.storage
         if not recorder.entries and handle != self._first and len(self._fetched) < MOST:
             self._fetched.append(handle)
-        if handle not in self._values:
-            return None
-        found = self._values[handle]
-        if found.changes != port.memory_changes:
+        found = self._values.get(handle)
+        if found is None or found.changes != port.memory_changes:
             return None
         if storage.written is not recorder or storage.written_at >= found.epoch:
             return None

@@ -24,7 +24,7 @@ from djinn_core.interception.recording.fetch_prediction import FetchPredictor
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import Absent
 from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
-from djinn_core.interception.recording.split_submission import FEW, fits, in_parts
+from djinn_core.interception.recording.split_submission import fits, in_parts
 from djinn_core.interception.runtime_interface import (
     CacheMemory,
     Publication,
@@ -278,9 +278,9 @@ class Recorder:
 
     def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
         """As `ask`, for a caller that no modes see."""
-        if more := ask.fetch[limits.BUFFERS :]:  # fewer come with one answer
+        if len(ask.fetch) > limits.BUFFERS:  # that many come with one answer
             first = self.ask(msgspec.structs.replace(ask, fetch=ask.fetch[: limits.BUFFERS]))
-            rest = self.ask(SyncRequest(more))
+            rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
             return msgspec.structs.replace(rest, tensors=first.tensors + rest.tensors, described=first.described)
         require_stack_room()
         runtime = _runtime()
@@ -546,9 +546,8 @@ class Recorders:
 
     def submit(self, runtime: Runtime, submission: Submission) -> int:
         """Submit what was taken. Where an interrupt comes before it is sent, nothing of it is lost, but what it asks for."""
-        program, number = submission.program, 0
-        few = not (program.operands[FEW:] or program.slots[FEW:] or program.calls[FEW:] or submission.free[FEW:])
-        parts = [submission] if few or fits(submission) else [*in_parts(submission)]
+        number = 0
+        parts = [submission] if fits(submission) else [*in_parts(submission)]
         for position, part in enumerate(parts):
             try:
                 if (timeline := port.timeline) is None:
@@ -583,7 +582,7 @@ class Recorders:
         self._make_locks()
         collect_later.restart()
         self._all.clear()
-        self.made = 0
+        self.made = self.waiting = 0
         device_state.freed.clear()
         self.held_back.clear()
         self.unsent.clear()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final
 
 import msgspec
 
 from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.program import Program
 from djinn_core.wire import limits
-
-FEW: Final = 1024  # operands, scalars, calls and handles to free, with which a submission fits without being counted
 
 
 def fits(submission: Submission) -> bool:

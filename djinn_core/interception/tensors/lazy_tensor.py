@@ -55,7 +55,7 @@ class LazyTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record `func`; see `dispatch`. Where a tensor of another class that overrides ops takes part, leave it to that."""
-        if types[1:] and any(map(_overrides_ops, types)):
+        if len(types) > 1 and any(map(_overrides_ops, types)):
             return NotImplemented
         try:
             return port.dispatch(func, args, kwargs or {})
@@ -196,8 +196,7 @@ def logical_device(index: int) -> torch.device:
 def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
     """A tensor that stands for `value`."""
     meta = value.meta
-    index = meta.device
-    device = _devices[index] if index in _devices else logical_device(index)
+    device = _devices.get(meta.device) or logical_device(meta.device)
     tensor: LazyTensor = _make(cls, meta.shape, meta.stride, meta.offset or None, None, meta.dtype, _STRIDED, device)
     tensor.remote = value
     if meta.conj or meta.neg:

@@ -125,8 +125,7 @@ class Planner:
                 return self._once_more(recorded, values)
             variants.clear()
         for prepared in variants:
-            conditional = prepared.remade is not None or prepared.relied or prepared.equal_slots
-            if not conditional or prepared.holds_for(program):
+            if prepared.holds_for(program):
                 self._stats.plans_reused += 1
                 chosen = self._trials.choose(prepared, program) if self._trials.tried else prepared
                 self.recent.append((chosen, values))

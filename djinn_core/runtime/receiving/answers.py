@@ -53,7 +53,7 @@ class AnswerReader:
                 raise self.failures.error(self._own(result))
             if number >= came:
                 raise ProtocolError("the executor announces more tensors than it sends")
-            tensors += [tensor_from_wire(result, body[number])]
+            tensors.append(tensor_from_wire(result, body[number]))
         return tuple(tensors)
 
     def described(self, completed: Completed) -> tuple[DescribedValue, ...]:

@@ -123,7 +123,7 @@ class Replies:
         deferred, offers = self._deferred, self._offers
         if self._abandoned or deferred.large or deferred.forgotten or offers.open or offers.asked:
             return True
-        return bool(self.pending) and len(self.pending) >= unread
+        return len(self.pending) >= unread
 
     def await_answer(self, number: int) -> None:
         """Wait until submission `number` is answered, in a round trip that the program waits for."""
@@ -165,8 +165,7 @@ class Replies:
             raise
         if begun and not there:
             self.tell_waited(begun, number)
-        completed, body, synchronize, spent, seconds = self._answers[number]
-        del self._answers[number]
+        completed, body, synchronize, spent, seconds = self._answers.pop(number)
         if late:
             deferred.left.discard(number)
         if not there and self._round_trips.alone[0] == number:
@@ -400,9 +399,9 @@ class Replies:
 
     def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
         number = completed.sequence
-        if number not in self.pending:
+        pending = self.pending.get(number)
+        if pending is None:
             raise ProtocolError(f"the executor answers submission {number}, which does not wait")
-        pending = self.pending[number]
         timing, cancellation, observers = completed.timing, self.cancellation, self._observers
         self._deferred.read = pending.position
         if completed.links:

@@ -65,7 +65,7 @@ def framed(message: Submit) -> Frame:
         OverflowError, ValueError, TypeError, RecursionError: it cannot be encoded.
     """
     frame = Frame(encode(message))
-    if frame.head[limits.HEAD_BYTES - _BESIDE_BYTES :]:
+    if len(frame.head) > limits.HEAD_BYTES - _BESIDE_BYTES:
         raise UnsupportedOperation(
             f"a program takes a message of {len(frame.head):,} bytes; an executor takes {limits.HEAD_BYTES:,}. "
             "Call ops for parts of their lists"
@@ -267,7 +267,7 @@ class Submissions:
         )
         replies.expect(number, pending)
         self._stats.submissions += 1
-        self._stats.instructions_sent += prepared.instructions if prepared is not None else 0
+        self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
         sending = time.perf_counter() if timeline is not None else 0.0
         self._link.send(frame)
         if timeline is not None:

@@ -103,7 +103,6 @@ class Prepared:
         profile: of the whole program that it was planned for, or for a piece of.
         recorded: the program that it runs as recorded; None where it was planned. runs_unplanned: how often it may run so yet.
         restored: the program for which it was found on disk; None where this process planned it.
-        instructions: how many the template has.
     """
 
     template: Template
@@ -127,11 +126,6 @@ class Prepared:
     recorded: Program | None = attrs.field(default=None, repr=False)
     runs_unplanned: int = 0
     restored: Program | None = attrs.field(default=None, repr=False)
-    instructions: int = attrs.field(init=False, repr=False)
-
-    @instructions.default
-    def _count(self) -> int:
-        return len(self.nodes)
 
     @property
     def held_by_sizes(self) -> bool:

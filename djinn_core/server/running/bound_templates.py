@@ -40,7 +40,7 @@ class CompiledTemplates:
 class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
-    `hot`: its record on the device, where hot templates are compiled. `checked`: whether slots and inputs are as many as it takes.
+    `hot`: its record on the device, where hot templates are compiled.
     """
 
     template: CompiledTemplate
@@ -48,7 +48,6 @@ class BoundTemplate:
     inputs: list[int]
     hot: HotTemplate | None = None
     digest: bytes = b""
-    checked: bool = False
     _aliases: InputAliases | None = None
 
     def input_aliases(self, own: Container[str]) -> InputAliases:
@@ -73,17 +72,12 @@ def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
     slots, template = known.slots, known.template
     if submit.first is not None:
         begin(known, submit.first)
-        known.checked = False
     if submit.slot_changes:
         apply_slot_changes(slots, submit.slot_changes)
     if submit.input_changes:
         apply_input_changes(known.inputs, submit.input_changes)
-    if not known.checked:  # changes leave them as many
-        if len(slots) != template.slots:
-            raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
-        if len(known.inputs) != template.inputs:
-            raise ProtocolError("a submission's inputs do not match its template")
-        known.checked = True
-    if len(work.outputs) != template.output_count:
-        raise ProtocolError("a submission's outputs do not match its template")
+    if len(slots) != template.slots:
+        raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
+    if len(known.inputs) != template.inputs or len(work.outputs) != len(template.outputs):
+        raise ProtocolError("a submission's inputs or outputs do not match its template")
     work.inputs = known.inputs

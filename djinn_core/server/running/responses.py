@@ -21,21 +21,16 @@ from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
 def collect(
     work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int
-) -> tuple[list[TensorHeader | Failure], list[memoryview], list[Described | Failure], int]:
-    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions, or why one is missing.
-
-    The last number is how many tensors are missing.
-    """
+) -> tuple[list[TensorHeader | Failure], list[memoryview], list[Described | Failure]]:
+    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing."""
     results: list[TensorHeader | Failure] = []
     body: list[memoryview] = []
-    missing = 0
     if not work.fetch and not work.describe:
-        return results, body, [], missing
+        return results, body, []
     told: FailureTexts | None = None
     with inference_mode(True):
-        for number, handle in enumerate(work.fetch):
-            room = limit if number - missing < BUFFERS else -1
-            result = _fetch(_value(handle, work, values), work, runtime, room)
+        for handle in work.fetch:
+            result = _fetch(_value(handle, work, values), work, runtime, limit if len(body) < BUFFERS else -1)
             if type(result) is tuple:
                 results.append(result[0])
                 body.append(result[1])
@@ -44,12 +39,11 @@ def collect(
                 assert isinstance(result, Failure)
                 told = told or FailureTexts()
                 results.append(told.fitting(result))
-                missing += 1
     if not work.describe:
-        return results, body, [], missing
+        return results, body, []
     told = told or FailureTexts()
     described = [_describe(_value(handle, work, values), work) for handle in work.describe]
-    return results, body, [told.fitting(one) if isinstance(one, Failure) else one for one in described], missing
+    return results, body, [told.fitting(one) if isinstance(one, Failure) else one for one in described]
 
 
 class FailureTexts:

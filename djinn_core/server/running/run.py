@@ -107,7 +107,7 @@ def run_template(
         values.free([work.inputs[place - first_input] for place in template.consumed])
     claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
     steps = template.steps if work.stop_at is None else template.steps[: work.stop_at]
-    step, count = 0, template.step_count if work.stop_at is None else len(steps)
+    step, count = 0, len(steps)
     if template.moves and values.indexed:
         run.sharing = Sharing(template.steps, env, values)
         run.sharing.follow(0)

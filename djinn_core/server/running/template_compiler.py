@@ -75,7 +75,6 @@ class CompiledTemplate:
         constants: the environment's head. slots: number of slots that follow. size: positions of values after the inputs.
         random: True if any op uses the random state. moves: True if any step moves what it writes.
         source: the template that it was compiled from.
-        output_count, step_count: how many `outputs` and `steps` there are.
     """
 
     source: Template
@@ -88,16 +87,6 @@ class CompiledTemplate:
     consumed: tuple[int, ...]
     random: bool
     moves: bool
-    output_count: int = attrs.field(init=False)
-    step_count: int = attrs.field(init=False)
-
-    @output_count.default
-    def _count_outputs(self) -> int:
-        return len(self.outputs)
-
-    @step_count.default
-    def _count_steps(self) -> int:
-        return len(self.steps)
 
 
 def compile_template(template: Template, device: torch.device, own: OwnOperators) -> CompiledTemplate:
