@@ -48,7 +48,6 @@ PARTS = (
     "stages",
     "transport",
     "trials",
-    "verify",
 )
 
 # Loggers of what a stage of the pipeline does, by its names.

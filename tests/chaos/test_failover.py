@@ -131,6 +131,6 @@ def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_kille
     assert generated(doomed[0]).tolist() == expected
     assert talk.server in serving.urls
     assert talk.bytes_sent > 0
-    talk._kept._schedule._due = 0.0
+    talk._kept._schedule.due = 0.0
     assert generated(None).tolist() == expected
     assert talk._kept.base > 0  # states were taken

@@ -73,7 +73,7 @@ def test_weights_are_put_together_once_and_again_when_they_change():
         for mine, other in zip(made, theirs(rows), strict=True):
             torch.testing.assert_close(mine.cpu(), other)
 
-    for _ in range(3):
+    for _ in range(10):  # so few ops on so little are planned when they come for the ninth time
         compare()
     derived = len(open_session().submissions._derived._made)
     assert derived

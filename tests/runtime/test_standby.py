@@ -186,7 +186,7 @@ def test_what_was_cut_short_is_not_repeated_before_there_is_a_state(two):
     connection.send(submit(1))
     connection.send(Frame(encode(CancelSubmissions((1,)))))
     first.state = (encode_snapshot(snapshot()), [], ())
-    connection._kept._due = 0.0
+    connection._kept._schedule.due = 0.0
     connection.send(submit(2))
     connection.send(Frame(encode(CancelSubmissions((2,)))))
     first.down = "gone"

@@ -18,6 +18,7 @@ from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import ask_servers
+from djinn_core.runtime.planning import planner
 
 REMOTE = "remote_accelerator:0"
 WARM_UP, SETTLED, TRACED, STEPS = 70, 60, 110, 200  # what is kept of the latest programs is new after `SETTLED`
@@ -74,7 +75,9 @@ def tables():
 
 @pytest.fixture
 def training(over_tcp, monkeypatch):
-    monkeypatch.setattr(program_prediction, "MIN_REPEATS", 2)  # so that pieces are settled when measuring begins
+    # So that pieces and plans are settled when measuring begins.
+    monkeypatch.setattr(program_prediction, "MIN_REPEATS", 2)
+    monkeypatch.setattr(planner, "UNPLANNED_RUNS", 1)
     training = Training()
     training.run(WARM_UP)
     return training
