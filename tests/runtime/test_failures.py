@@ -364,7 +364,7 @@ def test_an_interrupt_inside_backward_is_an_interrupt(x, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dispatch, "_record", interrupted)
+    monkeypatch.setattr(dispatch, "record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loss.backward()
 
