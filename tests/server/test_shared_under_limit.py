@@ -111,12 +111,11 @@ def test_what_is_shared_is_counted_once_and_dropped_without_writing_it(limited, 
         figures = executor_figures()
         assert figures["memory_shared"] == 16 * MIB
         assert figures["evictions"] == 0
-        large = torch.ones(6 * MIB, device="remote_accelerator:0")
-        assert large[0].item() == 1
+        # In one program, which also frees it: what is in use is not written to the disk in the place of weights.
+        assert torch.ones(6 * MIB, device="remote_accelerator:0").sum().item() == 6 * MIB
         dropped = executor_figures()
         assert dropped["evictions"] > 0
         assert dropped["spilled_bytes"] == 0
-        del large
         local = load_file(folder / "model.safetensors")
         assert all(torch.equal(one.cpu(), local[name]) for name, one in zip(NAMES, twice[::3], strict=True))
         again = executor_figures()
