@@ -434,9 +434,6 @@ def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> Non
     op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)
 
 
-dispatch_modes: Final[Callable[[], int]] = torch._C._len_torch_dispatch_stack  # how many are entered
-
-
 def in_dispatch_modes() -> bool:
     """True if a `TorchDispatchMode` is entered, which is to see the ops that a backend sees."""
     return bool(torch._C._len_torch_dispatch_stack())
@@ -482,6 +479,7 @@ def without_modes(function: F) -> F:
     return unseen  # type: ignore[return-value]
 
 
+# As `torch.inference_mode`, which takes nine calls of Python's for each block.
 inference_mode: Final[Callable[[bool], AbstractContextManager[object]]] = torch._C._InferenceMode
 
 
@@ -489,11 +487,6 @@ def seen_by_subclasses() -> AbstractContextManager[object]:
     """Blocks whose ops reach `__torch_dispatch__` also where PyTorch has switched that off, as in `torch.tensor`."""
     guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Python, False)
     return guard
-
-
-def inference() -> AbstractContextManager[object]:
-    """As `torch.inference_mode()`, which takes nine calls of Python's for each block."""
-    return torch._C._InferenceMode(True)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     if (
         value.storage.nbytes > value.meta.nbytes
         or device_state.thread.expected is not None
-        or torch_private.dispatch_modes()
+        or torch_private.in_dispatch_modes()
     ):
         return fetch(tensor).item()
     return _fetch_whole(tensor, returned=False).item()

@@ -51,23 +51,24 @@ class ExecutorLink:
             self.check()
         try:
             if held.whole.depth and self.writing.acquire(blocking=False):
-                self.sent += 1
-                self.busy = True
                 try:
-                    self.channel.send(frame)
+                    self._write(frame)
                 finally:
-                    self.busy = False
                     self.writing.release()
             else:
                 with held.whole, self.writing:
-                    self.sent += 1
-                    self.busy = True
-                    try:
-                        self.channel.send(frame)
-                    finally:
-                        self.busy = False
+                    self._write(frame)
         except TransportError as error:
             self._lose_with_reason(error)
+
+    def _write(self, frame: Frame) -> None:
+        """Send a frame while `writing` is held."""
+        self.sent += 1
+        self.busy = True
+        try:
+            self.channel.send(frame)
+        finally:
+            self.busy = False
 
     def send_message(self, message: Message) -> None:
         """Send a message without a body, as `send`."""
