@@ -84,6 +84,13 @@ def _matmul(operands: Sequence[Shape], made: Shape) -> float:
     return 2.0 * math.prod(made) * left[-1] if len(right) > 1 else 0.0  # products with a vector are not counted
 
 
+def _grouped_product(operands: Sequence[Shape], made: Shape) -> float:
+    """Each row meets the matrix of its group. Of two matrices, groups divide the dimension that is summed over."""
+    left, right = operands[:2]
+    groups = made[0] if len(left) == len(right) == 2 else 1
+    return 2.0 * math.prod(made) * left[-1] / groups
+
+
 def _attention(operands: Sequence[Shape], made: Shape) -> float:
     """The scores, and the weighted sum of the values."""
     query, key = operands[:2]
@@ -111,6 +118,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("batch_norm", "layer_norm", "rms_norm"), _nothing),
     "linear": _linear,
     "matmul": _matmul,
+    "_grouped_mm": _grouped_product,
     **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(FUSED_ATTENTION, _attention),
     **{f"{name}_backward": _attention_backward for name in FUSED_ATTENTION},
