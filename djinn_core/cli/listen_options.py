@@ -15,20 +15,22 @@ from djinn_core.launch.addresses import is_wildcard
 from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses
 
 _PORT = click.IntRange(0, 65535)
-_PLACE = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]*)=(?:(?P<host>\[[^\]]+\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})")
+_LISTEN_ADDRESS = re.compile(
+    r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]*)=(?:(?P<host>\[[^\]]+\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})"
+)
 
 
 @attrs.frozen
 class ListenChoice:
     """Addresses and ports that the operator set."""
 
-    places: ListenAddresses
+    addresses: ListenAddresses
     advertise: str
 
     @property
     def names(self) -> tuple[str, ...]:
         """Host names that clients may use for this server, besides this machine's own names."""
-        return tuple(name for name in (*self.places.hosts, self.advertise) if name and not is_wildcard(name))
+        return tuple(name for name in (*self.addresses.hosts, self.advertise) if name and not is_wildcard(name))
 
 
 def listen_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,18 +69,18 @@ def listen_options(command: Callable[..., None]) -> Callable[..., None]:
         advertise: str,
         **others: Any,
     ) -> None:
-        given = [_place(text) for text in transports]
+        given = [_listen_address(text) for text in transports]
         given += [
             (name, ListenAddress("", number))
             for name, number in (("tcp", port), ("http", http_port))
             if number is not None
         ]
-        command(listen=ListenChoice(_places(host, given, without), _host(advertise)), **others)
+        command(listen=ListenChoice(_listen_addresses(host, given, without), _host(advertise)), **others)
 
     return packed
 
 
-def _places(host: str, given: list[tuple[str, ListenAddress]], without: tuple[str, ...]) -> ListenAddresses:
+def _listen_addresses(host: str, given: list[tuple[str, ListenAddress]], without: tuple[str, ...]) -> ListenAddresses:
     found = dict(given)
     if len(found) < len(given):
         twice = sorted(name for name in found if sum(name == other for other, _ in given) > 1)
@@ -88,8 +90,8 @@ def _places(host: str, given: list[tuple[str, ListenAddress]], without: tuple[st
     return ListenAddresses(host, found, frozenset(without))
 
 
-def _place(text: str) -> tuple[str, ListenAddress]:
-    found = _PLACE.fullmatch(text)
+def _listen_address(text: str) -> tuple[str, ListenAddress]:
+    found = _LISTEN_ADDRESS.fullmatch(text)
     if found is None or int(found["port"]) > 65535:
         raise click.BadParameter(f"{text!r} must be NAME=PORT or NAME=HOST:PORT, such as tcp=0.0.0.0:5556")
     return found["name"], ListenAddress((found["host"] or "").strip("[]"), int(found["port"]))

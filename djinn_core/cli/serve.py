@@ -18,7 +18,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.launch.addresses import is_loopback
 from djinn_core.launch.executor_config import ModelConfig, NetworkConfig, StoreConfig
 from djinn_core.launch.http_hosts import allow_host
-from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import check_platform
 from djinn_core.server.gateway.gateway import GatewayHandle, serve
 from djinn_core.server.gateway.gateway_config import GatewayConfig
@@ -59,7 +59,7 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
     _serve(
         attrs.evolve(
             config,
-            network=NetworkConfig(listen.places, tls.options(listen.names)),
+            network=NetworkConfig(listen.addresses, tls.options(listen.names)),
             advertise=listen.advertise,
             pinned=tls.self_signed,
             executor=directories,

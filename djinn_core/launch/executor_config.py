@@ -27,11 +27,11 @@ class NetworkConfig:
     """Addresses for other machines.
 
     Attributes:
-        places: where to listen, with which transports. An executor takes those that clients reach directly, at free ports.
+        listen_at: addresses by transport. An executor listens with those that clients reach directly, at free ports.
         tls: the certificate to show, and the authority of client certificates; None: no TLS.
     """
 
-    places: ListenAddresses = attrs.field(factory=ListenAddresses)
+    listen_at: ListenAddresses = attrs.field(factory=ListenAddresses)
     tls: TlsOptions | None = None
 
 
@@ -105,12 +105,12 @@ class AdmissionLimits:
 
 @attrs.frozen
 class StoreConfig:
-    """Weights that need not be sent again.
+    """The store: weights on disk that clients need not send again.
 
     Attributes:
-        directory: where they are kept; None: nowhere.
-        limit: bytes that they may have.
-        warm: safetensors files whose tensors need not be sent at all.
+        directory: where it is; None: there is none.
+        limit: bytes that the weights may have together.
+        warm: safetensors files whose tensors no client need send.
     """
 
     directory: Path | None = attrs.field(
@@ -139,11 +139,11 @@ class ModelConfig:
     """Weights that executors read themselves, so that clients need not have them.
 
     Attributes:
-        folders: folders that clients may name models in; caches of the Hugging Face hub included.
-        addresses: patterns of other addresses that they may name.
-        saving: where each tenant has a folder for weights that its clients save; None: they save none.
-        published: where each tenant has a folder for weights that its clients publish under names; None: they publish none.
-        publish_hours: the longest that such a name lives; 0: nothing is published.
+        folders: folders whose models clients may name; caches of the Hugging Face hub included.
+        addresses: patterns of other addresses that clients may name.
+        saving: folder in which each tenant has one for weights that its clients save; None: clients save none.
+        published: folder in which each tenant has one for weights that its clients publish under names; None: clients publish none.
+        publish_hours: the longest time for which a name is valid; 0: nothing is published.
     """
 
     folders: tuple[Path, ...] = attrs.field(
@@ -186,7 +186,7 @@ class ModelConfig:
 
     @property
     def permissions(self) -> WeightPermissions:
-        """Permissions before a tenant has come, which may get a folder to save weights in."""
+        """Permissions before a tenant is assigned, for which a folder to save weights in may be added."""
         return WeightPermissions(self.folders, self.addresses, self.folders if self.folders == _ANYWHERE else ())
 
 
@@ -196,15 +196,16 @@ EVERYTHING: Final = ModelConfig(_ANYWHERE, ("*",))  # for a program's own execut
 
 @attrs.frozen
 class RecoveryConfig:
-    """Sessions that outlive their connection, and their executor.
+    """Recovery of sessions whose connection breaks, or whose executor dies.
 
     Attributes:
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
-        journals: directory for what sessions take, from which the next executor recovers them when this one dies; None: nowhere.
+        journals: directory for the journals of sessions, from which the next executor recovers them when this one dies; None: there
+            are none.
         journal_limit: bytes that each journal may have.
         snapshot_seconds: shortest time between two snapshots of a session, to which its journal is compacted.
-        outlives_parent: True if another parent starts an executor in its place when its own parent dies: it then ends like one
-            that was killed, tells its clients nothing and leaves its journals.
+        outlives_parent: True if another parent starts an executor in its place when its own parent dies. It then ends without a
+            word to its clients, as if it were killed, and leaves its journals.
     """
 
     lease_seconds: float = attrs.field(
@@ -249,12 +250,13 @@ class ExecutorConfig:
 
     Attributes:
         device: `cpu`, `cuda:0` and so on; empty: the best that the machine has.
-        network: where it listens for other machines; None: nowhere.
+        network: addresses at which it listens for other machines; None: it does not.
         threads: torch threads; None: torch's default.
         plugins: the plugins to load.
         compilers: names of those that compile hot templates, in the order in which they are asked.
-        accounts: directory for what its tenant has used of its time; None: the next executor counts again.
-        module: what the process runs; only tests change it.
+        accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
+            from zero.
+        module: the Python module that the process runs; only tests change it.
     """
 
     device: str = ""
@@ -301,11 +303,11 @@ class ExecutorConfig:
         return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
 
     def sendable(self) -> ExecutorConfig:
-        """The same with values of plugins' settings that JSON can hold."""
+        """The same, with settings of plugins as values that JSON can hold."""
         return attrs.evolve(self, plugins=self.plugins.sendable())
 
     def encode(self) -> bytes:
-        """JSON of it, for a launcher on another machine; `decode_config` reads it."""
+        """The configuration as JSON, for a launcher on another machine; `decode_config` reads it."""
         return msgspec.json.encode(self.sendable(), enc_hook=str)
 
 

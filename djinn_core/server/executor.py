@@ -34,9 +34,9 @@ from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
-from djinn_core.launch.listen_addresses import in_places
-from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Start
-from djinn_core.launch.private_directory import remove_abandoned
+from djinn_core.launch.listen_addresses import listening_transports
+from djinn_core.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
+from djinn_core.launch.private_directories import remove_abandoned
 from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, load_where_started
@@ -104,7 +104,7 @@ class Executor:
         self._listeners: list[Listener] = []
         self._limits = ExecutorLimits(context.usage, config.admission)
         self._full_at = 0.0
-        self.tell: Callable[[Answer], None] = lambda _: None
+        self.tell: Callable[[Report], None] = lambda _: None
         self._accepting = True
         self._door = threading.Lock()
         self._inside = 0  # sessions, those included that are just being made
@@ -120,9 +120,11 @@ class Executor:
         self._listeners.append(transport_for(own, self._registry.transports).listen(own, Limits(), self.serve))
         network = self._config.network
         unnamed: list[Listener] = []
-        for one in () if network is None else in_places(self._registry.transports, network.tls, network.places):
+        for one in (
+            () if network is None else listening_transports(self._registry.transports, network.tls, network.listen_at)
+        ):
             if not one.transport.capabilities.relayed:
-                self._listeners.append(one.transport.listen(one.at(0), Limits(), self.serve))
+                self._listeners.append(one.transport.listen(one.url(0), Limits(), self.serve))
                 if one.transport.capabilities.named_only:
                     unnamed.append(self._listeners[-1])
         # What has to be named is left out: the user does not see how executors reach each other.
@@ -305,7 +307,7 @@ class Executor:
         entry.connection.close()
 
     def full(self, reason: str) -> None:
-        """Report that no client is admitted for now: the gateway, which is less busy, may refuse clients for a while."""
+        """Report that no client is admitted for now: the gateway, which is less busy, refuses clients for `FULL_SECONDS`."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:
             self._full_at = time.monotonic()
             self.tell(Full(reason))
@@ -316,9 +318,9 @@ class Executor:
             self._full_at = 0.0
             self.tell(Full(""))
 
-    def belong(self, tenant: str) -> None:
+    def assign_tenant(self, tenant: str) -> None:
         """Work for that tenant."""
-        self._tenancy.belong(tenant)
+        self._tenancy.assign_tenant(tenant)
 
     def tick(self) -> None:
         """Some time has passed."""

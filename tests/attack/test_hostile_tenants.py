@@ -26,7 +26,7 @@ from djinn_core.ir.form import Constant, Form, Operand
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, RecoveryConfig
 from djinn_core.launch.process import ExecutorProcess
-from djinn_core.launch.tickets import TicketChecker, issue, new_key
+from djinn_core.launch.tickets import TicketChecker, issue_ticket, new_key
 from djinn_core.net.sockets import AcceptedConnection
 from djinn_core.server.compiling.packing import pack
 from djinn_core.server.compiling.region import find_region
@@ -291,7 +291,7 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
     try:
         threads = []
         for number, (mine, theirs) in enumerate(pairs):
-            ticket = issue(key, f"client {number}", badge=badge)
+            ticket = issue_ticket(key, f"client {number}", badge=badge)
             theirs.sendall(b"".join(encode_frame(Frame(encode(Attach(ticket, ""))), UNAUTHENTICATED_LIMITS)))
             threads.append(
                 threading.Thread(target=come, args=(AcceptedConnection(mine, UNAUTHENTICATED_LIMITS, "client"),))

@@ -74,8 +74,8 @@ def test_tokens_are_made_listed_and_revoked(tmp_path):
     table = tmp_path / "tokens.json"
 
     def make(n):
-        with change_table(table) as box:
-            box[0], _, token = create(box[0], f"tenant{n % 2}", 3600.0)
+        with change_table(table) as change:
+            change.table, _, token = create(change.table, f"tenant{n % 2}", 3600.0)
         return token
 
     with ThreadPoolExecutor(8) as pool:

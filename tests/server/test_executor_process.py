@@ -24,7 +24,7 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.command import PREPARED_MODULE, executor_environment
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.prepared import ForkedProcess, Preparation
-from djinn_core.launch.private_directory import make_private_directory, remove_abandoned
+from djinn_core.launch.private_directories import make_run_directory, remove_abandoned
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.server.devices import open_device
 from djinn_core.wire.messages import (
@@ -278,7 +278,7 @@ def test_a_long_temporary_directory_does_not_matter(tmp_path, monkeypatch):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    directory, owned = make_private_directory()
+    directory, owned = make_run_directory()
     try:
         assert len(directory) < 90
         assert list(deep.iterdir()) == []

@@ -78,10 +78,10 @@ def gateway(tmp_path, monkeypatch):
     """A gateway's admission without executors, which answers at once; tokens by tenant; the audit log."""
     monkeypatch.setattr(admission, "REFUSAL_SECONDS", (0.0, 0.0))
     table, log = tmp_path / "tokens.json", tmp_path / "audit.jsonl"
-    with change_table(table) as box:
-        box[0], _, calm = create(TokenTable(), "calm", 0)
-        box[0], _, often = create(box[0], "often", 0)
-        box[0] = TokenTable(box[0].tokens, {"often": Quota(connections_a_minute=12)})
+    with change_table(table) as change:
+        change.table, _, calm = create(TokenTable(), "calm", 0)
+        change.table, _, often = create(change.table, "often", 0)
+        change.table = TokenTable(change.table.tokens, {"often": Quota(connections_a_minute=12)})
     tenants = SimpleNamespace(
         start_pool=lambda *_: Refusal("this server has executors for no tenant at a time", retry=True),
         statuses=lambda tenant: (),

@@ -17,7 +17,7 @@ from djinn_core.backoff import Backoff
 from djinn_core.config import Settings, unknown_variables
 from djinn_core.errors import AccessRefused, DjinnError, PluginError, ServerBusy, TransportError
 from djinn_core.ir.operators import allowed_operators
-from djinn_core.launch.addresses import called, has_transport
+from djinn_core.launch.addresses import has_transport, server_name
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.tls_transports import travels_bare
 from djinn_core.logs import get_logger
@@ -327,7 +327,7 @@ def _opened(begun: _Begun, configured: tuple[str, ...]) -> Opened:
         dialled.url,
         dialled.fallbacks,
         addresses=begun.welcome.gateway,
-        server=called(configured),
+        server=server_name(configured),
     )
 
 

@@ -23,7 +23,7 @@ from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig, Recove
 from djinn_core.launch.launchers import LOCAL, EngineConfig, launcher_named
 from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_core.launch.own_journals import own_journals
-from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import check_platform
 from djinn_core.logs import get_logger
 from djinn_core.plugins.kinds import EXECUTOR_KINDS

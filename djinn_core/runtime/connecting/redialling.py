@@ -7,7 +7,7 @@ import attrs
 from djinn_core.delivery.reconnect_limit import STARTING_SECONDS
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
-from djinn_core.launch.addresses import called, transport_for
+from djinn_core.launch.addresses import server_name, transport_for
 from djinn_core.launch.tls_transports import trusting
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
@@ -126,4 +126,4 @@ def lasting(
     where = (urls, token, device, direct, attached.recoverable, transports, timeout)
     redial = Redialling(*where, attached.session, attached.secret, attached.instance, reached.fingerprint)
     patience = attached.lease + (STARTING_SECONDS if attached.recoverable else 0.0)
-    return ResumingConnection(reached.connection, redial, patience, called(urls))
+    return ResumingConnection(reached.connection, redial, patience, server_name(urls))

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit
 
 import attrs
 
 from djinn_core.backoff import Backoff
 from djinn_core.errors import DjinnError, TransportError
-from djinn_core.launch.addresses import at_host, is_loopback, parse_url, with_host
+from djinn_core.launch.addresses import at_host, is_loopback, is_wildcard, parse_url
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, Reconnection
 from djinn_core.runtime.connecting.dialling import ask
@@ -39,7 +40,9 @@ def _placed(url: str, host: str) -> str:
     """Listen address of an executor, with the host where this client reached it, except perhaps through a tunnel."""
     if not host or url.startswith("unix:"):
         return url
-    return with_host(url, host) if is_loopback(host) else at_host(url, host)
+    if is_loopback(host) and not is_wildcard(urlsplit(url).hostname or ""):
+        return url
+    return at_host(url, host)
 
 
 @attrs.frozen

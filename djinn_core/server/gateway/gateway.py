@@ -22,8 +22,8 @@ from djinn_core.hookspecs.operations import WatchedServer
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.launchers import LOCAL, launcher_named
-from djinn_core.launch.listen_addresses import Listening, advertised, chosen_by
-from djinn_core.launch.private_directory import make_private_directory
+from djinn_core.launch.listen_addresses import ListeningTransport, advertised, configured_transports
+from djinn_core.launch.private_directories import make_run_directory
 from djinn_core.logs import get_logger
 from djinn_core.net.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.plugins.kinds import GATEWAY_KINDS
@@ -102,9 +102,9 @@ class Gateway:
             PluginError: there is no such authenticator or assignment policy.
         """
         expected = lambda: self._gatekeeper.expected  # noqa: E731 - asked again and again
-        self._config.network.places.check_ports(self._config.access.operations_port)
+        self._config.network.listen_at.check_ports(self._config.access.operations_port)
         try:
-            self._accounts = make_private_directory()
+            self._accounts = make_run_directory()
             executors = _executors(self._config, Path(self._accounts[0]))
             names = ", ".join(executor.device or "the best device" for executor in executors)
             tell(f"Starting an executor for {names}: this takes some seconds")
@@ -124,7 +124,7 @@ class Gateway:
         self._operations = self._listen_for_operations(context)
         registry = early or self._plugins()
         assigner = Assigner.of(registry, self._config.assignment, self._counts.assignments)
-        chosen = chosen_by(registry.transports, self._config.network.tls, self._config.network.places)
+        chosen = configured_transports(registry.transports, self._config.network.tls, self._config.network.listen_at)
         ready = tenants.wait_ready()
         self._begin_pages(registry, assigner.policy.name)
         urls = self._listen(chosen, registry, context, assigner)
@@ -212,14 +212,14 @@ class Gateway:
                 _log.exception("pages of a plugin do not end", pages=pages.name, error=repr(error))
 
     def _listen(
-        self, chosen: Sequence[Listening], registry: Registry, context: GatewayContext, assigner: Assigner
+        self, chosen: Sequence[ListeningTransport], registry: Registry, context: GatewayContext, assigner: Assigner
     ) -> tuple[str, ...]:
         policies = AdmissionPolicies.of(registry)
         admission = Admission(context, registry.transports, policies=policies, assigner=assigner)
         self._watch = SessionReaper(context)
         for one in chosen:
             try:
-                listener = one.transport.listen(one.at(one.place.port), UNAUTHENTICATED_LIMITS, admission.serve)
+                listener = one.transport.listen(one.url(one.address.port), UNAUTHENTICATED_LIMITS, admission.serve)
             except ImportError as error:
                 name = one.transport.name
                 raise PluginError(
@@ -238,7 +238,7 @@ class Gateway:
         network = self._config.network
         tls = None if network.tls is None else server_context(network.tls)
         return _operations_listener()(
-            network.places.host, port, Operations(context, exporter(context), access.open_probes), tls
+            network.listen_at.host, port, Operations(context, exporter(context), access.open_probes), tls
         )
 
 
@@ -263,7 +263,7 @@ def serve(
     token = find_token(None if table else access.token_file, {} if table else os.environ)
     gatekeeper = Authentication(TokenAuthenticator(token, table))
     authenticated = token.supplied or table is not None or bool(access.authenticators)
-    for host in network.places.hosts:
+    for host in network.listen_at.hosts:
         check_exposure(host, authenticated, network.tls is not None or access.plaintext_accepted)
     if network.tls is not None:
         server_context(network.tls)  # what is wrong with the certificate is said before anything starts
