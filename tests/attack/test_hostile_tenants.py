@@ -38,8 +38,7 @@ from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays
-from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
-from djinn_core.server.gateway.tokens import Token
+from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS
 from djinn_core.server.memory import session as memory_session
 from djinn_core.server.memory.limited import LimitedRuntime
@@ -203,12 +202,12 @@ def test_every_state_of_a_generator_is_good():
 
 def test_one_tenant_does_not_have_all_threads_of_the_gateway():
     relays = Relays(2)
-    with relays.one_more("alice") as first, relays.one_more("alice") as second:
-        with relays.one_more("alice") as third, relays.one_more("bob") as other:
+    with relays.reserve("alice") as first, relays.reserve("alice") as second:
+        with relays.reserve("alice") as third, relays.reserve("bob") as other:
             assert (first, second, third, other) == (True, True, False, True)
-        with relays.one_more("alice") as again:
+        with relays.reserve("alice") as again:
             assert not again
-    with relays.one_more("alice") as afterwards:
+    with relays.reserve("alice") as afterwards:
         assert afterwards
 
 

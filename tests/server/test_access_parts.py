@@ -28,8 +28,7 @@ from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.operations import Operations
-from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
-from djinn_core.server.gateway.tokens import Token, find_token, has_table
+from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator, find_token, has_table
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener, TransferInbox
 from djinn_core.wire.messages import decode
 from djinn_core.wire.peer_messages import ConnectPeer

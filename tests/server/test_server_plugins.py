@@ -41,8 +41,7 @@ from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayCounters
-from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
-from djinn_core.server.gateway.tokens import Token
+from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire.messages import Goodbye, encode
 

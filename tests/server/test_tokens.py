@@ -14,7 +14,7 @@ from djinn_core.launch.connection_file import (
     write_connection_file,
 )
 from djinn_core.launch.tickets import TicketChecker, issue_ticket, new_key
-from djinn_core.server.gateway.tokens import Token, check_exposure, find_token
+from djinn_core.server.gateway.token_authenticator import Token, check_exposure, find_token
 from djinn_core.wire.messages import Attach, decode, encode
 
 SUPPLIED = Token("a" * 32, "the test")

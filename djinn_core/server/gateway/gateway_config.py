@@ -18,7 +18,7 @@ class AccessConfig:
 
     Attributes:
         token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
-        authenticators: names of those of plugins that tell who clients are, in the order in which they are asked.
+        authenticators: names of authenticators of plugins, in the order in which they are asked.
         operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: these routes are not served.
         open_probes: True if `/livez` and `/readyz` answer without a token, for probes that cannot keep one.
         audit_log: file for connections and refusals; None: the log alone.
@@ -75,14 +75,14 @@ class GatewayConfig:
     """Configuration of a gateway.
 
     Attributes:
-        network: where it listens, and its executors with transports that clients reach directly.
+        network: addresses at which it listens; its executors listen there too, with transports that clients reach directly.
         advertise: host name under which other machines reach this one, for the connection file; empty: found out.
         pinned: True if clients check the certificate by its fingerprint, which is in the connection file.
         devices: devices to offer, an executor for each; `all`: every device; empty: the best that the machine has.
         assignment: name of the policy that assigns new sessions to executors; empty: the setting's.
-        engine: what starts its executors.
-        executor: what holds for all its executors.
-        connection_file: where to write URLs and token; None: a place of the user's own.
+        engine: starts its executors.
+        executor: configuration that its executors have in common.
+        connection_file: file for URLs and token; None: one in a directory of the user's.
         drain_seconds: time for which sessions may go on after a signal to stop.
         start_timeout: time that the executors may take to start, in seconds.
         log_level: what it and its executors log.

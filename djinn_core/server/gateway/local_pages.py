@@ -1,4 +1,4 @@
-"""Operations pages outside of a gateway: on loopback, for the user who started them, behind a code that is made up."""
+"""Operations pages without a gateway: on loopback, for the user who started them, who shows a code in place of a token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_core.server.gateway.operations_listener import OperationsListener
 
 @attrs.frozen
 class _LocalAnswers:
-    """`Answers` of a single plugin's pages, for the one who knows the code."""
+    """`Answers` of the pages of one plugin, to requests that show the code."""
 
     pages: OperationsPages
     code: str = attrs.field(repr=False)
@@ -35,8 +35,8 @@ class _LocalAnswers:
         if name == self.pages.name and rest in self.pages.open_paths:
             return self.pages.answer(PageRequest(rest))
         if not self.admits(shown):
-            said = f"the page is at /{self.pages.name}; this needs the code that the command printed\n"
-            return HttpResponse(HTTPStatus.UNAUTHORIZED, said.encode())
+            text = f"the page is at /{self.pages.name}; this needs the code that the command printed\n"
+            return HttpResponse(HTTPStatus.UNAUTHORIZED, text.encode())
         return self.pages.answer(PageRequest(rest if name == self.pages.name else path, Identity(OPERATOR)))
 
 
@@ -48,7 +48,7 @@ class PageServer:
     """
 
     def __init__(self, pages: OperationsPages, server: WatchedServer, code: str, port: int = 0) -> None:
-        """Listen. `server`: what the pages are shown; `code`: what a browser has to show in place of a token.
+        """Listen. `server`: has the status that the pages show; `code`: what a browser shows in place of a token.
 
         Raises:
             TransportError: the port is taken.
