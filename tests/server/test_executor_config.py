@@ -9,7 +9,7 @@ import attrs
 import click
 import pytest
 
-from djinn_core.cli.config_options import config_options
+from djinn_core.cli.serve import config_options
 from djinn_core.config import PluginSetting, Settings
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.executor_config import (

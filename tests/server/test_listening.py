@@ -14,7 +14,7 @@ from servers import fresh_python, started
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.cli import main
-from djinn_core.cli.listen_options import ListenChoice, listen_options
+from djinn_core.cli.serve import ListenChoice, listen_options
 from djinn_core.errors import ConfigurationError, PluginError, TransportError
 from djinn_core.launch.listen_addresses import (
     ListenAddress,
