@@ -131,11 +131,6 @@ class _Maker:
         return self.n
 
 
-def ops_of(module: fx.GraphModule) -> Sequence[str]:
-    """The ops of a graph, in order."""
-    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
-
-
 TEMPLATES: Final = 1024  # that are counted
 ARTEFACTS: Final = 256  # that are kept
 _log = get_logger("djinn.server")
