@@ -186,7 +186,7 @@ class _Option:
     default: Any
 
     def decorate(self, command: Callable[..., None]) -> Callable[..., None]:
-        default = self.default if self.flag.default is None else self.flag.default
+        default = self.default if self.flag.serve_default is None else self.flag.serve_default
         number = isinstance(default, (int, float)) and not isinstance(default, bool) and default > 0
         return click.option(
             self.flag.name,

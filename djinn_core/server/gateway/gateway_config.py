@@ -8,7 +8,7 @@ import attrs
 
 from djinn_core.config import Settings
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
-from djinn_core.launch.flags import Flag
+from djinn_core.launch.flags import flagged
 from djinn_core.launch.launchers import EngineConfig
 
 
@@ -25,48 +25,35 @@ class AccessConfig:
         plaintext_accepted: True if the operator accepts unencrypted traffic on a network.
     """
 
-    token_file: Path | None = attrs.field(
-        default=None,
-        metadata=Flag(
-            "--token-file",
-            "File with the token that clients must show, or with those that `djinn token create` made. Mode 0600.",
-        ).metadata,
+    token_file: Path | None = flagged(
+        None,
+        "--token-file",
+        "File with the token that clients must show, or with those that `djinn token create` made. Mode 0600.",
     )
-    authenticators: tuple[str, ...] = attrs.field(
-        default=(),
-        metadata=Flag(
-            "--authenticator",
-            "Authenticator of a plugin, such as jwt, which tells who clients are beside --token-file. May be repeated.",
-        ).metadata,
+    authenticators: tuple[str, ...] = flagged(
+        (),
+        "--authenticator",
+        "Authenticator of a plugin, such as jwt, which tells who clients are beside --token-file. May be repeated.",
     )
-    operations_port: int | None = attrs.field(
-        default=None,
-        metadata=Flag(
-            "--operations-port",
-            "Port for /livez, /readyz and /metrics (Prometheus), which ask for a token; 0 takes any free one.",
-            least=0,
-            most=65535,
-        ).metadata,
+    operations_port: int | None = flagged(
+        None,
+        "--operations-port",
+        "Port for /livez, /readyz and /metrics (Prometheus), which ask for a token; 0 takes any free one.",
+        least=0,
+        most=65535,
     )
-    open_probes: bool = attrs.field(
-        default=False,
-        metadata=Flag(
-            "--open-probes",
-            "Answer /livez and /readyz without a token, with a status alone: for probes of an orchestrator.",
-        ).metadata,
+    open_probes: bool = flagged(
+        False,
+        "--open-probes",
+        "Answer /livez and /readyz without a token, with a status alone: for probes of an orchestrator.",
     )
-    audit_log: Path | None = attrs.field(
-        default=None,
-        metadata=Flag(
-            "--audit-log", "File that is told, in JSON lines, who connected and was refused.", file=True
-        ).metadata,
+    audit_log: Path | None = flagged(
+        None, "--audit-log", "File that is told, in JSON lines, who connected and was refused.", file=True
     )
-    plaintext_accepted: bool = attrs.field(
-        default=False,
-        metadata=Flag(
-            "--insecure-plaintext-on-network",
-            "Accept that programs, data and the token travel unencrypted to other machines.",
-        ).metadata,
+    plaintext_accepted: bool = flagged(
+        False,
+        "--insecure-plaintext-on-network",
+        "Accept that programs, data and the token travel unencrypted to other machines.",
     )
 
 
@@ -91,33 +78,25 @@ class GatewayConfig:
     network: NetworkConfig = attrs.field(factory=NetworkConfig)
     advertise: str = ""
     pinned: bool = False
-    devices: tuple[str, ...] = attrs.field(
-        default=(),
-        metadata=Flag(
-            "--device",
-            "Device to offer, such as cpu or cuda:0, or `all`. May be repeated: an executor starts for each.",
-        ).metadata,
+    devices: tuple[str, ...] = flagged(
+        (),
+        "--device",
+        "Device to offer, such as cpu or cuda:0, or `all`. May be repeated: an executor starts for each.",
     )
-    assignment: str = attrs.field(
-        default="",
-        metadata=Flag(
-            "--assignment",
-            "Which executor a new session begins on: least_loaded, affinity, fair_share, or a plugin's. Default: least_loaded.",
-        ).metadata,
+    assignment: str = flagged(
+        "",
+        "--assignment",
+        "Which executor a new session begins on: least_loaded, affinity, fair_share, or a plugin's. Default: least_loaded.",
     )
     engine: EngineConfig = attrs.field(factory=EngineConfig)
     executor: ExecutorConfig = attrs.field(factory=ExecutorConfig)
     access: AccessConfig = attrs.field(factory=AccessConfig)
-    connection_file: Path | None = attrs.field(
-        default=None,
-        metadata=Flag(
-            "--connection-file",
-            "Where to write the URLs and the token once clients can connect. Only you can read it.",
-        ).metadata,
+    connection_file: Path | None = flagged(
+        None,
+        "--connection-file",
+        "Where to write the URLs and the token once clients can connect. Only you can read it.",
     )
-    drain_seconds: float = attrs.field(
-        default=30.0, metadata=Flag("--drain-seconds", "How long a stop waits for sessions.", least=0).metadata
-    )
+    drain_seconds: float = flagged(30.0, "--drain-seconds", "How long a stop waits for sessions.", least=0)
     start_timeout: float = 60.0
     log_level: str = "info"
 
