@@ -27,7 +27,7 @@ from djinn_core.launch.addresses import address_towards
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
 from djinn_core.launch.listen_addresses import ListenAddresses
 from djinn_core.launch.own_journals import JOURNAL_BYTES, LEAST_ROOM, room_for_journals
-from djinn_core.launch.prepared import Preparation
+from djinn_core.launch.prepared import ForkServerClient
 from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.self_signed import self_signed
@@ -84,8 +84,8 @@ class ExecutorHolder:
             host = address_towards(towards)
             tls = self._identity(host)
             plugins = ExecutorConfig(plugins=read.plugins).encode()
-            prepared = Preparation(local, prepared_seconds, plugins) if prepared_seconds else None
-            self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without, prepared)
+            fork_server = ForkServerClient(local, prepared_seconds, plugins) if prepared_seconds else None
+            self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without, fork_server)
         except (OSError, DjinnError) as error:
             self._unlock()
             if isinstance(error, StartupError):

@@ -34,7 +34,7 @@ from djinn_core.launch.orders import (
     to_line,
 )
 from djinn_core.launch.pipe_lines import LineReader, write_line
-from djinn_core.launch.prepared import ChildProcess, ForkedProcess, Preparation
+from djinn_core.launch.prepared import ChildProcess, ForkedExecutor, ForkServerClient
 from djinn_core.launch.private_directories import make_run_directory
 from djinn_core.launch.tickets import issue_ticket, new_key
 from djinn_core.logs import get_logger
@@ -65,14 +65,14 @@ class ExecutorProcess:
     fingerprint = ""  # it shows the certificate that it is configured with, which is not its own
 
     def __init__(
-        self, config: ExecutorConfig, without: Collection[str] = (), prepared: Preparation | None = None
+        self, config: ExecutorConfig, without: Collection[str] = (), fork_server: ForkServerClient | None = None
     ) -> None:
         """Start the process and return at once; `wait_ready` waits for it.
 
         Args:
             config: its configuration.
             without: names of environment variables that it does not get.
-            prepared: the process that it is forked from, where that runs; otherwise it is started anew.
+            fork_server: forks it where it runs; otherwise the executor is started anew.
 
         Raises:
             StartupError: it cannot be started.
@@ -80,7 +80,7 @@ class ExecutorProcess:
         check_platform()
         self.config = config
         self._without = frozenset(without)
-        self._prepared = prepared
+        self._fork_server = fork_server
         self._key = new_key()
         self._ready: Ready | None = None
         self._last_number = 0
@@ -93,7 +93,7 @@ class ExecutorProcess:
         receiving, sending = os.pipe()
         self._report_lines = LineReader(receiving)
         try:
-            self._process = _spawn(config, sending, lock, self._without, prepared)
+            self._process = _spawn(config, sending, lock, self._without, fork_server)
         except (OSError, StartupError) as error:
             os.close(receiving)
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -136,8 +136,10 @@ class ExecutorProcess:
             except StartupError:
                 self._end()
                 raise
-        if self._prepared is not None and not isinstance(self._process, ForkedProcess):
-            self._prepared.begin(executor_environment(self._without))  # now that it takes no time from this one
+        if self._fork_server is not None and not isinstance(self._process, ForkedExecutor):
+            self._fork_server.start_server(
+                executor_environment(self._without)
+            )  # late, so that it does not slow this one down
         return self._ready
 
     @property
@@ -257,7 +259,7 @@ class ExecutorProcess:
             StartupError: it cannot be started.
         """
         self.close(0.0)
-        return ExecutorProcess(self.config, self._without, self._prepared)
+        return ExecutorProcess(self.config, self._without, self._fork_server)
 
     def __enter__(self) -> Self:
         return self
@@ -301,11 +303,11 @@ class ExecutorProcess:
 
 
 def _spawn(
-    config: ExecutorConfig, report: int, lock: int, without: Collection[str], prepared: Preparation | None
+    config: ExecutorConfig, report: int, lock: int, without: Collection[str], fork_server: ForkServerClient | None
 ) -> ChildProcess:
     environment = executor_environment(without)
-    if prepared is not None and config.module == EXECUTOR_MODULE:
-        forked = prepared.fork(["--device", config.device], environment, [report, lock])
+    if fork_server is not None and config.module == EXECUTOR_MODULE:
+        forked = fork_server.fork(["--device", config.device], environment, [report, lock])
         if forked is not None:
             return forked
     return subprocess.Popen(

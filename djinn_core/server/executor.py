@@ -46,14 +46,13 @@ from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.control import Control
-from djinn_core.server.control_channel import serve_aside
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.executor_metrics import metered
 from djinn_core.server.greetings import complain, instance, refuse, send_message
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.memory.eviction import decider
-from djinn_core.server.peers.exchange import PeerListener
+from djinn_core.server.peers.exchange import PeerListener, serve_control_channel
 from djinn_core.server.peers.inbox import PeerConnection
 from djinn_core.server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
 from djinn_core.server.recovery.journal import SessionIdentity, remove_stale
@@ -231,7 +230,7 @@ class Executor:
         if not self._leases.knows(asked.session, asked.secret) or not isinstance(session, ExecutorSession):
             refuse(connection, "there is no such session (any more)")
             return
-        serve_aside(connection, session.exchange)
+        serve_control_channel(connection, session.exchange)
 
     def _converse(
         self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message

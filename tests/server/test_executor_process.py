@@ -23,7 +23,7 @@ from djinn_core.errors import ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.command import PREPARED_MODULE, executor_environment
 from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.prepared import ForkedProcess, Preparation
+from djinn_core.launch.prepared import ForkedExecutor, ForkServerClient
 from djinn_core.launch.private_directories import make_run_directory, remove_abandoned
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.server.devices import open_device
@@ -311,7 +311,7 @@ def test_directories_of_executors_that_were_killed_are_removed_later(short_path,
 
 
 def test_executors_are_forked_from_a_prepared_process(python, tmp_path):
-    prepared = Preparation(tmp_path, 0.5, ExecutorConfig().encode())
+    prepared = ForkServerClient(tmp_path, 0.5, ExecutorConfig().encode())
     place = prepared._socket(executor_environment())
     given = tmp_path / "given"
     given.write_bytes(prepared.plugins)
@@ -325,8 +325,8 @@ def test_executors_are_forked_from_a_prepared_process(python, tmp_path):
         broken.sendall(b"{}")
         assert int(told.readline()) > 0
         assert told.readline() == b"1\n", "the fork goes on as something else"
-    with ExecutorProcess(ExecutorConfig(threads=1), prepared=prepared) as executor:
-        assert isinstance(executor._process, ForkedProcess)
+    with ExecutorProcess(ExecutorConfig(threads=1), fork_server=prepared) as executor:
+        assert isinstance(executor._process, ForkedExecutor)
         assert executor.wait_ready(SECONDS).process == executor.process_id
         forked = psutil.Process(executor.process_id)
         assert (forked.ppid(), forked.cwd()) == (server.pid, str(Path.cwd()))

@@ -5,6 +5,10 @@ shows it (`PeerAttach`). From then on values travel on that connection in one di
 neither executor waits for the link before it has to. A sent transfer is kept until the receiver has acknowledged it
 (`server/peers/route.py`), and the receiver journals it first (`server/peers/inbox.py`): neither a broken connection nor the
 death of an executor loses a value.
+
+A client has a control channel beside the connection of its session, over which executors are introduced to each other again after one
+was recovered: it is another process then, with other addresses, and the tickets in its journal are used up. The session may be waiting
+for that executor, and reads no messages meanwhile.
 """
 
 from __future__ import annotations
@@ -18,19 +22,28 @@ from functools import partial
 
 import attrs
 
-from djinn_core.errors import ConfigurationError, DjinnError, ProtocolError
+from djinn_core.errors import ConfigurationError, DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, is_own_socket, transport_for
 from djinn_core.launch.tls_transports import with_tls
 from djinn_core.logs import get_logger
 from djinn_core.net.tls_contexts import fingerprint_of_file
+from djinn_core.server.greetings import complain, instance, receive_message, refuse, send_message
 from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
 from djinn_core.server.peers.link_probe import Sightings, measure
 from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.peers.route import Route
 from djinn_core.server.recovery.transfer_log import Accepted, PastTransfers, PoolCounts, Record, WriteDown
 from djinn_core.wire.messages import encode, expect
-from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerAttach, PeerAttached, PeerTicket
+from djinn_core.wire.peer_messages import (
+    ConnectPeer,
+    ConnectPeerReply,
+    PeerAttach,
+    PeerAttached,
+    PeerTicket,
+    PeerTicketRequest,
+)
+from djinn_core.wire.resume_messages import Resumed
 
 JOIN_SECONDS = 60.0  # for which a ticket is good
 DIAL_SECONDS = 5.0
@@ -302,3 +315,28 @@ def _measured(connection: Connection) -> tuple[float, float]:
     except BaseException:
         connection.close()
         raise
+
+
+_CONTROL_SECONDS = 60.0  # without a message, after which the channel is closed
+
+
+def serve_control_channel(connection: Connection, exchange: PeerExchange) -> None:
+    """Answer the messages of a client's control channel until it is closed."""
+    if not exchange.begun.wait(_CONTROL_SECONDS):  # it is being recovered from a journal
+        refuse(connection, "the session is not there yet", retry=True)
+        return
+    try:
+        send_message(connection, Resumed(0, instance()))
+        while True:
+            message = receive_message(connection, _CONTROL_SECONDS)
+            if isinstance(message, PeerTicketRequest):
+                send_message(connection, exchange.invite(message.source))
+            elif isinstance(message, ConnectPeer):
+                send_message(connection, exchange.meet(message))
+            else:
+                raise ProtocolError(f"{type(message).__name__} is no message of a control channel")
+    except (TransportError, TimeoutError) as error:
+        _log.debug("a control channel ended", reason=str(error))
+    except ProtocolError as error:
+        _log.warning("a client does not follow the protocol on its control channel", error=str(error))
+        complain(connection, str(error))
