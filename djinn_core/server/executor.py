@@ -142,7 +142,7 @@ class Executor:
             self._resume(connection, admitted)
             return
         if isinstance(admitted, ControlAttach):
-            self._aside(connection, admitted)
+            self._serve_control_channel(connection, admitted)
             return
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
@@ -224,7 +224,7 @@ class Executor:
         with self._door:
             self._inside -= 1
 
-    def _aside(self, connection: Connection, asked: ControlAttach) -> None:
+    def _serve_control_channel(self, connection: Connection, asked: ControlAttach) -> None:
         """Let a client say something beside its session; a wrong secret is answered like no such session."""
         session = self._roster.session(asked.session)
         if not self._leases.knows(asked.session, asked.secret) or not isinstance(session, ExecutorSession):

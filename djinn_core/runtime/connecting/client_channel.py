@@ -25,8 +25,8 @@ class Reconnection(Protocol):
             DjinnError: there is none within `seconds`.
         """
 
-    def aside(self) -> Connection:
-        """A connection to say something beside the session.
+    def control_channel(self) -> Connection:
+        """A control channel of the session.
 
         Raises:
             DjinnError: there is none, for the time being.

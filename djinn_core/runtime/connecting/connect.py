@@ -37,7 +37,7 @@ from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import check_for_servers
 from djinn_core.runtime.connecting.redialling import lasting
 from djinn_core.runtime.connecting.servers import ENGINE, Servers, find_servers, server_tls, standby_servers
-from djinn_core.runtime.standby.servers import StandbyServer, with_standby
+from djinn_core.runtime.standby.connection import StandbyServer, with_standby
 from djinn_core.wire.messages import Attached, Welcome
 
 LOAD_SECONDS: Final = 3.0  # that a server may take to say how busy it is; it counts as busier than the others then

@@ -62,8 +62,8 @@ class Redialling:
         self.instance = resumed.instance
         return connection, resumed.received
 
-    def aside(self) -> Connection:
-        """A connection to say something beside the session.
+    def control_channel(self) -> Connection:
+        """A control channel of the session.
 
         Raises:
             AccessRefused: there is no such session there.

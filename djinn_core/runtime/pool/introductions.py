@@ -1,6 +1,6 @@
 """Executors that were recovered are introduced to the others again: they are other processes, with other addresses.
 
-That goes over connections of its own (`Aside`): sessions may be waiting for the very executor that is introduced to them.
+The client uses control channels for that: sessions may be waiting for the executor that is introduced to them.
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ class Introductions:
             DjinnError: one of them cannot be reached, or does not reach the other.
         """
         there = self._known[target]
-        connection = there.reach.aside()
+        connection = there.reach.control_channel()
         try:
             invited = ask(connection, PeerTicketRequest(source + 1), PeerTicket, _ANSWER_SECONDS, there.server)
         finally:
             connection.close()
         here = self._known[source]
-        connection = here.reach.aside()
+        connection = here.reach.control_channel()
         try:
             meet = invitation(source, target, invited, there.server)
             met = ask(connection, meet, ConnectPeerReply, _ANSWER_SECONDS, here.server)
