@@ -28,12 +28,12 @@ from djinn_core.wire.frames import FrameDecoder
 from djinn_core.wire.messages import (
     Attach,
     Completed,
-    Described,
     DeviceInfo,
     ProtocolClose,
     Refused,
     TensorHeader,
     Timing,
+    ValueDescription,
     Welcome,
     decode,
     encode,
@@ -198,11 +198,11 @@ def test_nobody_has_a_client_set_memory_aside_before_it_was_let_in(transports):
 @pytest.mark.parametrize(
     "described",
     [
-        Described("float32", (2, 3), (1,), 0),
-        Described("float32", (-1,), (1,), 0),
-        Described("float32", (2**40, 2**40), (0, 0), 0),
-        Described("float32", (2, 2), (2**63, 1), 0),
-        Described("no_such_dtype", (1,), (1,), 0),
+        ValueDescription("float32", (2, 3), (1,), 0),
+        ValueDescription("float32", (-1,), (1,), 0),
+        ValueDescription("float32", (2**40, 2**40), (0, 0), 0),
+        ValueDescription("float32", (2, 2), (2**63, 1), 0),
+        ValueDescription("no_such_dtype", (1,), (1,), 0),
     ],
 )
 def test_descriptions_that_no_tensor_has(described):

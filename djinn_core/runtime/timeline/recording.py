@@ -26,7 +26,7 @@ from djinn_core.interception.recording.recorder import Recorder, current, record
 from djinn_core.interception.runtime_interface import port
 from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.runtime.timeline.clocks import ClientClock
-from djinn_core.runtime.timeline.module_changes import ModuleNames, module_changes
+from djinn_core.runtime.timeline.module_changes import ModulePaths, module_changes
 from djinn_core.runtime.timeline.recorded import (
     SEND,
     WAIT,
@@ -121,7 +121,7 @@ class Recording:
         self.submissions: list[SubmissionRecord] = []
         self.samples: list[tuple[int, str, float, float, float, float]] = []
         self.clocks: dict[tuple[int, str], ClientClock] = {}
-        self.names = ModuleNames()
+        self.names = ModulePaths()
         self.names_of_calls: dict[int, tuple[str, ...]] = {}
         self.lost = 0
         self.ops_end = 0.0

@@ -14,22 +14,22 @@ from djinn_core.server.gateway.operations_listener import OperationsListener
 
 
 @attrs.frozen
-class _LocalAnswers:
-    """`Answers` of the pages of one plugin, to requests that show the code."""
+class _LocalPages:
+    """Implements `HttpResponder` with the pages of one plugin, for requests that show the code."""
 
     pages: OperationsPages
     code: str = attrs.field(repr=False)
 
     def serves_browsers(self, path: str) -> bool:
-        """As `Answers.serves_browsers`."""
+        """As `HttpResponder.serves_browsers`."""
         return split_path(path)[0] == self.pages.name
 
     def admits(self, shown: Credentials) -> bool:
-        """As `Answers.admits`."""
+        """As `HttpResponder.admits`."""
         return hmac.compare_digest(shown.token.encode(errors="replace"), self.code.encode())
 
     def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
-        """As `Answers.answer`."""
+        """As `HttpResponder.answer`."""
         del accept
         name, rest = split_path(path)
         if name == self.pages.name and rest in self.pages.open_paths:
@@ -55,7 +55,7 @@ class PageServer:
         """
         self._pages = pages
         pages.begin(server)
-        self._listener = OperationsListener("127.0.0.1", port, _LocalAnswers(pages, code))
+        self._listener = OperationsListener("127.0.0.1", port, _LocalPages(pages, code))
         self.url = f"{self._listener.url}/{pages.name}"
 
     def close(self) -> None:

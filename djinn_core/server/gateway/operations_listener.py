@@ -67,8 +67,8 @@ _requests = logging.getLogger("djinn.server.operations")
 _requests.addFilter(_Malformed())
 
 
-class Answers(Protocol):
-    """Gives the responses of an HTTP server, in threads."""
+class HttpResponder(Protocol):
+    """Gives the responses of an HTTP server; called in threads."""
 
     def serves_browsers(self, path: str) -> bool:
         """True for paths that scripts of this server's own pages may ask for."""
@@ -81,13 +81,13 @@ class Answers(Protocol):
 
 
 class OperationsListener:
-    """An HTTP server for the routes of `Operations`, or for other `Answers`.
+    """An HTTP server for the routes of `Operations`, or those of another `HttpResponder`.
 
     Attributes:
         url: where it listens.
     """
 
-    def __init__(self, host: str, port: int, operations: Answers, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, host: str, port: int, operations: HttpResponder, context: ssl.SSLContext | None = None) -> None:
         """Listen, under TLS where there is a context.
 
         Raises:
