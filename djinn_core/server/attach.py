@@ -55,8 +55,8 @@ def admit(
         return None
     if isinstance(message, Resume | ControlAttach):
         return message
-    if isinstance(message, PeerAttach) and (guest := peer_listener.redeem(message.ticket)) is not None:
-        return guest
+    if isinstance(message, PeerAttach) and (peer := peer_listener.redeem(message.ticket)) is not None:
+        return peer
     grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None
     if grant is None or not isinstance(message, Attach):
         context.usage.count("tickets_refused")

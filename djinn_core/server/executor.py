@@ -136,7 +136,7 @@ class Executor:
         if admitted is None:
             return
         if isinstance(admitted, PeerConnection):
-            _serve_guest(admitted, connection)
+            _serve_peer(admitted, connection)
             return
         if isinstance(admitted, Resume):
             self._resume(connection, admitted)
@@ -362,11 +362,11 @@ def _folders(context: ExecutorContext, models: ModelConfig) -> Sequence[Callable
     return found
 
 
-def _serve_guest(guest: PeerConnection, connection: Connection) -> None:
+def _serve_peer(peer: PeerConnection, connection: Connection) -> None:
     try:
-        guest.serve(connection)
+        peer.serve(connection)
     except TransportError as error:
-        _log.debug("another executor hung up", source=guest.source, error=str(error))
+        _log.debug("another executor hung up", source=peer.source, error=str(error))
     except ProtocolError as error:
         _log.warning("another executor was turned away: it does not follow the protocol", error=str(error))
         complain(connection, str(error))

@@ -110,7 +110,7 @@ def test_an_executor_is_sent_to_no_other_socket(transports, tmp_path):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        met = exchange.PeerExchange(exchange.PeerListener(transports)).meet(
+        met = exchange.PeerExchange(exchange.PeerListener(transports)).connect(
             ConnectPeer(1, 2, "ticket", (f"unix://{path}",))
         )
         assert "no socket of an executor" in met.error

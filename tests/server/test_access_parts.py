@@ -151,14 +151,14 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
     listener = secured.listen("tcps://127.0.0.1:0", Limits(), accept)
     here = PeerExchange(PeerListener(registry.transports))
     try:
-        invited = there.invite(inbox, 1)
+        invited = there.issue_ticket(inbox, 1)
         assert invited.fingerprint == tls.fingerprints[0]
-        met = here.meet(ConnectPeer(2, 1, invited.ticket, (listener.url,), invited.fingerprint))
+        met = here.connect(ConnectPeer(2, 1, invited.ticket, (listener.url,), invited.fingerprint))
         assert (met.url, met.error) == (listener.url, "")
-        invited = there.invite(inbox, 1)
-        met = here.meet(ConnectPeer(3, 1, invited.ticket, (listener.url,), "sha256:" + "0" * 64))
+        invited = there.issue_ticket(inbox, 1)
+        met = here.connect(ConnectPeer(3, 1, invited.ticket, (listener.url,), "sha256:" + "0" * 64))
         assert "not the one that was expected" in met.error
-        assert "no transport" in here.meet(ConnectPeer(4, 1, invited.ticket, (listener.url,))).error
+        assert "no transport" in here.connect(ConnectPeer(4, 1, invited.ticket, (listener.url,))).error
     finally:
         here.close()
         listener.close()
