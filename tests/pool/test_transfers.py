@@ -235,7 +235,7 @@ def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_fir
     for transfer in (1, 2, 3):
         assert here.send(transfer, THERE, lambda number=transfer: packed(number), pytest.fail)
         assert content(there.expect(transfer, HERE, time.sleep)) == content(packed(transfer))
-        there.inbox._guests[HERE].close()
+        there.inbox._connections[HERE].close()
     assert here.connect(meet).error  # the ticket was good once
     there.close()
     assert peer_listeners[1]._known == {}

@@ -35,7 +35,7 @@ from djinn_core.runtime.connecting.dialling import (
 from djinn_core.runtime.connecting.embedded import open_again, open_embedded, open_inline, start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import check_for_servers
-from djinn_core.runtime.connecting.redialling import lasting
+from djinn_core.runtime.connecting.redialling import resumable_channel
 from djinn_core.runtime.connecting.servers import ENGINE, Servers, find_servers, server_tls, standby_servers
 from djinn_core.runtime.standby.connection import StandbyServer, with_standby
 from djinn_core.wire.messages import Attached, Welcome
@@ -315,7 +315,7 @@ def _dial_once(
     if reached.connection is not gateway.connection:
         gateway.connection.close()
     number = str(gateway.welcome.number)
-    channel = lasting(reached, urls, token, number, registry.transports, settings.connect_timeout)
+    channel = resumable_channel(reached, urls, token, number, registry.transports, settings.connect_timeout)
     return _Begun(channel, reached, gateway.welcome)
 
 

@@ -125,7 +125,7 @@ def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> 
     channel: ClientChannel = PlainClientChannel(connection)
     if attached.recoverable:
         seconds = settings.connect_timeout, settings.start_timeout
-        channel = outliving(connection, attached, executor, registry.transports, seconds)
+        channel = recoverable_channel(connection, attached, executor, registry.transports, seconds)
     return Opened(channel, attached, url, executor=executor)
 
 
@@ -219,7 +219,7 @@ class Restarting:
         return url, transport_for(url, transports).connect(url, Limits(), self.timeout)
 
 
-def outliving(
+def recoverable_channel(
     connection: Connection,
     attached: Attached,
     executor: OwnExecutor,
