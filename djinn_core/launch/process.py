@@ -16,8 +16,7 @@ from typing import Self
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
-from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
-from djinn_core.launch.listen_addresses import ListenAddresses
+from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.orders import (
     FULL_SECONDS,
     AssignTenant,
@@ -40,7 +39,6 @@ from djinn_core.launch.tickets import issue_ticket, new_key
 from djinn_core.logs import get_logger
 from djinn_core.system.processes import CLIENT_ONLY
 from djinn_core.wire.executor_reports import Ready, Sessions
-from djinn_core.wire.messages import DeviceInfo
 
 _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
@@ -105,23 +103,6 @@ class ExecutorProcess:
         with contextlib.suppress(OSError):  # a process that died already cannot read this; `wait_ready` says so
             self._order(Start(self._directory, self._key, config.sendable()))
 
-    @classmethod
-    def start(
-        cls,
-        device: str = "",
-        host: str = "",
-        threads: int | None = None,
-        timeout: float = 60.0,
-    ) -> ExecutorProcess:
-        """Start an executor and wait at most `timeout` seconds until it is ready.
-
-        Raises:
-            StartupError: it did not start; the message says why.
-        """
-        executor = cls(ExecutorConfig(device, NetworkConfig(ListenAddresses(host)) if host else None, threads))
-        executor.wait_ready(timeout)
-        return executor
-
     def wait_ready(self, timeout: float) -> Ready:
         """Wait until the executor listens; its report. Where it does not, the process is ended.
 
@@ -152,16 +133,6 @@ class ExecutorProcess:
         if self._ready is None:
             raise StartupError(f"executor process {self.process_id} is not ready")
         return self._ready
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """Its listen addresses; the first is that of a private socket on this machine."""
-        return self.ready.urls
-
-    @property
-    def device(self) -> DeviceInfo:
-        """The device that it computes on."""
-        return self.ready.device
 
     @property
     def process_id(self) -> int:

@@ -93,7 +93,7 @@ def say(transports):
     connections = []
 
     def say(executor, message):
-        url = executor.urls[0]
+        url = executor.ready.urls[0]
         connections.append(transport_for(url, transports).connect(url, Limits(), START_SECONDS))
         connections[-1].send(Frame(encode(message)))
         return decode(connections[-1].receive(START_SECONDS).head)
@@ -213,7 +213,7 @@ def test_one_tenant_does_not_have_all_threads_of_the_gateway():
 
 def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tmp_path):
     executor = start()
-    pool = SimpleNamespace(assign=lambda *_, **__: (0, executor), devices=(executor.device.id,))
+    pool = SimpleNamespace(assign=lambda *_, **__: (0, executor), devices=(executor.ready.device.id,))
     tenants = SimpleNamespace(start_pool=lambda tenant, memory: pool, others=lambda tenant: [])
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "this test")))
     admission = Admission(GatewayContext(gatekeeper, tenants, ServerEvents()), transports, relays=Relays(1))
