@@ -157,14 +157,14 @@ def _death(step: Callable[[], float]) -> tuple[float, float]:
     os.kill(executor_processes()[0], signal.SIGKILL)
     began = time.monotonic()
     seconds = spent(lambda: _goes_on(step))
-    assert not [one for one in threading.enumerate() if one.name == "djinn-introduce" and one.is_alive()]
+    assert not [one for one in threading.enumerate() if one.name == "djinn-peer-reconnection" and one.is_alive()]
     return seconds, time.monotonic() - began
 
 
 def _goes_on(step: Callable[[], float]) -> None:
     assert step() == 8.0
     for one in threading.enumerate():
-        if one.name == "djinn-introduce":
+        if one.name == "djinn-peer-reconnection":
             one.join()
 
 

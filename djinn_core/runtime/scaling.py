@@ -14,7 +14,7 @@ from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import Runtime, port
-from djinn_core.launch.addresses import called
+from djinn_core.launch.addresses import server_name
 from djinn_core.logs import get_logger
 from djinn_core.runtime import client
 from djinn_core.runtime.client import context
@@ -141,7 +141,7 @@ def _scale_over(wanted: Servers) -> None:
 
 
 def _is_at(one: Opened, urls: tuple[str, ...]) -> bool:
-    return one.server == called(urls) or not {one.url, *one.addresses}.isdisjoint(urls)
+    return one.server == server_name(urls) or not {one.url, *one.addresses}.isdisjoint(urls)
 
 
 def join(joining: Any) -> None:

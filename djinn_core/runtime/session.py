@@ -28,7 +28,7 @@ from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.receiving.reads import follow_reads
 from djinn_core.runtime.receiving.replies import Replies
-from djinn_core.runtime.sending.compressing import Compressing
+from djinn_core.runtime.sending.compressing import UploadCompressor
 from djinn_core.runtime.sending.submissions import UNREAD, Submissions
 from djinn_core.runtime.sending.uploads import Uploader
 from djinn_core.runtime.stats import Stats
@@ -84,7 +84,9 @@ class Session:
         """
         self.link = ExecutorLink(channel, server, called)
         self.replies = Replies(self.link, reader or AnswerReader(Failures(), 0), stats, observers)
-        self.uploads = Uploader(self.link, self.replies, stats, observers, caches_weights, Compressing(compressions))
+        self.uploads = Uploader(
+            self.link, self.replies, stats, observers, caches_weights, UploadCompressor(compressions)
+        )
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers, unread)
         self._observers = observers
         channel.call_when_resumed(lambda seconds: observers.tell("reconnected", server=server, duration=seconds))

@@ -278,7 +278,7 @@ class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
     stride: Dimensions
 
 
-class Described(msgspec.Struct, frozen=True, tag="d"):
+class ValueDescription(msgspec.Struct, frozen=True, tag="d"):
     """Metadata of a value that the client could not predict. `scalar` names the Python type where it is not a tensor."""
 
     dtype: Identifier
@@ -329,7 +329,7 @@ class Completed(Message, frozen=True):
 
     sequence: Count
     results: tuple[TensorHeader | Failure, ...] = ()
-    described: tuple[Described | Failure, ...] = ()
+    described: tuple[ValueDescription | Failure, ...] = ()
     failures: tuple[Failure, ...] = ()
     layout_mismatches: tuple[LayoutMismatch, ...] = ()
     timing: Timing = Timing()

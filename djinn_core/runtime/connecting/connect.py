@@ -17,7 +17,7 @@ from djinn_core.backoff import Backoff
 from djinn_core.config import Settings, unknown_variables
 from djinn_core.errors import AccessRefused, DjinnError, PluginError, ServerBusy, TransportError
 from djinn_core.ir.operators import allowed_operators
-from djinn_core.launch.addresses import called, has_transport
+from djinn_core.launch.addresses import has_transport, server_name
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.tls_transports import travels_bare
 from djinn_core.logs import get_logger
@@ -35,9 +35,9 @@ from djinn_core.runtime.connecting.dialling import (
 from djinn_core.runtime.connecting.embedded import open_again, open_embedded, open_inline, start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import check_for_servers
-from djinn_core.runtime.connecting.redialling import lasting
+from djinn_core.runtime.connecting.redialling import resumable_channel
 from djinn_core.runtime.connecting.servers import ENGINE, Servers, find_servers, server_tls, standby_servers
-from djinn_core.runtime.standby.servers import StandbyServer, with_standby
+from djinn_core.runtime.standby.connection import StandbyServer, with_standby
 from djinn_core.wire.messages import Attached, Welcome
 
 LOAD_SECONDS: Final = 3.0  # that a server may take to say how busy it is; it counts as busier than the others then
@@ -315,7 +315,7 @@ def _dial_once(
     if reached.connection is not gateway.connection:
         gateway.connection.close()
     number = str(gateway.welcome.number)
-    channel = lasting(reached, urls, token, number, registry.transports, settings.connect_timeout)
+    channel = resumable_channel(reached, urls, token, number, registry.transports, settings.connect_timeout)
     return _Begun(channel, reached, gateway.welcome)
 
 
@@ -327,7 +327,7 @@ def _opened(begun: _Begun, configured: tuple[str, ...]) -> Opened:
         dialled.url,
         dialled.fallbacks,
         addresses=begun.welcome.gateway,
-        server=called(configured),
+        server=server_name(configured),
     )
 
 
