@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import psutil
 
 from djinn_core.errors import DjinnError
+from djinn_core.system.processes import innermost_number
 
 
 def executor_process(number: int) -> psutil.Process:
@@ -15,7 +14,7 @@ def executor_process(number: int) -> psutil.Process:
     Raises:
         DjinnError: there is none on this machine, or it cannot be told which one it is.
     """
-    found = [child for child in psutil.Process().children(recursive=True) if _own_number(child) == number]
+    found = [child for child in psutil.Process().children(recursive=True) if innermost_number(child.pid) == number]
     if not found and psutil.pid_exists(number) and _is_djinn(psutil.Process(number)):
         found = [psutil.Process(number)]  # that of an engine, which is no child of this process
     if len(found) != 1:
@@ -24,15 +23,6 @@ def executor_process(number: int) -> psutil.Process:
             "function of your own that kills one (the fixture `kill`)"
         )
     return found[0]
-
-
-def _own_number(process: psutil.Process) -> int:
-    """Number of a process in the innermost namespace that it is in."""
-    try:
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    except OSError:  # it has ended, or this is not Linux
-        return process.pid
-    return next((int(line.split()[-1]) for line in lines if line.startswith("NSpid:")), process.pid)
 
 
 def _is_djinn(process: psutil.Process) -> bool:

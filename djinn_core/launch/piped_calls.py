@@ -129,7 +129,7 @@ class PipedCalls:
             self._process.stdin.close()
 
     def _ask(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
-        """What will hold the answer, or `StartupError`."""
+        """Send a call; the future gets the answer, or `StartupError`."""
         number, future = next(self._numbers), Future[Any]()
         with self._lock:
             self._pending[number] = future

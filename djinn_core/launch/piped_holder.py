@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _take_pipes() -> tuple[BinaryIO, int]:
-    """What calls are read from, and the descriptor that answers go to: nothing else may write there or read from the other."""
+    """The file that calls are read from, and the descriptor that answers go to: nothing else may read there or write here."""
     calls, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
