@@ -71,5 +71,8 @@ def _packed(value: Any) -> Any:
 
 def _unpacked(value: Any) -> Any:
     if isinstance(value, dict):
-        return base64.b64decode(value[_BYTES])
+        try:
+            return base64.b64decode(value[_BYTES], validate=True)
+        except (KeyError, TypeError, ValueError) as error:
+            raise msgspec.ValidationError("an object that stands for no bytes") from error
     return tuple(map(_unpacked, value)) if isinstance(value, list) else value

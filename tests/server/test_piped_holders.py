@@ -6,6 +6,7 @@ import os
 import sys
 
 import attrs
+import msgspec
 import psutil
 import pytest
 
@@ -77,6 +78,18 @@ def test_messages_carry_bytes():
     answer = read_answer(answer_line(4, given))
     assert (answer.number, answer.result, answer.error) == (4, given, None)
     assert read_answer(answer_line(5, None, "why")).error == "why"
+    for line in (
+        b"",
+        b"Welcome",
+        b"3",
+        b"{}",
+        b'["0", 1]',
+        b"[0, {}]",
+        b'[0, {"base64": 1}]',
+        b'[0, [{"base64": "\xc3\xa4"}]]',
+    ):
+        with pytest.raises(msgspec.DecodeError):
+            read_answer(line)
 
 
 @attrs.frozen
