@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import queue
 import threading
+import weakref
 from itertools import count
 from multiprocessing.managers import BaseManager
 
@@ -48,6 +49,8 @@ class Other:
 
     def end(self, number):
         self._over.pop(number).set()
+
+    def forget(self, number):
         del self._connections[number]
 
     def send(self, number, head, body):
@@ -120,6 +123,7 @@ class TwoProcesses:
         self._manager.start()
         self._other = self._manager.Other(make)
         self._accepts = {}
+        self._unused = queue.SimpleQueue()  # numbers of connections that no test has any more: ends go while others are asked
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
@@ -131,6 +135,8 @@ class TwoProcesses:
 
     def _accept(self):
         while not self._closing.is_set():
+            while not self._unused.empty():
+                self._other.forget(self._unused.get())
             try:
                 listener, number, peer = self._other.next_accepted()
             except queue.Empty:
@@ -138,8 +144,10 @@ class TwoProcesses:
             threading.Thread(target=self._serve, args=(listener, number, peer), daemon=True).start()
 
     def _serve(self, listener, number, peer):
+        end = RemoteEnd(self._other, number, peer)
+        weakref.finalize(end, self._unused.put, number)
         try:
-            self._accepts[listener](RemoteEnd(self._other, number, peer))
+            self._accepts[listener](end)
         except Exception:  # as a listener: one connection's trouble
             pass
         finally:
