@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import queue
 import threading
@@ -16,6 +17,7 @@ from djinn.transports import Frame
 
 def usage():
     """Open files of this process, and its memory in MiB."""
+    gc.collect()  # the server of `multiprocessing` holds each exception that it answers with in a cycle with a frame, and with it what was sent
     process = psutil.Process()
     return process.num_fds(), process.memory_info().rss >> 20
 
