@@ -98,7 +98,8 @@ class PreparedPython(Forks):
         super().__init__(control)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(other.fileno())],
+                # `djinn.testing` knows executors, which are forks, by the last word.
+                [sys.executable, __file__, str(other.fileno()), "djinn"],
                 pass_fds=[other.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
