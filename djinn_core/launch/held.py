@@ -32,10 +32,10 @@ class HolderCalls(Protocol):
         """
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """Result of a method of the holder.
+        """Result of a method of the holder, which answers after its executor has ended, too: `close` removes the journals then.
 
         Raises:
-            StartupError: it does not answer within `timeout` seconds or has ended, or the method raised this error.
+            StartupError: it does not answer within `timeout` seconds, the holder has ended, or the method raised this error.
         """
 
     def tell(self, method: str, *arguments: Any) -> None:

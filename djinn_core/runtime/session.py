@@ -217,7 +217,7 @@ class Session:
         scheme = address.partition(":")[0]
         if scheme not in self._weight_sources:
             known = ", ".join(f"{name}:" for name in sorted(self._weight_sources)) or "nothing"
-            raise WeightsUnavailable(f"{self.server} reads no weights from {address!r}: it reads {known}")
+            raise WeightsUnavailable(f"{self.link.called} reads no weights from {address!r}: it reads {known}")
         if len(address) > limits.STORED_ADDRESS:
             raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
         if not is_text(address):
@@ -227,7 +227,7 @@ class Session:
             self._observers.tell("downloading", address=address, done=reply.done, expected=reply.expected)
             return UnfinishedOpening(reply.done, reply.expected)
         if reply.refused:
-            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+            raise WeightsUnavailable(f"{self.link.called}: {reply.refused}")
         there = reply.address or address
         found = WeightListing({}, dict(reply.metadata))
         for one in reply.tensors:
@@ -262,7 +262,7 @@ class Session:
         message = SaveWeights(address, tuple(names), pack_handles(handles), tuple(metadata.items()), seconds)
         reply = self.replies.ask(message, SaveWeightsReply)
         if reply.refused and not reply.poisoned:
-            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+            raise WeightsUnavailable(f"{self.link.called}: {reply.refused}")
         return SavedWeights(reply.nbytes, reply.poisoned)
 
     def remove_weights(self, address: str, device: int = 0) -> None:
@@ -277,7 +277,7 @@ class Session:
             raise WeightsUnavailable(f"an address is text of at most {limits.STORED_ADDRESS} characters")
         reply = self.replies.ask(RemoveWeights(address), RemoveWeightsReply)
         if reply.refused:
-            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+            raise WeightsUnavailable(f"{self.link.called}: {reply.refused}")
 
     def published(self, device: int = 0) -> tuple[Publication, ...]:
         """As `Runtime.published`.
@@ -289,7 +289,7 @@ class Session:
         del device  # this session has one
         reply = self.replies.ask(PublishedRequest(), PublishedReply)
         if reply.refused:
-            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+            raise WeightsUnavailable(f"{self.link.called}: {reply.refused}")
         return tuple([Publication(one.name, one.nbytes, one.age, one.left) for one in reply.entries])
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:

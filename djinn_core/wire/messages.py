@@ -463,7 +463,7 @@ class Status(Message, frozen=True):
 
     `load` is that of the least loaded device, by all tenants, in devices, and `recent` the number of sessions that began there within a
     minute: by these a client of several servers chooses. `assignment` is the policy that assigns sessions to executors. `events` are the
-    latest that concern the one who asks, the newest last.
+    latest that concern the one who asks, the newest last. `instance` identifies the gateway process on all machines.
     """
 
     version: Name
@@ -474,6 +474,7 @@ class Status(Message, frozen=True):
     recent: Count = 0
     assignment: Name = ""
     events: tuple[EventStatus, ...] = ()
+    instance: Name = ""
 
 
 def status_facts(status: Status) -> dict[str, Any]:

@@ -110,8 +110,9 @@ class Gateway:
         try:
             self._accounts = make_run_directory()
             executors = _executors(self._config, Path(self._accounts[0]))
-            names = ", ".join(executor.device or "the best device" for executor in executors)
-            tell(f"Starting an executor for {names}: this takes some seconds")
+            names = ", ".join(dict.fromkeys(executor.device or "the best device" for executor in executors))
+            number = "an executor" if len(executors) == 1 else f"{len(executors)} executors"
+            tell(f"Starting {number} for {names}: this takes some seconds")
         except OSError as error:
             raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
         elsewhere = self._config.engine.name not in {"", LOCAL}

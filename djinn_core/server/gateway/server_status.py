@@ -10,6 +10,7 @@ import msgspec
 
 from djinn_core.launch.version import djinn_version
 from djinn_core.server.gateway.context import GatewayContext
+from djinn_core.server.greetings import instance
 from djinn_core.wire.messages import ExecutorStatus, Status
 
 MOST_WITH_DECISIONS: Final = 100  # sessions
@@ -31,4 +32,5 @@ def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> S
     age = time.monotonic() - context.since
     executors = _shortened(context.tenants.statuses(tenant))
     least = context.tenants.least_load()
-    return Status(djinn_version(), os.getpid(), age, executors, *least, assignment, context.recent.of(tenant))
+    told = context.recent.of(tenant)
+    return Status(djinn_version(), os.getpid(), age, executors, *least, assignment, told, instance())
