@@ -45,7 +45,7 @@ from djinn_core.runtime.integrations import integrate_registered
 from djinn_core.runtime.planning import session_plans
 from djinn_core.runtime.planning.ab_tests import Without
 from djinn_core.runtime.planning.first_calibration import calibrate_in_background
-from djinn_core.runtime.planning.planning import load_plugins
+from djinn_core.runtime.planning.planning import all_plugins, load_opening_plugins
 from djinn_core.runtime.pool.executors import capabilities_named
 from djinn_core.runtime.pool.opening import open_pool
 from djinn_core.runtime.pool.session import PoolSession
@@ -122,9 +122,9 @@ def configure(
     with context.lock:
         overrides = _merged(context.overrides, given) if given else {}
         resolved = resolve(overrides).settings
-        registry = load_plugins(resolved)
+        registry = load_opening_plugins(resolved)
         if is_initialized():
-            _reconfigure(resolved, registry)
+            _reconfigure(resolved, all_plugins(resolved, registry))
         else:
             shut_down()  # one that was lost
             before = context.settings
@@ -143,16 +143,13 @@ def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 def _reconfigure(resolved: Settings, registry: Registry) -> None:
     """Change what the open session can take over, or end it where it holds no tensors and cannot take over all."""
-    assert context.settings is not None, "a session is open"
-    assert context.registry is not None, "a session is open"
-    names = changed(context.settings, resolved)
-    restarting = needing_new_session(
-        names, context.settings, executor_plugins_differ(context.registry, registry, context.settings)
-    )
+    in_use, before = context.configured()
+    names = changed(before, resolved)
+    restarting = needing_new_session(names, before, executor_plugins_differ(in_use, registry, before))
     if restarting:
         _end_unless_held(", ".join(sorted(restarting)))
     elif not names & PLUGINS:
-        registry = context.registry  # its observers and interceptors may have state
+        registry = in_use  # its observers and interceptors may have state
     _apply(resolved, registry, "plugin_settings" in names)
     if not restarting and names & (PLANNING | PLUGINS):
         session_plans.plan_anew(context)
@@ -224,6 +221,12 @@ def plugins_asked_by_size() -> tuple[str, ...]:
 def registry() -> Registry:
     """The plugins that are in use."""
     _load()
+    return context.configured()[0]
+
+
+def _opening_registry() -> Registry:
+    """Those of them that are asked when a session begins, perhaps with others."""
+    _load()
     assert context.registry is not None
     return context.registry
 
@@ -234,7 +237,7 @@ def _load() -> None:
     with collect_later, context.lock:
         if context.settings is None:
             resolved = resolve(context.overrides).settings
-            _apply(resolved, load_plugins(resolved))
+            _apply(resolved, load_opening_plugins(resolved))
 
 
 @for_users
@@ -383,7 +386,7 @@ def _connect() -> tuple[Opened, ...]:
     executors, context.starting = context.starting, ()
     executors = executors or _own_executors()
     try:
-        return open_connections(settings(), registry(), executors)
+        return open_connections(settings(), _opening_registry(), executors)
     except BaseException:
         for executor in executors:
             executor.close(0.0)
@@ -595,7 +598,7 @@ def _is_available() -> bool:
     """True if a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
     if context.answered or is_initialized() or not _named_servers():
         return True
-    reason = why_unavailable(settings(), registry())
+    reason = why_unavailable(settings(), _opening_registry())
     if reason:
         log.warning("the remote device cannot be used", reason=reason)
     context.answered = not reason
@@ -661,7 +664,10 @@ def after_fork() -> None:
 
     Where the parent had no session yet, the child is a client of its own.
     """
-    context.lock = threading.RLock()  # another thread of the parent may have held it
+    context.lock, context.loading = (
+        threading.RLock(),
+        threading.RLock(),
+    )  # another thread of the parent may have held them
     context.forked = port.forked = context.forked or context.session is not None
     starting, context.starting = context.starting, ()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as below

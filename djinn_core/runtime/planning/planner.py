@@ -67,6 +67,21 @@ class PlanKeeper(Protocol):
         """A plan was made of `program`."""
 
 
+@attrs.frozen
+class PlanningRules:
+    """Rules that follow from the plugins in use.
+
+    Attributes:
+        factor: as in `PlansByStructure`.
+        judge: decides which optimizations are faster, if a plugin offers one.
+        unsure: names of optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
+    """
+
+    factor: int = FACTOR
+    judge: Judge | None = None
+    unsure: Container[str] = frozenset()
+
+
 class Planner:
     """From programs to prepared templates. Not thread-safe: the session's lock is held around it.
 
@@ -83,9 +98,7 @@ class Planner:
         plan: PlanProgram,
         stats: Stats,
         made: Callable[[Prepared, Program, PlannedProgram], None] = lambda *_: None,
-        factor: int = FACTOR,
-        judge: Judge | None = None,
-        unsure: Container[str] = frozenset(),
+        rules: Callable[[], PlanningRules] = PlanningRules,
         recent: Recent | None = None,
         needs_plan: Callable[[], bool] = lambda: True,
         keeper: PlanKeeper | None = None,
@@ -93,37 +106,53 @@ class Planner:
         """`made` is told of each new plan and its program; `recent` gets plans that were asked for, the latest last.
 
         `needs_plan`: whether a small program is planned when it comes for the first time, too. `keeper`: keeps plans for later processes.
-
-        `factor`: as in `PlansByStructure`. `judge`: decides which optimizations are faster, if a plugin offers one. `unsure`: names of
-        optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
+        `rules`: is asked when the first program is planned, as it imports plugins that are asked for nothing before.
         """
-        self.factor = factor
-        self.unsure = unsure
+        self._find_rules = rules
+        self._rules: PlanningRules | None = None
         self._needs_plan = needs_plan
         self._keeper = keeper
         self.recent: Recent = deque(maxlen=RECENT) if recent is None else recent
         self._plan = plan
         self._made = made
         self._stats = stats
-        self._planned: PlansByStructure[Prepared] = PlansByStructure(factor)
+        self._planned: PlansByStructure[Prepared] = PlansByStructure(FACTOR)
         self.verdicts = Verdicts()
-        self._trials = AbTests(judge, self._make_other, stats, self.verdicts)
+        self._trials = AbTests(None, self._make_other, stats, self.verdicts)
+
+    @property
+    def rules(self) -> PlanningRules:
+        """The rules, which are found now where nothing was planned before."""
+        return self._rules or self.learn_rules()
+
+    def learn_rules(self) -> PlanningRules:
+        """Ask for the rules: a program is to be planned, or what they depend on is there anyway."""
+        self._rules = rules = self._find_rules()
+        self._trials = AbTests(rules.judge, self._make_other, self._stats, self.verdicts)
+        if rules.factor != FACTOR:
+            self._planned = PlansByStructure(rules.factor)
+        return rules
 
     def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
         """The plan of a program, and its values by first appearance."""
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
+        if self._rules is None:
+            if self._runs_before_plans(program, variants):
+                return self._unplanned(program, variants, values)
+            self.learn_rules()
+            return self.prepare(program)
         seen = bool(variants) or self._planned.ranges_left > left
+        if variants and (recorded := variants[0]).recorded is not None:
+            if recorded.runs_unplanned > 0 and not self._needs_plan():
+                return self._once_more(recorded, values)
+            variants.clear()
         if not variants and (kept := self._restored(program)) is not None:
             variants.append(kept)
             self.recent.append((kept, values))
             return kept, list(values)
         if not seen and _is_small(program) and not self._needs_plan():
             return self._unplanned(program, variants, values)
-        if variants and (recorded := variants[0]).recorded is not None:
-            if recorded.runs_unplanned > 0 and not self._needs_plan():
-                return self._once_more(recorded, values)
-            variants.clear()
         for prepared in variants:
             if prepared.holds_for(program):
                 self._stats.plans_reused += 1
@@ -149,6 +178,12 @@ class Planner:
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)
 
+    def _runs_before_plans(self, program: Program, variants: Sequence[Prepared]) -> bool:
+        """True if a program is tiny and runs as it was recorded, so that nothing has to be known for it of what plans depend on."""
+        if variants:
+            return variants[0].runs_unplanned > 0 and not self._needs_plan()
+        return _is_tiny(program) and not self._needs_plan()
+
     def _restored(self, program: Program) -> Prepared | None:
         """The plan of an earlier process; None without one."""
         if self._keeper is None:
@@ -161,7 +196,9 @@ class Planner:
     def _unplanned(
         self, program: Program, variants: list[Prepared], values: Sequence[int]
     ) -> tuple[Prepared, list[int]]:
-        """A template of the program as it was recorded."""
+        """A run of the program as it was recorded."""
+        if variants:
+            return self._once_more(variants[0], values)
         prepared = make_template(program, range(len(program)), {}, ())
         prepared.recorded = program
         prepared.runs_unplanned = UNPLANNED_RUNS if _is_tiny(program) else 1
@@ -201,9 +238,9 @@ class Planner:
         prepared = make_template(
             schedule.program, nodes, schedule.replace, schedule.equal_slots, rewritten=schedule.rewritten
         )
-        prepared.relied, prepared.fixed = relied_on(program, result, self.unsure)
+        prepared.relied, prepared.fixed = relied_on(program, result, self.rules.unsure)
         results = result.plan.results if result.plan is not None else ()
-        unsure = (r.optimization for r in results if r.applied and r.optimization in self.unsure)
+        unsure = (r.optimization for r in results if r.applied and r.optimization in self.rules.unsure)
         prepared.substituted = tuple(dict.fromkeys((*substituting_optimizations(result), *unsure)))
         prepared.profile = planned.whole
         if result.costs is not None:

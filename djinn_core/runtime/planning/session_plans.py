@@ -23,7 +23,7 @@ from djinn_core.runtime.planning.ab_tests import Without, judge_among
 from djinn_core.runtime.planning.constraints import policy_for
 from djinn_core.runtime.planning.kept_plans import KeptPlans, kept_plan, plans_file
 from djinn_core.runtime.planning.placement_trials import PlacementTrials, placement_judge_among
-from djinn_core.runtime.planning.planner import PlannedProgram, Planner
+from djinn_core.runtime.planning.planner import PlannedProgram, Planner, PlanningRules
 from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
 from djinn_core.runtime.planning.plans import Found
 from djinn_core.runtime.planning.program_index import KnownPrograms
@@ -65,7 +65,8 @@ class SessionPlans:
     def needs_plan(self) -> bool:
         """True where even a program that may not come again has to be planned: for its values to fit, or to be shown."""
         context = self._context
-        settings = context.configured()[1]
+        settings = context.settings
+        assert settings is not None
         hinted = bool(context.opened and context.opened[0].attached.device.spill)  # its evictions follow what plans say
         return settings.plan_first_runs or bool(settings.memory_limits or context.recordings) or hinted
 
@@ -106,7 +107,9 @@ class SessionPlans:
 
     def _wants_plans(self) -> bool:
         """True where plans are to be made, to be shown or because a plugin is being written."""
-        return bool(self._context.recordings) or self._context.configured()[1].plan_first_runs
+        settings = self._context.settings
+        assert settings is not None
+        return bool(self._context.recordings) or settings.plan_first_runs
 
     def _kept_plans(self) -> KeptPlans | None:
         """The plans of earlier processes; None where there are none and none are kept."""
@@ -131,31 +134,44 @@ def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tu
 
 def new_planner(context: ClientContext, devices: int) -> Planner:
     """The planner of a session on `devices` devices; what is known of programs and of their values begins again with it."""
-    registry, settings = context.configured()
-    context.asked_by_size = asked_by_size_in(registry, settings, devices)
-    unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))
-    factor = NARROW_FACTOR if context.asked_by_size else FACTOR
-    plans, judge = SessionPlans(context), judge_among(registry.optimizations)
+    plans = SessionPlans(context)
     planner = Planner(
         plans.plan,
         context.stats,
         plans.made,
-        factor,
-        judge,
-        unsure,
+        partial(_rules, context, devices),
         plans.recent,
         plans.needs_plan,
         plans if devices == 1 else None,
     )
     save_plans(context)
-    context.plans = plans
-    if devices > 1 and not settings.placement_policy:  # a policy that was named is followed
-        planner.learns_margin = True
-        if (placements := placement_judge_among(registry.optimizations)) is not None:
-            name = policy_for(settings, registry.placement_policies, devices)
-            planner.placements = PlacementTrials(placements, name, context.stats, planner.verdicts)
+    context.plans, context.asked_by_size = plans, ()
+    if devices > 1:
+        _try_placements(context, planner, devices)
+    if context.registry is not None and not context.registry.later:
+        planner.learn_rules()
     context.planner = planner
     return planner
+
+
+def _rules(context: ClientContext, devices: int) -> PlanningRules:
+    """What plans of a session on `devices` devices depend on, by the plugins in use."""
+    registry, settings = context.configured()
+    context.asked_by_size = asked_by_size_in(registry, settings, devices)
+    unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))
+    factor = NARROW_FACTOR if context.asked_by_size else FACTOR
+    return PlanningRules(factor, judge_among(registry.optimizations), unsure)
+
+
+def _try_placements(context: ClientContext, planner: Planner, devices: int) -> None:
+    """Have placements on several devices tried, unless a policy was named, which is followed."""
+    registry, settings = context.configured()
+    if settings.placement_policy:
+        return
+    planner.learns_margin = True
+    if (placements := placement_judge_among(registry.optimizations)) is not None:
+        name = policy_for(settings, registry.placement_policies, devices)
+        planner.placements = PlacementTrials(placements, name, context.stats, planner.verdicts)
 
 
 def save_plans(context: ClientContext) -> None:
