@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from djinn_core.config import Settings
-from djinn_core.hookspecs.integrations import Integration
-from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.interception.recording.gc_pause import collect_later
-from djinn_core.ir.costs import Link
-from djinn_core.ir.result import PipelineResult
-from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.load_plugins import all_plugins
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
-from djinn_core.runtime.planning.planning import all_plugins
 from djinn_core.runtime.stats import Stats
 from djinn_core.stages.cache import PlanCache
 
 if TYPE_CHECKING:
+    from djinn_core.hookspecs.integrations import Integration
+    from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.ir.costs import Link
+    from djinn_core.ir.result import PipelineResult
+    from djinn_core.launch.own_executor import OwnExecutor
     from djinn_core.runtime.captured import Captured
 
 InitHook = Callable[[], None]

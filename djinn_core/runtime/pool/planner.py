@@ -20,10 +20,10 @@ from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.constraints import MemoryInUse
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
-from djinn_core.runtime.planning.planner import Planner
+from djinn_core.runtime.planning.planner import RECENT, Planner, Recent
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.prediction_errors import PredictionErrors, margin_of
-from djinn_core.runtime.planning.residency_history import RECENT, Recent, ResidencyHistory
+from djinn_core.runtime.planning.residency_history import ResidencyHistory
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.parts import PooledPlan
@@ -77,7 +77,7 @@ class PoolPlanner:
         self.devices: tuple[str, ...] = ()  # ids, by number of the executor
         self._stats = stats
         self._residency = residency
-        self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(planner.rules.factor)
+        self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(planner.planning.factor)
         self._recent: Recent = deque(maxlen=RECENT)
         self._earlier = ResidencyHistory(self._recent)
         self.random: int | None = None
@@ -88,7 +88,7 @@ class PoolPlanner:
     def forget_plans(self, planner: Planner) -> None:
         """Make all plans again, since what they depend on has changed."""
         self._planner = planner
-        self._plans = PlansByStructure(planner.rules.factor)
+        self._plans = PlansByStructure(planner.planning.factor)
 
     def join(self, device: str) -> None:
         """There is one more executor, with this device."""
@@ -193,7 +193,7 @@ class PoolPlanner:
         plan = build_plan(planned, residency, self.random)
         plan.link_changes = self.link_changes
         plan.alone = alone
-        plan.relied = relied_on(program, result, self._planner.rules.unsure)
+        plan.relied = relied_on(program, result, self._planner.planning.unsure)
         plan.profile = result.recorded or result.profile
         plan.crowded = not self._has_room(plan)  # and no plan would have
         if self._planner.learns_margin:
