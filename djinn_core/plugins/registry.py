@@ -260,7 +260,9 @@ def _survey(
     else:
         _take_requested(intake, selection.plugins, own, offered)
     rows = tuple(row for declared in intake.settings for row in declared.rows)
-    registry = Registry(**intake.ordered(), rows=tuple(intake.rows), owners=intake.owners, plugin_settings=rows)
+    registry = Registry(
+        **intake.ordered(), rows=tuple(intake.rows), owners=intake.owners, plugin_settings=rows, later=frozenset()
+    )
     known = {name for declared in intake.settings for name in declared.variables}
     plugins = {row.name for row in intake.rows} | {candidate.name for candidate in (*own, *offered)}
     unheard = unknown_settings(selection.plugin_settings, known, plugins)

@@ -380,7 +380,8 @@ def _own_executors() -> tuple[OwnExecutor, ...]:
     now = _resolved()
     if _named_servers():
         return ()
-    from djinn_core.runtime.connecting.embedded import LOCAL, start_executors
+    from djinn_core.launch.launchers import LOCAL
+    from djinn_core.runtime.connecting.embedded import start_executors
 
     return start_executors(now) if now.engine == LOCAL else ()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ _NAMES: Final = MappingProxyType(
 _DTYPES: Final = MappingProxyType({name: dtype for dtype, name in _NAMES.items()})
 
 # The short way for what nearly every answer is.
-_KNOWN_TO_NUMPY: Final = MappingProxyType({
+_KNOWN_TO_NUMPY: Final[Mapping[torch.dtype, np.dtype[Any]]] = MappingProxyType({
     torch.float32: np.dtype("f4"), torch.float64: np.dtype("f8"), torch.float16: np.dtype("f2"), torch.int64: np.dtype("i8"),
     torch.int32: np.dtype("i4"), torch.int16: np.dtype("i2"), torch.uint8: np.dtype("u1"), torch.bool: np.dtype("?"),
 })  # fmt: skip
