@@ -173,8 +173,8 @@ def planning(count: int) -> float:
     from djinn_core.builtins.cluster import read_cluster
     from djinn_core.config import resolve
     from djinn_core.pipeline import Request, plan
+    from djinn_core.runtime.load_plugins import load_plugins
     from djinn_core.runtime.planning.constraints import preferred_policy, preferred_scheduler
-    from djinn_core.runtime.planning.planning import load_plugins
     from djinn_planning.model import captured_model, step_of
 
     machines = f"count = {count // 10}\ndevices = 10\nmemory_gib = 80\ntflops = 300\ngbs = 2000"

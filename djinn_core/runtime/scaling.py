@@ -22,7 +22,7 @@ from djinn_core.runtime.connecting.connect import missing_operators, open_more
 from djinn_core.runtime.connecting.embedded import start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.servers import Servers, find_servers
-from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.planning.session_planner import new_planner
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.reconfiguring import values_of_the_process
 from djinn_core.runtime.session import Session
@@ -185,7 +185,7 @@ def _make_pool(session: Session, more: tuple[Opened, ...]) -> None:
         pool = client.new_pool((*context.opened, *more), session)
     except BaseException:
         session.submissions.unread = unread
-        session.plan_by(session_plans.new_planner(context, 1))
+        session.plan_by(new_planner(context, 1))
         raise
     session.successor = context.session = pool
     port.whole_programs += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -16,7 +16,6 @@ from djinn_core.interception.runtime_interface import (
     SubmissionReply,
 )
 from djinn_core.interrupts import held
-from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.printable import is_text
 from djinn_core.runtime.client_session import ClientSession
@@ -50,6 +49,9 @@ from djinn_core.wire.weight_messages import (
     SaveWeightsReply,
 )
 
+if TYPE_CHECKING:
+    from djinn_core.ir.profile import WorkloadProfile
+
 OPENING_PATIENCE: Final = 0.5  # seconds for which the executor may keep an answer about an address that it still opens
 
 
@@ -61,6 +63,7 @@ class Session:
 
     needs_whole_programs = False
     topology = None
+    membership = None
     successor: ClientSession | None = None  # the pool of which its executor is now one
 
     def __init__(

@@ -302,9 +302,9 @@ def register() -> list[torch.library.Library]:
     library = torch.library.Library("aten", "IMPL")
     for policy, names in _POLICIES:
         for name in names:
-            library.impl(name, _entered(policy(_overload(name))), "AutocastPrivateUse1")
+            library.impl(name, _entered(policy, name), "AutocastPrivateUse1")
     for name, with_dtype in SINGLE_PRECISION_OVERLOAD.items():
-        library.impl(name, _entered(_single_precision_overload(_overload(with_dtype))), "AutocastPrivateUse1")
+        library.impl(name, _entered(_single_precision_overload, with_dtype), "AutocastPrivateUse1")
     torch_private.after_clearing_casts(forget_casts)
     return [everything, library]
 
@@ -314,12 +314,19 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _entered(policy: Kernel) -> Kernel:
-    """The policy as PyTorch calls it: ops inside it are not autocast once more."""
+def _entered(policy: Callable[[Any], Kernel], name: str) -> Kernel:
+    """The policy for an overload as PyTorch calls it: ops inside it are not autocast once more.
+
+    PyTorch takes long to make an object for an overload, so that is asked for at the first call.
+    """
+    found: Kernel | None = None
 
     @never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        nonlocal found
+        if found is None:
+            found = policy(_overload(name))
         with torch_private.without_autocast():
-            return policy(args, kwargs)
+            return found(args, kwargs)
 
     return kernel

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from djinn_core.ir.form import Form
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import Rewrite, conditions_hold, interchangeable
-from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Call, Instruction, Program, Slot
-from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.substitution import Recipe, Rewritten
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.templates import digest_of
+
+if TYPE_CHECKING:
+    from djinn_core.ir.profile import WorkloadProfile
+    from djinn_core.ir.result import PipelineResult
 
 
 @attrs.frozen(eq=False)
