@@ -113,17 +113,19 @@ class Planner:
         """The plan of a program, and its values by first appearance."""
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
-        seen = bool(variants) or self._planned.ranges_left > left
-        if not variants and (kept := self._restored(program)) is not None:
-            variants.append(kept)
-            self.recent.append((kept, values))
-            return kept, list(values)
-        if not seen and _is_small(program) and not self._needs_plan():
-            return self._unplanned(program, variants, values)
+        first = not variants and self._planned.ranges_left == left and not self._needs_plan()
+        if first and _is_tiny(program):  # a plan of an earlier process is looked for when it would be made
+            return self._unplanned(program, variants, values, UNPLANNED_RUNS)
         if variants and (recorded := variants[0]).recorded is not None:
             if recorded.runs_unplanned > 0 and not self._needs_plan():
                 return self._once_more(recorded, values)
             variants.clear()
+        if not variants and (kept := self._restored(program)) is not None:
+            variants.append(kept)
+            self.recent.append((kept, values))
+            return kept, list(values)
+        if first and _is_small(program):
+            return self._unplanned(program, variants, values, 1)
         for prepared in variants:
             if prepared.holds_for(program):
                 self._stats.plans_reused += 1
@@ -159,12 +161,12 @@ class Planner:
         return prepared
 
     def _unplanned(
-        self, program: Program, variants: list[Prepared], values: Sequence[int]
+        self, program: Program, variants: list[Prepared], values: Sequence[int], runs: int
     ) -> tuple[Prepared, list[int]]:
-        """A template of the program as it was recorded."""
+        """A template of the program as it was recorded, for so many runs."""
         prepared = make_template(program, range(len(program)), {}, ())
         prepared.recorded = program
-        prepared.runs_unplanned = UNPLANNED_RUNS if _is_tiny(program) else 1
+        prepared.runs_unplanned = runs
         variants.append(prepared)
         return self._once_more(prepared, values)
 
