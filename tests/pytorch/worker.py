@@ -34,6 +34,7 @@ REMOTE = "remote_accelerator"
 TEXT = 6000  # characters of a traceback that are kept
 TRIES = 3  # children that end before their first test
 OWN = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+NOT_MADE = {"outcome": "skipped", "text": "PyTorch makes this test for the CPU alone, as tests of dtypes that it lists for that"}
 GRACE = 30.0  # seconds beyond its limit after which a test that does not react to a signal is killed
 
 
@@ -75,6 +76,7 @@ def main() -> None:
     if order.named is not None:
         chosen = [name for name in order.named if name in tests]
     outcomes = run_all(tests, chosen, order)
+    outcomes |= {name: NOT_MADE for name in order.named or () if name not in tests}
     results.write_text(json.dumps({"tests": len(tests), "chosen": len(chosen), "outcomes": outcomes}))
 
 
