@@ -54,9 +54,13 @@ def main() -> int:
     parser.add_argument("--stride", type=int, default=1, help="run every so-many-th test")
     parser.add_argument("--again", action="store_true", help="keep the results of the CPU, run on the device again")
     parser.add_argument("--failed", action="store_true", help="as --again, only what failed on the device")
-    parser.add_argument("--test-seconds", type=float, default=120.0, help="processor time of a test, here and on the server")
+    parser.add_argument(
+        "--test-seconds", type=float, default=120.0, help="processor time of a test, here and on the server"
+    )
     parser.add_argument("--patience", type=float, default=10.0, help="how many times as long it may take on the clock")
-    parser.add_argument("--file-seconds", type=float, default=1200.0, help="time of a file on each device, on the clock")
+    parser.add_argument(
+        "--file-seconds", type=float, default=1200.0, help="time of a file on each device, on the clock"
+    )
     parser.add_argument("--results", type=Path, default=Path("build/pytorch-tests"), help="folder that keeps results")
     parser.add_argument("--json", type=Path, help="write the comparison to this file")
     parser.add_argument(

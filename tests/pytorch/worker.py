@@ -34,7 +34,10 @@ REMOTE = "remote_accelerator"
 TEXT = 6000  # characters of a traceback that are kept
 TRIES = 3  # children that end before their first test
 OWN = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-NOT_MADE = {"outcome": "skipped", "text": "PyTorch makes this test for the CPU alone, as tests of dtypes that it lists for that"}
+NOT_MADE = {
+    "outcome": "skipped",
+    "text": "PyTorch makes this test for the CPU alone, as tests of dtypes that it lists for that",
+}
 GRACE = 30.0  # seconds beyond its limit after which a test that does not react to a signal is killed
 
 
