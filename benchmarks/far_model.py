@@ -24,12 +24,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import links
 import torch
 from safetensors.torch import save_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-NAME, OUTSIDE, INSIDE = "djinn-far", "djinn-out", "djinn-in"
-HOST, GUEST = "10.213.77.1", "10.213.77.2"
+NAME = "djinn-far"
 MOST_BYTES = 2_000_000
 SHARD_BYTES = 700_000_000
 START_SECONDS = 600  # for the server's executor, on a busy machine
@@ -223,29 +223,9 @@ def make_caches(folder: Path, kind: str, gib: float, client: Path) -> tuple[Path
     return server, size
 
 
-@contextmanager
-def namespace() -> Iterator[None]:
-    """A network namespace with one way out, at `OUTSIDE`."""
-    for line in (
-        f"netns add {NAME}",
-        f"link add {OUTSIDE} type veth peer name {INSIDE}",
-        f"link set {INSIDE} netns {NAME}",
-        f"addr add {HOST}/30 dev {OUTSIDE}",
-        f"link set {OUTSIDE} up",
-        f"-n {NAME} addr add {GUEST}/30 dev {INSIDE}",
-        f"-n {NAME} link set {INSIDE} up",
-        f"-n {NAME} link set lo up",
-    ):
-        subprocess.run(["ip", *line.split()], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["ip", "netns", "del", NAME], check=True)
-
-
 def passed() -> int:
     """Bytes that went through the interface so far, in both directions."""
-    folder = Path("/sys/class/net") / OUTSIDE / "statistics"
+    folder = Path("/sys/class/net") / links.near_interface() / "statistics"
     return sum(int((folder / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
 
 
@@ -273,14 +253,6 @@ def small_disk(folder: Path, nbytes: int) -> Iterator[None]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def slow_down(milliseconds: float, mbit: float) -> None:
-    """Let packets take half of a round trip either way, at that rate."""
-    if milliseconds or mbit:
-        queue = ["netem", "delay", f"{milliseconds / 2}ms", *(["rate", f"{mbit}mbit"] if mbit else [])]
-        subprocess.run(["tc", "qdisc", "add", "dev", OUTSIDE, "root", *queue], check=True)
-        subprocess.run(["tc", "-n", NAME, "qdisc", "add", "dev", INSIDE, "root", *queue], check=True)
-
-
 def client(command: list[str], kind: str, arguments: tuple[str, str, str], env: Mapping[str, str]) -> dict[str, Any]:
     """The answer of the program, with the bytes that went over the network meanwhile."""
     before = passed()
@@ -296,8 +268,8 @@ def client(command: list[str], kind: str, arguments: tuple[str, str, str], env: 
     return json.loads(done.stdout.splitlines()[-1]) | {"bytes": passed() - before}
 
 
-def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Make the model, run the clients and the local program; what they found."""
+def run(options: argparse.Namespace, folder: Path, inside: list[str]) -> dict[str, Any]:
+    """Make the model, run the clients and the local program; what they found. `inside`: beginning of a command in the clients' network namespace."""
     home = folder / "client"
     home.mkdir()
     server_cache, size = make_caches(folder, options.kind, options.gib, folder / "configured")
@@ -307,14 +279,21 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     token, file = folder / "token", folder / "connection.json"
     token.write_text("far-model-" * 4)
     token.chmod(0o600)
-    flags = ["--host", HOST, "--insecure-plaintext-on-network", "--token-file", token, "--connection-file", file]
+    flags = [
+        "--host",
+        links.CLIENT,
+        "--insecure-plaintext-on-network",
+        "--token-file",
+        token,
+        "--connection-file",
+        file,
+    ]
     flags += ["--models", server_cache, "--published", folder / "published", "--device", "cpu", "--threads", "1"]
     server = subprocess.Popen([sys.executable, "-m", "djinn_core.cli", "serve", *map(str, flags)], env=env)
     try:
         while not file.exists():
             assert server.poll() is None
             time.sleep(0.2)
-        slow_down(options.round_trip_ms, options.mbit)
         with small_disk(home, limit), limited(limit) as there:
             cache = home / "cache"
             shutil.copytree(folder / "configured", cache)
@@ -324,7 +303,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 "XDG_CACHE_HOME": str(home / "other"),
                 "DJINN_CONNECTION_FILE": str(file),
             }
-            far = [*there, "ip", "netns", "exec", NAME]  # which hides cgroups
+            far = [*there, *inside, "env", f"TMPDIR={home}"]
             found = {
                 way: client(far, options.kind, ("remote_accelerator:0", str(cache), way), env | private)
                 for way in WAYS[options.kind]
@@ -347,8 +326,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     folder = tempfile.TemporaryDirectory(prefix="djinn-far-", ignore_cleanup_errors=True)
-    with folder as name, namespace():
-        found = run(options, Path(name))
+    conditions = links.Conditions(options.round_trip_ms / 1000, options.mbit * 1e6 or None)
+    with folder as name, links.namespace(conditions) as inside:
+        found = run(options, Path(name), inside)
         ways = [*WAYS[options.kind], "local"]
         same = all(found[way]["made"] == found["local"]["made"] for way in ways)
         few = all(found[way]["bytes"] < MOST_BYTES for way in ways)

@@ -144,7 +144,7 @@ def namespace(conditions: Conditions) -> Iterator[list[str]]:
     holder = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
     bridge = None
     elsewhere = tempfile.mkdtemp(prefix="djinn-elsewhere-")
-    names = [f"djc{os.getpid()}", f"djs{os.getpid()}"]
+    names = [near_interface(), f"djs{os.getpid()}"]
     inside = ["nsenter", "-t", str(holder.pid), "-n"]
     try:
         _await_namespace(holder.pid)
@@ -164,6 +164,11 @@ def namespace(conditions: Conditions) -> Iterator[list[str]]:
         shutil.rmtree(elsewhere)
 
 
+def near_interface() -> str:
+    """Name of the network interface of `namespace` at this process's end."""
+    return f"djc{os.getpid()}"
+
+
 def hidden_from(there: list[str]) -> dict[str, str]:
     """The environment of a server at this end whose sockets the other end of `namespace`, which gave `there`, cannot see."""
     return {"TMPDIR": there[-1]}
@@ -171,7 +176,7 @@ def hidden_from(there: list[str]) -> dict[str, str]:
 
 def change(bits_per_second: float, there: list[str]) -> None:
     """The link of `namespace`, which gave `there`, has another bandwidth from now on; it had a limit before."""
-    for name, prefix in ((f"djc{os.getpid()}", []), (f"djs{os.getpid()}", there)):
+    for name, prefix in ((near_interface(), []), (f"djs{os.getpid()}", there)):
         _do(*prefix, "tc", "qdisc", "change", "dev", name, "root", "tbf", *_limit(bits_per_second))
 
 

@@ -44,6 +44,20 @@ class DjinnError(Exception):
                 f"`djinn explain-error {self.code}` shows causes and cures"
             )  # in tracebacks, not in the message
 
+    def __reduce__(self) -> Any:
+        # By the module of the class. Where `djinn` was not imported, as in a process that holds an executor, cloudpickle would send a copy of the class.
+        if globals().get(type(self).__name__) is type(self):
+            return _unpickled, (type(self).__name__, self.args), self.__dict__
+        return super().__reduce__()
+
+
+def _unpickled(name: str, arguments: tuple[Any, ...]) -> DjinnError:
+    """An error of this module; `pickle` gives it its attributes then."""
+    error_type = globals()[name]
+    if not (isinstance(error_type, type) and issubclass(error_type, DjinnError)):
+        raise TypeError(f"{name} is no error of Djinn")
+    return error_type(*arguments)
+
 
 @public("configuration")
 class ConfigurationError(DjinnError, ValueError):

@@ -16,6 +16,7 @@ from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Ready, Sessions
 
 _ANSWER_SECONDS: Final = 10.0  # that a call may take beside what it waits for
+_CLOSE_SECONDS: Final = 30.0  # the same for the last call: what it has not removed by then stays
 _FULL_SECONDS: Final = 1.0  # for which the answer to `full` holds
 _log = get_logger("djinn.launch")
 
@@ -183,7 +184,7 @@ class HeldExecutor:
             return
         self._closed = True
         with contextlib.suppress(StartupError):  # it has ended, or its machine does not answer
-            self._calls.call("close", drain_seconds, for_good, timeout=drain_seconds + _ANSWER_SECONDS)
+            self._calls.call("close", drain_seconds, for_good, timeout=drain_seconds + _CLOSE_SECONDS)
         self._calls.end()
 
     def again(self) -> HeldExecutor:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import pkgutil
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -71,3 +74,21 @@ def test_tracebacks_name_the_code_and_messages_do_not():
     assert str(error) == "the executor died"
     assert "djinn explain-error session-lost" in "".join(traceback.format_exception(error))
     assert "explain-error" not in "".join(traceback.format_exception(djinn.RemoteIndexError("index out of range")))
+
+
+def test_errors_are_pickled_where_djinn_is_not_imported():
+    """A process that holds an executor has the core alone; engines send its errors, and cloudpickle copies classes that it finds nowhere."""
+    program = (
+        "import pickle, sys; from djinn_core.errors import RemoteError; "
+        "error = RemoteError('no', 'aten::add', 'a.py:3'); error.add_note('of a user'); data = pickle.dumps(error); assert 'djinn' not in sys.modules; "
+        "sys.stdout.buffer.write(data)"
+    )
+    made = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout
+    error = pickle.loads(made)
+    assert type(error) is djinn.RemoteError
+    assert (str(error), error.op, error.site, error.__notes__[-1]) == (
+        str(djinn.RemoteError("no", "aten::add", "a.py:3")),
+        "aten::add",
+        "a.py:3",
+        "of a user",
+    )

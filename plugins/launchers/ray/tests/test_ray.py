@@ -180,10 +180,13 @@ def test_journals_on_a_shared_folder_outlive_a_node(engine, cluster, tmp_path):
     djinn.init()
 
     def kill():
-        name = actor(executors()[0])["Address"]["NodeID"]
+        name, before = actor(executors()[0])["Address"]["NodeID"], executors()[0].process_id
         (node,) = [one for one in killed if one.node_id == name]
         killed.remove(node)
         cluster.remove_node(node, allow_graceful=False)
+        wait_for(
+            lambda: not psutil.pid_exists(before), "the executor ends with its node"
+        )  # training would end before it
 
     try:
         assert losses(DEVICE, kill) == losses("cpu")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import queue
 import threading
+import weakref
 from itertools import count
 from multiprocessing.managers import BaseManager
 
@@ -15,6 +17,7 @@ from djinn.transports import Frame
 
 def usage():
     """Open files of this process, and its memory in MiB."""
+    gc.collect()  # the server of `multiprocessing` holds each exception that it answers with in a cycle with a frame, and with it what was sent
     process = psutil.Process()
     return process.num_fds(), process.memory_info().rss >> 20
 
@@ -48,6 +51,8 @@ class Other:
 
     def end(self, number):
         self._over.pop(number).set()
+
+    def forget(self, number):
         del self._connections[number]
 
     def send(self, number, head, body):
@@ -120,6 +125,7 @@ class TwoProcesses:
         self._manager.start()
         self._other = self._manager.Other(make)
         self._accepts = {}
+        self._unused = queue.SimpleQueue()  # numbers of connections that no test has any more: ends go while others are asked
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
@@ -131,6 +137,8 @@ class TwoProcesses:
 
     def _accept(self):
         while not self._closing.is_set():
+            while not self._unused.empty():
+                self._other.forget(self._unused.get())
             try:
                 listener, number, peer = self._other.next_accepted()
             except queue.Empty:
@@ -138,8 +146,10 @@ class TwoProcesses:
             threading.Thread(target=self._serve, args=(listener, number, peer), daemon=True).start()
 
     def _serve(self, listener, number, peer):
+        end = RemoteEnd(self._other, number, peer)
+        weakref.finalize(end, self._unused.put, number)
         try:
-            self._accepts[listener](RemoteEnd(self._other, number, peer))
+            self._accepts[listener](end)
         except Exception:  # as a listener: one connection's trouble
             pass
         finally:
