@@ -40,6 +40,12 @@ def test_elements_of_a_small_tensor_come_in_one_round_trip():
     assert found == (x * 2).flatten().tolist()
 
 
+def test_a_random_state_comes_as_it_is():
+    state = torch.remote_accelerator.get_rng_state()
+    assert state.numel() > 1000
+    torch.remote_accelerator.set_rng_state(state)
+
+
 def test_elements_of_a_large_tensor_come_page_by_page():
     x = torch.arange(50_000.0)  # four pages
     remote = x.to(DEVICE)

@@ -52,7 +52,9 @@ def is_small_part(tensor: LazyTensor) -> bool:
     value = tensor.remote
     meta = value.meta
     weight = meta.nbytes * SMALL_PART
-    if weight > value.storage.nbytes or weight > PAGE:
+    if (
+        not 0 < weight <= min(value.storage.nbytes, PAGE)
+    ):  # 0: also of values whose size only the executor knows, such as random states
         return False
     return value.storage.nbytes <= PAGE or _page_of(tensor) == (meta.extent * meta.dtype.itemsize - 1) // PAGE
 
