@@ -52,6 +52,48 @@ def _steps(model: torch.nn.Module, given: torch.Tensor, tokens: int) -> Iterator
             yield
 
 
+def own_loop(tokens: int = 24, **config: object) -> Start:
+    """A token of a loop as people write it: sampled from the best fifty, joined to the text, and waited for to see if it is the last."""
+
+    def start(device: str) -> Run:
+        model = gpt2(**config).eval().to(device)
+        given = torch.arange(16)[None].to(device)
+        loop = _sampled(model, given, tokens)
+        return lambda: next(loop)
+
+    return start
+
+
+@torch.no_grad()
+def _sampled(model: torch.nn.Module, given: torch.Tensor, tokens: int) -> Iterator[None]:
+    end = -1  # of the text, which never comes
+    while True:
+        text, cache, unread = given, None, given
+        for _ in range(tokens):
+            out = model(unread, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            best, places = torch.topk(out.logits[:, -1, :] / 0.8, 50)
+            chosen = torch.multinomial(torch.softmax(best, -1), 1)
+            unread = torch.gather(places, -1, chosen)
+            text = torch.cat((text, unread), 1)
+            if unread.item() == end:
+                break
+            yield
+
+
+def generate(tokens: int = 24, **config: object) -> Start:
+    """`generate()` of so many tokens, greedy: prefill and all."""
+
+    def start(device: str) -> Run:
+        model = gpt2(**config).eval().to(device)
+        given = torch.arange(16)[None].to(device)
+        return lambda: model.generate(
+            given, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
+        ).cpu()
+
+    return start
+
+
 def compiled_decode(device: str) -> Run:
     """A token with a static cache under `torch.compile(backend="djinn")`; locally eager."""
     from transformers import StaticCache
@@ -136,14 +178,17 @@ def measured(start: Start, times: int, effort: Effort) -> Outcome:
     return evolve(compared, alone=min(before, after)).outcome()
 
 
-def case(name: str, bar: float, times: int, start: Start) -> Case:
+def case(name: str, bar: float | None, times: int, start: Start) -> Case:
     """A case of this script."""
     return Case(name, bar, partial(measured, start, times))
 
 
 CASES = (
     case("decode", 1.05, 24, decode()),
+    case("own_loop", 1.05, 24, own_loop()),
+    case("generate", 1.00, 2, generate()),
     case("toy_decode", 5.0, 48, decode(48, **TOY)),
+    case("toy_own_loop", None, 48, own_loop(48, **TOY)),
     case("toy_decode_compiled", 2.0, 48, compiled_decode),
     case("train", 1.02, 2, train),
     case("resnet50", 1.03, 3, forward(resnet50)),

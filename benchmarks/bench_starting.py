@@ -41,6 +41,7 @@ for length in (8, 9, 11) * 4:
 print(time.process_time() - began, djinn.stats()["plans_made"])
 """
 PROCESSES = 8  # in each round, of either kind
+COMPILED = "PYTHONDONTWRITEBYTECODE"  # without it what is imported is compiled once, as where programs are installed
 
 Op = Callable[[torch.Tensor], torch.Tensor]
 OPS: tuple[Op, ...] = (
@@ -51,16 +52,27 @@ LENGTH = 6  # ops of a program, beside the sum that is fetched
 
 
 def seconds_beyond_torch(effort: Effort, program: str, environment: Mapping[str, str] | None = None) -> Outcome:
-    """Seconds that a process takes longer than one that imports torch, by medians."""
+    """Seconds that a process takes longer than one that imports torch, by medians, and of processor time."""
     found: dict[str, list[float]] = {TORCH: [], program: []}
+    processor: dict[str, list[float]] = {TORCH: [], program: []}
     variables = os.environ | {"OMP_NUM_THREADS": str(effort.threads)} | (environment or {})
+    variables.pop(COMPILED, None)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=variables, check=True)
     for turn in range(effort.rounds * effort.times(PROCESSES) // 2):
         for text in (TORCH, program) if turn % 2 else (program, TORCH):
-            began = time.perf_counter()
+            began, before = time.perf_counter(), _of_children()
             subprocess.run([sys.executable, "-W", "ignore", "-c", text], env=variables, check=True)
             found[text].append(time.perf_counter() - began)
+            processor[text].append(_of_children() - before)
     torch_alone, ours = statistics.median(found[TORCH]), statistics.median(found[program])
-    return Outcome(ours - torch_alone, {"torch s": torch_alone, "ours s": ours})
+    beyond = statistics.median(processor[program]) - statistics.median(processor[TORCH])
+    return Outcome(ours - torch_alone, {"torch s": torch_alone, "ours s": ours, "processor s beyond": beyond})
+
+
+def _of_children() -> float:
+    """Seconds of the processor that processes took that have ended."""
+    taken = os.times()
+    return taken.children_user + taken.children_system
 
 
 def import_(effort: Effort) -> Outcome:

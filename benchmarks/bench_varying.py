@@ -33,7 +33,7 @@ from serving import connected
 from varying_programs import ENCODER, PROGRAMS, Program, Size, Step
 
 import djinn
-from djinn_core.cli.new_plugin import render
+from djinn_core.cli.plugins import render
 from djinn_core.plugins.kinds import KINDS
 
 REMOTE = "remote_accelerator:0"

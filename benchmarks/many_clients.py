@@ -32,9 +32,9 @@ def tenants_of(folder: Path, count: int) -> list[str]:
     from djinn_core.launch.token_table import change_table, create
 
     tokens = []
-    with change_table(folder / "tokens.json") as box:
+    with change_table(folder / "tokens.json") as change:
         for number in range(count):
-            box[0], _, token = create(box[0], f"tenant-{number}", 86400.0)
+            change.table, _, token = create(change.table, f"tenant-{number}", 86400.0)
             tokens.append(token)
     return tokens
 

@@ -21,7 +21,7 @@ import djinn
 from djinn_core.ir.program import Program
 from djinn_core.runtime import client
 from djinn_core.runtime.planning import session_plans
-from djinn_core.runtime.planning.planner import Planner
+from djinn_core.runtime.planning.planner import Planner, Planning
 from djinn_core.runtime.stats import Stats
 
 REMOTE = "remote_accelerator:0"
@@ -112,7 +112,7 @@ def hit_seconds(times: int = 24) -> float:
     the one before. In a session it is sent in pieces, each found by itself; this is the sum.
     """
     stats = Stats()
-    planner = Planner(session_plans.SessionPlans(client.context).plan, stats)
+    planner = Planner(stats, lambda recent: Planning(session_plans.SessionPlans(client.context, recent).plan))
     took: list[float] = []
     for program in programs(SMALL, times):
         start = time.thread_time()

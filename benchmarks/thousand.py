@@ -157,14 +157,14 @@ def _death(step: Callable[[], float]) -> tuple[float, float]:
     os.kill(executor_processes()[0], signal.SIGKILL)
     began = time.monotonic()
     seconds = spent(lambda: _goes_on(step))
-    assert not [one for one in threading.enumerate() if one.name == "djinn-introduce" and one.is_alive()]
+    assert not [one for one in threading.enumerate() if one.name == "djinn-peer-reconnection" and one.is_alive()]
     return seconds, time.monotonic() - began
 
 
 def _goes_on(step: Callable[[], float]) -> None:
     assert step() == 8.0
     for one in threading.enumerate():
-        if one.name == "djinn-introduce":
+        if one.name == "djinn-peer-reconnection":
             one.join()
 
 
@@ -173,8 +173,8 @@ def planning(count: int) -> float:
     from djinn_core.builtins.cluster import read_cluster
     from djinn_core.config import resolve
     from djinn_core.pipeline import Request, plan
+    from djinn_core.runtime.load_plugins import load_plugins
     from djinn_core.runtime.planning.constraints import preferred_policy, preferred_scheduler
-    from djinn_core.runtime.planning.planning import load_plugins
     from djinn_planning.model import captured_model, step_of
 
     machines = f"count = {count // 10}\ndevices = 10\nmemory_gib = 80\ntflops = 300\ngbs = 2000"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from djinn_core.errors import (
     AccessRefused,
     ConfigurationError,
@@ -18,104 +20,108 @@ from djinn_core.errors import (
     WeightsUnavailable,
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
-from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionPolicy, AdmissionRefusal, AdmissionRequest
-from djinn_core.hookspecs.api import ApiName
-from djinn_core.hookspecs.assignment import (
-    AssignmentPolicy,
-    AssignmentRefusal,
-    AssignmentRequest,
-    ExecutorLoad,
-    TenantLoad,
-)
-from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
-from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
-from djinn_core.hookspecs.costs import BackgroundCalibrated, CalibratedCostModel, CostModel, Probe
-from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
-from djinn_core.hookspecs.growth import GrowthTolerant
-from djinn_core.hookspecs.integrations import Integration
-from djinn_core.hookspecs.interception import Interceptor
-from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish, NoticedLaunched
-from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
-from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
-from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
-from djinn_core.hookspecs.optimizations import (
-    Judge,
-    Optimization,
-    OptimizationContext,
-    PlacementJudge,
-    PlacementTrial,
-    RoundingOptimization,
-    Trial,
-)
-from djinn_core.hookspecs.patterns import Pattern
-from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy, PreferredPolicy
-from djinn_core.hookspecs.quotas import Quota
-from djinn_core.hookspecs.renderers import Renderer
-from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker, SchedulingContext
-from djinn_core.hookspecs.server_observers import ServerEvent, ServerObserver
-from djinn_core.hookspecs.transports import (
-    Buffer,
-    Connection,
-    Described,
-    Frame,
-    Holding,
-    Limits,
-    LinkFacts,
-    LinkMeasured,
-    Listener,
-    PeerCertified,
-    PeerNamed,
-    SecurableTransport,
-    TlsOptions,
-    Transport,
-    TransportCapabilities,
-)
-from djinn_core.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
-from djinn_core.hookspecs.weights import (
-    DownloadingSource,
-    MappableFile,
-    ReportDownload,
-    WeightFile,
-    WeightPermissions,
-    WeightSink,
-    WeightSource,
-    WritableSource,
-)
-from djinn_core.ir.arguments import arguments, slot_positions
-from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
-from djinn_core.ir.graph import Edge, Graph, Node
-from djinn_core.ir.placement import Placement, PlacementDecision
-from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
-from djinn_core.ir.profile import (
-    DataResidency,
-    ExecutionPhase,
-    Lineage,
-    Modality,
-    Nodes,
-    PatternMatch,
-    SemanticMetadata,
-    Tier,
-    WorkloadProfile,
-    WorkloadType,
-)
-from djinn_core.ir.program import Instruction, Program
-from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.schedule import (
-    ExecutionSchedule,
-    Fetch,
-    Free,
-    Receive,
-    Run,
-    SchedulingGroup,
-    SchedulingStrategy,
-    Send,
-    Step,
-    Upload,
-)
-from djinn_core.ir.stream import Stream
-from djinn_core.ir.substitution import Substitution
-from djinn_core.ir.values import TensorMeta, storage_of
-from djinn_core.wire.executor_reports import Ready, Sessions
+from djinn_core.loading import importing
+
+# A plugin imports of all this what it names (`__getattr__`).
+if TYPE_CHECKING:
+    from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionPolicy, AdmissionRefusal, AdmissionRequest
+    from djinn_core.hookspecs.api import ApiName
+    from djinn_core.hookspecs.assignment import (
+        AssignmentPolicy,
+        AssignmentRefusal,
+        AssignmentRequest,
+        ExecutorLoad,
+        TenantLoad,
+    )
+    from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
+    from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
+    from djinn_core.hookspecs.costs import BackgroundCalibrated, CalibratedCostModel, CostModel, Probe
+    from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
+    from djinn_core.hookspecs.growth import GrowthTolerant
+    from djinn_core.hookspecs.integrations import Integration
+    from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.hookspecs.launchers import Badge, ExecutorOptions, Launched, Launcher, LaunchWish, NoticedLaunched
+    from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
+    from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
+    from djinn_core.hookspecs.operations import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
+    from djinn_core.hookspecs.optimizations import (
+        Judge,
+        Optimization,
+        OptimizationContext,
+        PlacementJudge,
+        PlacementTrial,
+        RoundingOptimization,
+        Trial,
+    )
+    from djinn_core.hookspecs.patterns import Pattern
+    from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy, PreferredPolicy
+    from djinn_core.hookspecs.quotas import Quota
+    from djinn_core.hookspecs.renderers import Renderer
+    from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker, SchedulingContext
+    from djinn_core.hookspecs.server_observers import ServerEvent, ServerObserver
+    from djinn_core.hookspecs.transports import (
+        Buffer,
+        Connection,
+        Described,
+        Frame,
+        Holding,
+        Limits,
+        LinkFacts,
+        LinkMeasured,
+        Listener,
+        PeerCertified,
+        PeerNamed,
+        SecurableTransport,
+        TlsOptions,
+        Transport,
+        TransportCapabilities,
+    )
+    from djinn_core.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
+    from djinn_core.hookspecs.weights import (
+        DownloadingSource,
+        MappableFile,
+        ReportDownload,
+        WeightFile,
+        WeightPermissions,
+        WeightSink,
+        WeightSource,
+        WritableSource,
+    )
+    from djinn_core.ir.arguments import arguments, slot_positions
+    from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
+    from djinn_core.ir.graph import Edge, Graph, Node
+    from djinn_core.ir.placement import Placement, PlacementDecision
+    from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
+    from djinn_core.ir.profile import (
+        DataResidency,
+        ExecutionPhase,
+        Lineage,
+        Modality,
+        Nodes,
+        PatternMatch,
+        SemanticMetadata,
+        Tier,
+        WorkloadProfile,
+        WorkloadType,
+    )
+    from djinn_core.ir.program import Instruction, Program
+    from djinn_core.ir.result import PipelineResult
+    from djinn_core.ir.schedule import (
+        ExecutionSchedule,
+        Fetch,
+        Free,
+        Receive,
+        Run,
+        SchedulingGroup,
+        SchedulingStrategy,
+        Send,
+        Step,
+        Upload,
+    )
+    from djinn_core.ir.stream import Stream
+    from djinn_core.ir.substitution import Substitution
+    from djinn_core.ir.values import TensorMeta, storage_of
+    from djinn_core.wire.executor_reports import Ready, Sessions
 
 __all__ = [
     "API_VERSION",
@@ -269,3 +275,46 @@ __all__ = [
     "slot_positions",
     "storage_of",
 ]
+
+_PLACES = {
+    "djinn_core.hookspecs.admission": "AdmissionDelay AdmissionPolicy AdmissionRefusal AdmissionRequest",
+    "djinn_core.hookspecs.api": "ApiName",
+    "djinn_core.hookspecs.assignment": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
+    "djinn_core.hookspecs.authentication": "Authenticator Credentials Denial Identity",
+    "djinn_core.hookspecs.compilers": "Compiler CompilerContext Replay",
+    "djinn_core.hookspecs.costs": "BackgroundCalibrated CalibratedCostModel CostModel Probe",
+    "djinn_core.hookspecs.devices": "Device DeviceRuntime Timekeeper",
+    "djinn_core.hookspecs.growth": "GrowthTolerant",
+    "djinn_core.hookspecs.integrations": "Integration",
+    "djinn_core.hookspecs.interception": "Interceptor",
+    "djinn_core.hookspecs.launchers": "Badge ExecutorOptions Launched Launcher LaunchWish NoticedLaunched",
+    "djinn_core.hookspecs.memory": "EvictionCandidate EvictionContext MemoryPolicy SessionHints",
+    "djinn_core.hookspecs.observers": "Event Observer TracingObserver",
+    "djinn_core.hookspecs.operations": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
+    "djinn_core.hookspecs.optimizations": "Judge Optimization OptimizationContext PlacementJudge PlacementTrial RoundingOptimization Trial",
+    "djinn_core.hookspecs.patterns": "Pattern",
+    "djinn_core.hookspecs.placement": "PlacementContext PlacementPolicy PreferredPolicy",
+    "djinn_core.hookspecs.quotas": "Quota",
+    "djinn_core.hookspecs.renderers": "Renderer",
+    "djinn_core.hookspecs.schedulers": "PreferredScheduler ScheduleMaker SchedulingContext",
+    "djinn_core.hookspecs.server_observers": "ServerEvent ServerObserver",
+    "djinn_core.hookspecs.transports": "Buffer Connection Described Frame Holding Limits LinkFacts LinkMeasured Listener PeerCertified PeerNamed SecurableTransport TlsOptions Transport TransportCapabilities",
+    "djinn_core.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
+    "djinn_core.hookspecs.weights": "DownloadingSource MappableFile ReportDownload WeightFile WeightPermissions WeightSink WeightSource WritableSource",
+    "djinn_core.ir.arguments": "arguments slot_positions",
+    "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
+    "djinn_core.ir.graph": "Edge Graph Node",
+    "djinn_core.ir.placement": "Placement PlacementDecision",
+    "djinn_core.ir.plan": "OptimizationPlan OptimizationResult Rewrite",
+    "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality Nodes PatternMatch SemanticMetadata Tier WorkloadProfile WorkloadType",
+    "djinn_core.ir.program": "Instruction Program",
+    "djinn_core.ir.result": "PipelineResult",
+    "djinn_core.ir.schedule": "ExecutionSchedule Fetch Free Receive Run SchedulingGroup SchedulingStrategy Send Step Upload",
+    "djinn_core.ir.stream": "Stream",
+    "djinn_core.ir.substitution": "Substitution",
+    "djinn_core.ir.values": "TensorMeta storage_of",
+    "djinn_core.wire.executor_reports": "Ready Sessions",
+}
+
+if not TYPE_CHECKING:  # type checkers know the names from above
+    __getattr__ = importing(__name__, _PLACES)

@@ -1,4 +1,4 @@
-"""For authors of launchers: processes on this machine, and executors that are held on another one."""
+"""For authors of launchers: processes on this machine, and executors that are held behind a command or by an engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from djinn_core.hookspecs.launchers import (
 from djinn_core.launch.held import HeldExecutor, HolderCalls
 from djinn_core.launch.holder import ExecutorHolder
 from djinn_core.launch.launchers import LocalLauncher
+from djinn_core.launch.piped_calls import PipedCalls
+from djinn_core.launch.piped_holder import holder_command
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 
@@ -26,7 +28,9 @@ __all__ = [
     "Launcher",
     "LocalLauncher",
     "NoticedLaunched",
+    "PipedCalls",
     "StartupError",
     "djinn_version",
     "get_logger",
+    "holder_command",
 ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from djinn_core.interception.device.device_state import DEVICE_NAME
-from djinn_core.interception.libraries.adapter import Adapter
-from djinn_core.interception.libraries.choice import is_the_only_accelerator
+from djinn_core.interception.libraries.adapter import Adapter, is_the_only_accelerator
 from djinn_core.interception.libraries.on_import import adapt_on_import, rebind
 from djinn_core.interception.libraries.random_state_files import loading_random_state, saving_random_state
 from djinn_core.interception.tensors.batched_fetch import fetched_together

@@ -17,7 +17,6 @@ from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
-from djinn_core.ir.compose_rewrites import composed, groups_after
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.placement import MARGIN, Placement
@@ -27,7 +26,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import rebind, rebind_plan, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
-from djinn_core.ir.substitution import Derived, Rewritten, not_derived
+from djinn_core.ir.substitution import Derived, Rewritten, composed, groups_after, not_derived
 from djinn_core.stages.annotate import NOTHING_KNOWN, Known, annotate
 from djinn_core.stages.cache import PlanCache, Remembered
 from djinn_core.stages.estimate import estimate

@@ -20,7 +20,6 @@ from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import Costs, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationPlan
-from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
 from djinn_core.logs import get_logger
 from djinn_core.pipeline import Plugins, Request, planned
@@ -142,7 +141,7 @@ class Scheduler:
 
     def _basic(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         chosen = optimization_plan or _everything(graph)
-        where = PlacementContext(graph, _blank_profile(graph), chosen, Costs({}), self.network_topology, {})
+        where = PlacementContext(graph, annotate(graph, ()), chosen, Costs({}), self.network_topology, {})
         single = SingleDevice()
         placement = place(where, single, single)
         context = SchedulingContext(graph.program, graph, chosen, placement, Costs({}), self.network_topology)
@@ -164,7 +163,3 @@ class Scheduler:
 
 def _everything(graph: ProgramGraph) -> OptimizationPlan:
     return OptimizationPlan(tuple(node.id for node in graph.nodes))
-
-
-def _blank_profile(graph: ProgramGraph) -> WorkloadProfile:
-    return annotate(graph, ())

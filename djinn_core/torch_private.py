@@ -507,11 +507,6 @@ def modes_as_before() -> Iterator[None]:
         raise
 
 
-def in_backward() -> bool:
-    """True if this thread is inside a run of the autograd engine."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
 next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 

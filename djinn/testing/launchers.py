@@ -8,9 +8,9 @@ import signal
 from collections.abc import Callable, Iterator
 
 import attrs
-import psutil
 import pytest
 
+from djinn.testing.processes import executor_process
 from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
 from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import AccessRefused, StartupError
@@ -47,7 +47,7 @@ class LauncherConformance(Ending):
     @pytest.fixture
     def kill(self) -> Callable[[Launched], None]:
         """A function that kills an executor. Override it where executors are not on this machine."""
-        return lambda launched: psutil.Process(launched.process_id).kill()
+        return lambda launched: executor_process(launched.process_id).kill()
 
     @pytest.fixture
     def launch(
@@ -76,20 +76,20 @@ class LauncherConformance(Ending):
             _ = executor.ready
         ready = executor.wait_ready(SECONDS)
         assert executor.ready == ready == executor.wait_ready(0.0), "`ready` is what `wait_ready` returned"
-        assert executor.alive
-        assert executor.process_id == ready.process
+        assert executor.alive, "an executor that is ready must be `alive`"
+        assert executor.process_id == ready.process, "`process_id` is the number that the executor reports in `ready`"
         assert not executor.place or all(not url.startswith("unix:") for url in ready.urls), (
             "an address of a socket leads nowhere on another machine"
         )
-        assert executor.full() == ""
+        assert executor.full() == "", "`full` must be empty where no client was refused"
         ticket = executor.issue_ticket("the suite", badge=Badge("alice", "key-of-alice"))
-        assert executor.tenant == "alice"
+        assert executor.tenant == "alice", "`tenant` is that of the latest ticket"
         connection = _dial(executor)
         session = attach(connection, ticket, SECONDS).session
         ask(connection, StatsRequest(), StatsReply, SECONDS, "the executor")
         report = executor.status(SECONDS)
-        assert [one.session for one in report.sessions] == [session]
-        assert report.tokens == ("key-of-alice",)
+        assert [one.session for one in report.sessions] == [session], "`status` must tell the session that runs"
+        assert report.tokens == ("key-of-alice",), "`status` must tell the token that `badge` named"
         with pytest.raises(AccessRefused):
             attach(_dial(executor), ticket, SECONDS)
         with pytest.raises(AccessRefused):
@@ -107,18 +107,23 @@ class LauncherConformance(Ending):
         """An executor that was killed is noticed, and replaced by one that lets clients in."""
         executor = launch()
         executor.wait_ready(SECONDS)
-        before = executor.process_id
+        connection = _dial(executor)
+        before = attach(connection, executor.issue_ticket(), SECONDS).instance
         kill(executor)
         outcome(start(executor.wait), _ENDED)
         assert not executor.alive, _ENDED
         assert executor.ending(), "`ending` says how it ended"
         with pytest.raises(StartupError):
             executor.status(1.0)
+        connection.close()
         executor = executor.again()
         try:
-            assert executor.wait_ready(SECONDS).process == executor.process_id != before
+            assert executor.wait_ready(SECONDS).process == executor.process_id, (
+                "`process_id` is that of the new executor"
+            )
             connection = _dial(executor)
-            attach(connection, executor.issue_ticket(), SECONDS)
+            instance = attach(connection, executor.issue_ticket(), SECONDS).instance
+            assert instance != before, "`again` must give another executor, and this is the one from before"
             connection.send(Frame(encode(Goodbye())))
             connection.close()
         finally:
@@ -147,7 +152,7 @@ class LauncherConformance(Ending):
         try:
             with pytest.raises(StartupError, match="no-such-device"):
                 executor.wait_ready(SECONDS)
-            assert not executor.alive
+            assert not executor.alive, "it must be ended where `wait_ready` raises"
             executor = executor.again()
             with pytest.raises(StartupError, match="no-such-device"):
                 executor.wait_ready(SECONDS)

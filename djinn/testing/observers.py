@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
 from djinn_core.hookspecs.observers import Event, Observer, TracingObserver
 
-EVENTS = (
-    "planned",
-    "submitted",
-    "completed",
-    "connected",
-    "disconnected",
-    "reconnected",
-    "fell_back",
-    "one_of_a_later_version",
-)
+_SUBMISSION = {"submission": 7, "executor": 0}
+EVENTS: Mapping[str, Mapping[str, Any]] = {
+    "connected": {"server": "tcp://localhost:1", "kinds": ("cpu",), "fallbacks": (), "seconds": 0.5},
+    "disconnected": {"server": "tcp://localhost:1"},
+    "reconnected": {"server": "tcp://localhost:1", "duration": 0.012},
+    "planned": {"instructions": 490, "duration": 0.012},
+    "submitted": {**_SUBMISSION, "instructions": 490},
+    "completed": {**_SUBMISSION, "execute": 0.012, "queue": 0.001, "failures": 0},
+    "waited": {**_SUBMISSION, "seconds": 0.012},
+    "uploading": {"bytes": 4096},
+    "uploaded": {"bytes": 4096, "recalled": False, "duration": 0.012},
+    "downloading": {"address": "hf://org/model", "done": 1, "expected": 2},
+    "reading": {"done": 1, "expected": 2},
+    "one_of_a_later_version": {"unheard_of": None},
+}
+"""Facts by event, as they are told."""
 
 
 class ObserverConformance(Ending):
@@ -36,9 +44,10 @@ class ObserverConformance(Ending):
 
     @pytest.mark.parametrize("name", EVENTS)
     def test_it_takes_every_event(self, observer: Observer, name: str) -> None:
-        """Also one that it does not know, with facts and without."""
+        """Also one that it does not know, with facts and without, and with facts that it does not know."""
         observer.observe(Event(name, time.monotonic()))
-        observer.observe(Event(name, time.monotonic(), {"instructions": 490, "duration": 0.012, "unheard_of": None}))
+        observer.observe(Event(name, time.monotonic(), EVENTS[name]))
+        observer.observe(Event(name, time.monotonic(), {**EVENTS[name], "unheard_of": None}))
 
     def test_it_is_quick(self, observer: Observer) -> None:
         """It is called on the thread that caused the event: a thousand events in a second of the processor's time at most."""

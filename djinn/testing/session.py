@@ -9,8 +9,7 @@ import os
 import signal
 from collections.abc import Mapping
 
-import psutil
-
+from djinn.testing.processes import executor_process
 from djinn_core.delivery.reliable_connection import ReliableConnection
 from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.recorder import current
@@ -43,7 +42,7 @@ def executor_figures(device: int = 0) -> Mapping[str, int]:
 
 
 def executor_processes() -> tuple[int, ...]:
-    """Process numbers of the executors, each on its machine."""
+    """Process numbers of the executors, each on its machine and in its PID namespace."""
     return tuple(opened.process for opened in client.context.opened)
 
 
@@ -72,5 +71,9 @@ def break_connection(number: int = 0) -> None:
 
 
 def kill_executor(number: int = 0) -> None:
-    """Kill an executor that runs on this machine, as the kernel does when memory is short."""
-    psutil.Process(executor_processes()[number]).kill()
+    """Kill an executor that runs on this machine, as the kernel does when memory is short.
+
+    Raises:
+        DjinnError: it runs elsewhere.
+    """
+    executor_process(executor_processes()[number]).kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ _TENSOR = torch.arange(4096, dtype=torch.int32)
 SAMPLE_FILE = len(_HEADER).to_bytes(8, "little") + _HEADER + _TENSOR.numpy().tobytes()
 """Bytes of a safetensors file with one tensor, `weight`: the integers from 0 to 4095."""
 
+_NOT_THERE = "-that-is-not-there"
 Place = Callable[[bytes], tuple[str, WeightPermissions]]
 
 
@@ -71,16 +73,23 @@ class WeightSourceConformance(Ending):
             _bytes(file, file.size - 1, 2)
 
     def test_nothing_is_read_without_permission(self, source: WeightSource, place: Place) -> None:
-        """Permissions are the operator's: without any there is nothing."""
+        """Permissions are the operator's: without any there is nothing, and no client learns what else there is."""
         address, _ = place(SAMPLE_FILE)
-        with pytest.raises(WeightsUnavailable):
-            source.open(address, WeightPermissions())
+        told = []
+        end = PurePosixPath(address).suffix  # which alone says the format
+        for asked in (address, address.removesuffix(end) + _NOT_THERE + end):
+            with pytest.raises(WeightsUnavailable) as refused:
+                source.open(asked, WeightPermissions())
+            told.append(str(refused.value).replace(_NOT_THERE, ""))
+        assert told[0] == told[1], (
+            "what is not permitted must be answered like what is not there: ask `permissions` first"
+        )
 
     def test_what_is_not_there_is_unavailable(self, source: WeightSource, place: Place) -> None:
         """It is `WeightsUnavailable`, no error of the source's own."""
         address, permissions = place(SAMPLE_FILE)
         with pytest.raises(WeightsUnavailable):
-            source.open(f"{address}-that-is-not-there", permissions)
+            source.open(address + _NOT_THERE, permissions)
 
     def test_an_executor_finds_the_tensors(self, source: WeightSource, place: Place) -> None:
         """The address begins with the source's name, and the file's name says what it is."""

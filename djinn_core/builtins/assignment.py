@@ -32,7 +32,7 @@ def _check_reservations(_: object, __: object, reservations: Iterable[str]) -> N
 
 
 @attrs.frozen
-class Settings:
+class AssignmentSettings:
     """Settings of `affinity` and `fair_share`, as in `[plugins.assignment]`.
 
     Attributes:
@@ -46,7 +46,7 @@ class Settings:
     reservations: tuple[str, ...] = attrs.field(default=(), validator=_check_reservations)
 
 
-djinn_settings = Settings
+djinn_settings = AssignmentSettings
 
 
 def device_load(load: ExecutorLoad) -> float:
@@ -96,7 +96,7 @@ class Affinity:
 
 
 @attrs.frozen
-class FairShare:
+class FairShareAssignment:
     """Keeps the sessions of each tenant on as many executors as its share allows, and off those that others have reserved.
 
     A share limits only while other tenants have sessions: a tenant that is alone has all executors.
@@ -107,7 +107,7 @@ class FairShare:
     reservations: Mapping[str, frozenset[str]] = attrs.field(factory=dict)  # tenants by device
 
     @classmethod
-    def of(cls, settings: Settings) -> FairShare:
+    def of(cls, settings: AssignmentSettings) -> FairShareAssignment:
         """The policy as it is configured."""
         reserved: dict[str, set[str]] = {}
         for device, tenant in _pairs(settings.reservations, "0=alice"):
@@ -142,5 +142,5 @@ class FairShare:
 @hookimpl
 def djinn_register_assignment_policies(settings: Any) -> list[AssignmentPolicy]:
     """The built-in policies."""
-    given = settings if isinstance(settings, Settings) else Settings()
-    return [LeastLoaded(), Affinity(given.margin), FairShare.of(given)]
+    given = settings if isinstance(settings, AssignmentSettings) else AssignmentSettings()
+    return [LeastLoaded(), Affinity(given.margin), FairShareAssignment.of(given)]

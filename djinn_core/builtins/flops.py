@@ -10,17 +10,88 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch.utils import flop_counter
 
-from djinn_core.builtins.meta_call import meta_call, meta_results
 from djinn_core.ir.attention import FUSED_ATTENTION
+from djinn_core.ir.form import (
+    Argument,
+    ComplexSlot,
+    Constant,
+    Enumerated,
+    ListArg,
+    Operand,
+    ScalarTensor,
+    SelfDevice,
+    SlotArg,
+    slots_taken,
+)
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.operators import allowed_operators, resolve
+from djinn_core.ir.values import TensorMeta
 from djinn_core.torch_private import is_composite
+
+META = torch.device("meta")
+
+
+def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of `node`, with tensors on the meta device.
+
+    A node without a form was called with its inputs and then its slots.
+    """
+    if node.form is None:
+        return [*(meta_tensor(graph.meta(v)) for v in node.inputs), *node.slots], {}
+    unpack = _Unpacking(graph, iter(node.inputs), iter(node.slots)).unpack
+    return [unpack(a) for a in node.form.args], {name: unpack(a) for name, a in node.form.kwargs}
+
+
+def meta_results(graph: Graph, node: Node) -> Any:
+    """Results of `node` on the meta device: a tensor, or a list with None if there is no new value."""
+    made = [meta_tensor(graph.meta(v)) for v in node.outputs or node.writes[-1:]]
+    if node.form is None or not node.form.sequence:
+        return made[0] if made else None
+    rest = iter(made)
+    return [next(rest, None) if kind == "new" else None for kind in node.form.results]
+
+
+def meta_tensor(meta: TensorMeta) -> torch.Tensor:
+    """A tensor of that metadata, without data."""
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=META)
+
+
+@attrs.define
+class _Unpacking:
+    """Takes operands and slots in the order in which a form mentions them."""
+
+    graph: Graph
+    operands: Iterator[int]
+    slots: Iterator[int | float]
+
+    def unpack(self, argument: Argument) -> Any:
+        kind = _KINDS.get(type(argument))
+        return kind(self, argument) if kind else None
+
+    def scalar_tensor(self, argument: ScalarTensor) -> torch.Tensor:
+        for _ in range(slots_taken(argument)):
+            next(self.slots)
+        return torch.empty((), dtype=getattr(torch, argument.dtype), device=META)
+
+
+_KINDS: dict[type, Callable[[_Unpacking, Any], Any]] = {
+    Operand: lambda call, _: meta_tensor(call.graph.meta(next(call.operands))),
+    SlotArg: lambda call, _: next(call.slots),
+    ComplexSlot: lambda call, _: complex(next(call.slots), next(call.slots)),
+    ScalarTensor: _Unpacking.scalar_tensor,
+    Constant: lambda _, argument: argument.value,
+    Enumerated: lambda _, argument: getattr(torch, argument.name),
+    SelfDevice: lambda _, __: META,
+    ListArg: lambda call, argument: [call.unpack(item) for item in argument.items],
+}
+
 
 Shape = tuple[int, ...]
 Rule = Callable[[Sequence[Shape], Shape], float]
@@ -84,6 +155,13 @@ def _matmul(operands: Sequence[Shape], made: Shape) -> float:
     return 2.0 * math.prod(made) * left[-1] if len(right) > 1 else 0.0  # products with a vector are not counted
 
 
+def _grouped_product(operands: Sequence[Shape], made: Shape) -> float:
+    """Each row meets the matrix of its group. Of two matrices, groups divide the dimension that is summed over."""
+    left, right = operands[:2]
+    groups = made[0] if len(left) == len(right) == 2 else 1
+    return 2.0 * math.prod(made) * left[-1] / groups
+
+
 def _attention(operands: Sequence[Shape], made: Shape) -> float:
     """The scores, and the weighted sum of the values."""
     query, key = operands[:2]
@@ -111,6 +189,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("batch_norm", "layer_norm", "rms_norm"), _nothing),
     "linear": _linear,
     "matmul": _matmul,
+    "_grouped_mm": _grouped_product,
     **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(FUSED_ATTENTION, _attention),
     **{f"{name}_backward": _attention_backward for name in FUSED_ATTENTION},

@@ -63,8 +63,8 @@ def command() -> None:
 def create_token(tenant: str, expires: float, monitor: bool, file: Path | None) -> None:
     """Make a token for TENANT. It is printed once; the table keeps a digest."""
     path = _path(file)
-    with change_table(path) as box:
-        box[0], row, token = create(box[0], tenant, expires, monitor)
+    with change_table(path) as change:
+        change.table, row, token = create(change.table, tenant, expires, monitor)
     click.echo(token)
     until = "for ever" if not row.expires else f"until {_date(row.expires)}"
     click.echo(f"Token {row.id} of {tenant} is good {until}. Serve with: djinn serve --token-file {path}", err=True)
@@ -101,14 +101,14 @@ def revoke(which: str, file: Path | None) -> None:
     """Take back the token with the id WHICH, or all of the tenant WHICH. Its sessions end within seconds."""
     path = _path(file)
     read_table(path)
-    with change_table(path) as box:
-        kept = tuple(row for row in box[0].tokens if which not in {row.id, row.tenant})
-        gone = len(box[0].tokens) - len(kept)
+    with change_table(path) as change:
+        kept = tuple(row for row in change.table.tokens if which not in {row.id, row.tenant})
+        gone = len(change.table.tokens) - len(kept)
         if not gone:
             raise ConfigurationError(
                 f"{path} has no token and no tenant {which!r}: `djinn token list` shows those it has"
             )
-        box[0] = msgspec.structs.replace(box[0], tokens=kept)
+        change.table = msgspec.structs.replace(change.table, tokens=kept)
     click.echo(f"{gone} {'token' if gone == 1 else 'tokens'} revoked")
 
 
@@ -139,11 +139,11 @@ def limit(
         quota, connections_a_minute=connections_a_minute, requests_a_second=requests_a_second
     )
     path = _path(file)
-    with change_table(path) as box:
-        _check_known(check_tenant(tenant), box[0], path)
-        others = {name: known for name, known in box[0].quotas.items() if name != tenant}
+    with change_table(path) as change:
+        _check_known(check_tenant(tenant), change.table, path)
+        others = {name: known for name, known in change.table.quotas.items() if name != tenant}
         mine = {tenant: quota} if quota != Quota() else {}
-        box[0] = msgspec.structs.replace(box[0], quotas=others | mine)
+        change.table = msgspec.structs.replace(change.table, quotas=others | mine)
     click.echo(f"{tenant} may use at most what was given" if mine else f"{tenant} may use as much as there is")
 
 

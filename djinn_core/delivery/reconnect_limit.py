@@ -6,19 +6,19 @@ from collections.abc import Hashable
 from typing import Final
 
 STARTING_SECONDS: Final = 60.0  # that clients and other executors allow an executor to start
-BREAKS_LIMIT: Final = 10  # connections that broke before anything was received over them
+BREAKS_LIMIT: Final = 10  # connections in a row that break before a frame is received
 
 
 class ReconnectLimit:
-    """Counts connections in a row that broke without progress: after many, the frames that are sent are taken for the cause."""
+    """Counts connections in a row that broke without progress: after `BREAKS_LIMIT`, the frames that are sent are taken for the cause."""
 
-    def __init__(self, made: Hashable = 0) -> None:
-        """`made`: positions of both ends at the beginning."""
-        self._made = made
-        self._in_vain = 0
+    def __init__(self, progress: Hashable = 0) -> None:
+        """`progress`: the numbers of what was received so far."""
+        self._progress = progress
+        self._breaks = 0
 
-    def record_break(self, made: Hashable) -> bool:
-        """Record a broken connection, with the positions of both ends; True if reconnecting should stop."""
-        self._in_vain = self._in_vain + 1 if made == self._made else 0
-        self._made = made
-        return self._in_vain > BREAKS_LIMIT
+    def record_break(self, progress: Hashable) -> bool:
+        """Record a broken connection. `progress`: as above, by now. True: reconnecting should stop."""
+        self._breaks = self._breaks + 1 if progress == self._progress else 0
+        self._progress = progress
+        return self._breaks > BREAKS_LIMIT

@@ -8,17 +8,17 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts
 
 
 class SessionChannel(Connection, Protocol):
-    """A connection that may borrow the memory of the frames that it sends, and that may continue over another transport connection after a break."""
+    """A connection that may use the memory of sent frames until `own` is called, and that may continue over another connection after a break."""
 
     def own(self) -> None:
-        """Copy what was sent and is still borrowed, since its memory is about to change."""
+        """Copy sent frames whose memory is still used, because it is about to change."""
 
     def expire(self) -> None:
         """Allow no further connection; the present one continues."""
 
 
 class PlainChannel:
-    """Implements `SessionChannel` over a single connection, with which the session ends. It borrows nothing."""
+    """Implements `SessionChannel` over a single connection, with which the session ends. It uses no memory of sent frames."""
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
@@ -60,7 +60,7 @@ class PlainChannel:
         self._inner.close()
 
     def own(self) -> None:
-        """As `SessionChannel.own`: nothing is borrowed."""
+        """As `SessionChannel.own`: there is nothing to copy."""
 
     def expire(self) -> None:
-        """As `SessionChannel.expire`: there is no further connection anyway."""
+        """As `SessionChannel.expire`: there is no further connection."""

@@ -15,11 +15,7 @@ class Event:
     """Something that happened.
 
     Attributes:
-        name: `planned`, `submitted`, `completed`, `connected`, `disconnected`, `reconnected`, `fell_back`, `uploading`
-            (`bytes` that will be), `uploaded` (`bytes` of it; `recalled`: the server had them), `downloading` and `reading`
-            (`done` of `expected` bytes of weights that the server reads itself), `waited` (`seconds` that the thread
-            waited for a round trip; `submission` that it was for, or 0; `executor`: number of it in its pool, or 0). Later versions may
-            add more.
+        name: such as `submitted`; docs/hooks.md has all, with their facts. Later versions may add more.
         seconds: `time.monotonic()` at the end of it.
         fields: facts, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
     """

@@ -31,7 +31,7 @@ from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.runtime_interface import Dispatch, port
 from djinn_core.interception.shape_inference.argument_checks import warns_each_time
 from djinn_core.interception.shape_inference.device_indexes import check_one_index, index_of_call, leaves_index_open
-from djinn_core.interception.shape_inference.float_arg_cache import TAKE_ANY_FLOAT, without_floats
+from djinn_core.interception.shape_inference.float_arg_cache import infers_for_any_float, without_floats
 from djinn_core.interception.shape_inference.foreach_infer import (
     infer_by_element,
     is_over_lists,
@@ -128,7 +128,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
     except CpuOperand:
         return _with_cpu_operands(func, args, kwargs)
     call = inference_cache.calls.get(tuple(key), _NEW)
-    if call is _NEW and float in key and func in TAKE_ANY_FLOAT:
+    if call is _NEW and float in key and infers_for_any_float(func):
         call = inference_cache.calls.get(without_floats(key), _NEW)
     if call is _NEW:
         return _record_unknown(func, args, kwargs, key, operands)
@@ -231,7 +231,7 @@ def _record_inferred(call: Call, func: Any, key: list[Any], operands: list[LazyT
 
 def _remember_call(func: Any, key: list[Any], call: Call) -> None:
     _remember(tuple(key), call)
-    if float in key and func in TAKE_ANY_FLOAT and takes_any_float(func, call):
+    if float in key and infers_for_any_float(func) and takes_any_float(func, call):
         _remember(without_floats(key), attrs.evolve(call, slots=None))
 
 

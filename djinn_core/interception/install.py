@@ -33,11 +33,11 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.sync import show
 from djinn_core.interception.tensors import (
     async_cpu_tensor,
+    batched_fetch,
     lazy_clones,
     lazy_tensor,
     loading,
     pinning,
-    saving,
     storage_methods,
     subclasses,
 )
@@ -78,7 +78,7 @@ def install() -> None:
     lazy_clones.register()
     subclasses.register()
     storage_methods.install()
-    saving.install()
+    batched_fetch.fetch_saved_together()
     processes.share_nothing()
     random_forks.install()
     numeric_settings.install()

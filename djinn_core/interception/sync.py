@@ -10,6 +10,7 @@ from djinn_core import torch_private
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.recording.fetch_prediction import LARGEST
 from djinn_core.interception.recording.recorder import Recorder, SyncRequest, current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import pending_copies
@@ -45,8 +46,14 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
     return _fetch_whole(tensor)
 
 
-def _fetch_whole(tensor: LazyTensor, returned: bool = True) -> torch.Tensor:
-    """`returned`: the caller may change what it gets, of which a copy is remembered."""
+def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
+    """Elements that the caller may change: a copy of those that are remembered."""
+    elements = _read_only(tensor)
+    return elements.clone() if tensor.remote.meta.nbytes <= LARGEST else elements
+
+
+def _read_only(tensor: LazyTensor) -> torch.Tensor:
+    """Elements of a tensor, which the caller must not change: small ones are remembered."""
     recorder = recorders.thread.recorder
     value = tensor.remote
     if value.storage.user is not recorder:
@@ -59,7 +66,7 @@ def _fetch_whole(tensor: LazyTensor, returned: bool = True) -> torch.Tensor:
         if known is not None:
             return known
         fetched = _fetch_first(value, recorder)
-        fetches.fetched(value, fetched, recorder.epoch, returned)
+        fetches.fetched(value, fetched, recorder.epoch)
     if device_state.pending_copies:
         pending_copies.land_what_came()
     return fetched
@@ -106,7 +113,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         or torch_private.in_dispatch_modes()
     ):
         return fetch(tensor).item()
-    return _fetch_whole(tensor, returned=False).item()
+    return _read_only(tensor).item()
 
 
 @handles(aten._linalg_check_errors.default)

@@ -127,6 +127,12 @@ def allowed_operators() -> frozenset[str]:
     return OWN_OPERATORS | frozenset(name for name in torch_private.dispatched_operators() if not refusal(name))
 
 
+@functools.cache
+def is_allowed(name: str) -> bool:
+    """True if a program may contain an overload that this PyTorch has; one look at it, and not at all that there are."""
+    return name in OWN_OPERATORS or not refusal(name)
+
+
 def refusal(name: str) -> str:
     """Reason why no program may contain an overload that this PyTorch has; empty if it may."""
     if not name.startswith("aten::"):

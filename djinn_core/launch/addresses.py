@@ -1,8 +1,9 @@
-"""URLs of servers: their parts, and the transport that serves them."""
+"""URLs of servers and addresses of machines: their parts, and the transport that serves a scheme."""
 
 from __future__ import annotations
 
 import ipaddress
+import socket
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.system.files import mode_of, user_id
 
-# Where an executor has its socket: a directory of this name, which only its user can enter.
+# An executor has its local socket in a directory whose name begins so, which only its user can enter.
 DIRECTORY_PREFIX: Final = "djinn-run-"
 SOCKET_NAME: Final = "executor.sock"
 _WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
@@ -54,8 +55,8 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
     )
 
 
-def called(urls: Sequence[str]) -> str:
-    """Name of the server at `urls` in messages: the first URL that names a machine rather than a local socket."""
+def server_name(urls: Sequence[str]) -> str:
+    """Name of the server at `urls` in messages: the first URL of a machine, or else of a local socket."""
     return next((url for url in urls if parse_url(url).hostname), urls[0])
 
 
@@ -80,18 +81,22 @@ def is_wildcard(host: str) -> bool:
     return host in _WILDCARDS
 
 
-def with_host(url: str, host: str) -> str:
-    """`url` with `host` in place of an address that stands for every interface; unchanged otherwise."""
-    parts = urlsplit(url)
-    if parts.hostname not in _WILDCARDS:
-        return url
-    return f"{parts.scheme}://{network_location(host, parts.port)}{parts.path}"
-
-
 def at_host(url: str, host: str) -> str:
-    """`url` with `host` in place of its own host, for an address that another machine has told of itself."""
+    """`url` with `host` in place of its own host."""
     parts = parse_url(url)
     return f"{parts.scheme}://{network_location(host, parts.port)}{parts.path}"
+
+
+def address_towards(host: str) -> str:
+    """Address of this machine from which it reaches the address `host`.
+
+    Raises:
+        OSError: there is no route to it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # looks a route up, and sends nothing
+        return str(probe.getsockname()[0])
 
 
 def is_own_socket(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""The connection file: where a server listens and the token that it asks for, for its owner's eyes only."""
+"""The connection file: addresses of a server and the token that it asks for, in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = get_logger("djinn.launch")
 
 
 class ConnectionFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Content of the file, as JSON. `fingerprint`: the server's certificate, where no authority signed it."""
+    """Content of the file, as JSON. `fingerprint`: that of the server's certificate, where no authority has signed it."""
 
     urls: tuple[str, ...]
     token: str
@@ -78,7 +78,7 @@ def read_connection_file(path: Path) -> ConnectionFile:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    """Refuse a file that other users can write, as it says where programs and data go; warn of one that they can read."""
+    """Refuse a file that other users can write, because it says where programs and data are sent; warn of one that they can read."""
     if mode_of(status) & 0o022 or status.st_uid not in {user_id(), 0}:
         raise ConfigurationError(
             f"others on this machine can write the connection file {path}, and have programs and data sent elsewhere: "

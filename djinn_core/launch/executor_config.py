@@ -17,7 +17,7 @@ from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.launch.command import EXECUTOR_MODULE
-from djinn_core.launch.flags import Flag
+from djinn_core.launch.flags import flagged
 from djinn_core.launch.listen_addresses import ListenAddresses
 from djinn_core.plugins.registry import Selection
 
@@ -27,11 +27,11 @@ class NetworkConfig:
     """Addresses for other machines.
 
     Attributes:
-        places: where to listen, with which transports. An executor takes those that clients reach directly, at free ports.
+        listen_at: addresses by transport. An executor listens with those that clients reach directly, at free ports.
         tls: the certificate to show, and the authority of client certificates; None: no TLS.
     """
 
-    places: ListenAddresses = attrs.field(factory=ListenAddresses)
+    listen_at: ListenAddresses = attrs.field(factory=ListenAddresses)
     tls: TlsOptions | None = None
 
 
@@ -53,26 +53,19 @@ class MemoryConfig:
         idle_minutes: time without a message after which a session's values are moved off the device; 0: they stay.
     """
 
-    limit: int = attrs.field(
-        default=0,
-        metadata=Flag(
-            "--memory-gib",
-            "How much the sessions of each executor may hold together; what does not fit is spilled. Default: no limit.",
-            above=0,
-            gib=True,
-        ).metadata,
+    limit: int = flagged(
+        0,
+        "--memory-gib",
+        "How much the sessions of each executor may hold together; what does not fit is spilled. Default: no limit.",
+        above=0,
+        gib=True,
     )
-    policy: str = attrs.field(
-        default="",
-        metadata=Flag("--memory-policy", "What --memory-gib evicts first, such as lru. Default: next_use.").metadata,
-    )
-    idle_minutes: float = attrs.field(
-        default=0.0,
-        metadata=Flag(
-            "--idle-minutes",
-            "After how long without work a session's values are moved to the host's memory, and then to disk; 0: never.",
-            least=0,
-        ).metadata,
+    policy: str = flagged("", "--memory-policy", "What --memory-gib evicts first, such as lru. Default: next_use.")
+    idle_minutes: float = flagged(
+        0.0,
+        "--idle-minutes",
+        "After how long without work a session's values are moved to the host's memory, and then to disk; 0: never.",
+        least=0,
     )
 
 
@@ -85,52 +78,41 @@ class AdmissionLimits:
         queue_seconds: longest time in seconds that a submission may have waited for its turn when a further session begins.
     """
 
-    sessions: int = attrs.field(
-        default=256,
-        metadata=Flag(
-            "--most-sessions",
-            "How many sessions each executor serves at a time; further ones are refused for now.",
-            least=1,
-        ).metadata,
+    sessions: int = flagged(
+        256,
+        "--most-sessions",
+        "How many sessions each executor serves at a time; further ones are refused for now.",
+        least=1,
     )
-    queue_seconds: float = attrs.field(
-        default=30.0,
-        metadata=Flag(
-            "--most-queue-seconds",
-            "No further session begins while a program has waited longer for its turn on the device.",
-            above=0,
-        ).metadata,
+    queue_seconds: float = flagged(
+        30.0,
+        "--most-queue-seconds",
+        "No further session begins while a program has waited longer for its turn on the device.",
+        above=0,
     )
 
 
 @attrs.frozen
 class StoreConfig:
-    """Weights that need not be sent again.
+    """The store: weights on disk that clients need not send again.
 
     Attributes:
-        directory: where they are kept; None: nowhere.
-        limit: bytes that they may have.
-        warm: safetensors files whose tensors need not be sent at all.
+        directory: where it is; None: there is none.
+        limit: bytes that the weights may have together.
+        warm: safetensors files whose tensors no client need send.
     """
 
-    directory: Path | None = attrs.field(
-        default=None,
-        metadata=Flag(
-            "--store",
-            "Directory for weights that clients need not send again. Default: djinn/weights in your cache directory.",
-        ).metadata,
+    directory: Path | None = flagged(
+        None,
+        "--store",
+        "Directory for weights that clients need not send again. Default: djinn/weights in your cache directory.",
     )
-    limit: int = attrs.field(
-        default=20 << 30,
-        metadata=Flag("--store-gib", "How much the store may hold; 0: nothing is kept.", least=0, gib=True).metadata,
-    )
-    warm: tuple[Path, ...] = attrs.field(
-        default=(),
-        metadata=Flag(
-            "--warm",
-            "Safetensors file, or a directory with some, whose weights no client need send. May be repeated.",
-            exists=True,
-        ).metadata,
+    limit: int = flagged(20 << 30, "--store-gib", "How much the store may hold; 0: nothing is kept.", least=0, gib=True)
+    warm: tuple[Path, ...] = flagged(
+        (),
+        "--warm",
+        "Safetensors file, or a directory with some, whose weights no client need send. May be repeated.",
+        exists=True,
     )
 
 
@@ -139,54 +121,43 @@ class ModelConfig:
     """Weights that executors read themselves, so that clients need not have them.
 
     Attributes:
-        folders: folders that clients may name models in; caches of the Hugging Face hub included.
-        addresses: patterns of other addresses that they may name.
-        saving: where each tenant has a folder for weights that its clients save; None: they save none.
-        published: where each tenant has a folder for weights that its clients publish under names; None: they publish none.
-        publish_hours: the longest that such a name lives; 0: nothing is published.
+        folders: folders whose models clients may name; caches of the Hugging Face hub included.
+        addresses: patterns of other addresses that clients may name.
+        saving: folder in which each tenant has one for weights that its clients save; None: clients save none.
+        published: folder in which each tenant has one for weights that its clients publish under names; None: clients publish none.
+        publish_hours: the longest time for which a name is valid; 0: nothing is published.
     """
 
-    folders: tuple[Path, ...] = attrs.field(
-        default=(),
-        metadata=Flag(
-            "--models",
-            "Folder whose models clients may have the server read, such as a cache of the Hugging Face hub. May be repeated.",
-            exists=True,
-        ).metadata,
+    folders: tuple[Path, ...] = flagged(
+        (),
+        "--models",
+        "Folder whose models clients may have the server read, such as a cache of the Hugging Face hub. May be repeated.",
+        exists=True,
     )
-    addresses: tuple[str, ...] = attrs.field(
-        default=(),
-        metadata=Flag(
-            "--allow-weights",
-            "Pattern of addresses that clients may have the server read, such as 'hf://org/*' or 's3://bucket/*'. May be repeated.",
-        ).metadata,
+    addresses: tuple[str, ...] = flagged(
+        (),
+        "--allow-weights",
+        "Pattern of addresses that clients may have the server read, such as 'hf://org/*' or 's3://bucket/*'. May be repeated.",
     )
-    saving: Path | None = attrs.field(
-        default=None,
-        metadata=Flag(
-            "--save-weights",
-            "Folder in which clients may have the server save weights, each tenant in a folder of its own.",
-            exists=True,
-        ).metadata,
+    saving: Path | None = flagged(
+        None,
+        "--save-weights",
+        "Folder in which clients may have the server save weights, each tenant in a folder of its own.",
+        exists=True,
     )
 
-    published: Path | None = attrs.field(
-        default=None,
-        metadata=Flag(
-            "--published",
-            "Directory for weights that clients publish under names. Default: djinn/published in your cache directory.",
-        ).metadata,
+    published: Path | None = flagged(
+        None,
+        "--published",
+        "Directory for weights that clients publish under names. Default: djinn/published in your cache directory.",
     )
-    publish_hours: float = attrs.field(
-        default=168.0,
-        metadata=Flag(
-            "--publish-hours", "How long a published name lives at the most; 0: there are none.", least=0
-        ).metadata,
+    publish_hours: float = flagged(
+        168.0, "--publish-hours", "How long a published name lives at the most; 0: there are none.", least=0
     )
 
     @property
     def permissions(self) -> WeightPermissions:
-        """Permissions before a tenant has come, which may get a folder to save weights in."""
+        """Permissions before a tenant is assigned, for which a folder to save weights in may be added."""
         return WeightPermissions(self.folders, self.addresses, self.folders if self.folders == _ANYWHERE else ())
 
 
@@ -196,49 +167,42 @@ EVERYTHING: Final = ModelConfig(_ANYWHERE, ("*",))  # for a program's own execut
 
 @attrs.frozen
 class RecoveryConfig:
-    """Sessions that outlive their connection, and their executor.
+    """Recovery of sessions whose connection breaks, or whose executor dies.
 
     Attributes:
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
-        journals: directory for what sessions take, from which the next executor recovers them when this one dies; None: nowhere.
+        journals: directory for the journals of sessions, from which the next executor recovers them when this one dies; None: there
+            are none.
         journal_limit: bytes that each journal may have.
         snapshot_seconds: shortest time between two snapshots of a session, to which its journal is compacted.
-        outlives_parent: True if another parent starts an executor in its place when its own parent dies: it then ends like one
-            that was killed, tells its clients nothing and leaves its journals.
+        outlives_parent: True if another parent starts an executor in its place when its own parent dies. It then ends without a
+            word to its clients, as if it were killed, and leaves its journals.
     """
 
-    lease_seconds: float = attrs.field(
-        default=0.0,
-        metadata=Flag(
-            "--lease-seconds",
-            "How long a session waits for a client whose connection broke; 0: it ends at once.",
-            least=0,
-            default=30.0,
-        ).metadata,
+    lease_seconds: float = flagged(
+        0.0,
+        "--lease-seconds",
+        "How long a session waits for a client whose connection broke; 0: it ends at once.",
+        least=0,
+        serve_default=30.0,
     )
-    journals: Path | None = attrs.field(
-        default=None,
-        metadata=Flag(
-            "--journal",
-            "Directory for what sessions take, so that they outlive their executor. Default: djinn/journals in your cache directory.",
-        ).metadata,
+    journals: Path | None = flagged(
+        None,
+        "--journal",
+        "Directory for the journals of sessions, so that they outlive their executor. Default: djinn/journals in your cache directory.",
     )
-    journal_limit: int = attrs.field(
-        default=8 << 30,
-        metadata=Flag(
-            "--journal-gib",
-            "How much of a session is kept there; one with more, or with 0 all, is lost with its executor. Needs a store.",
-            least=0,
-            gib=True,
-        ).metadata,
+    journal_limit: int = flagged(
+        8 << 30,
+        "--journal-gib",
+        "How much of a session is kept there; one with more, or with 0 all, is lost with its executor. Needs a store.",
+        least=0,
+        gib=True,
     )
-    snapshot_seconds: float = attrs.field(
-        default=SNAPSHOT_SECONDS,
-        metadata=Flag(
-            "--snapshot-seconds",
-            "How often a session's state is written to its journal, at most; a twentieth of its time is spent on that.",
-            least=0,
-        ).metadata,
+    snapshot_seconds: float = flagged(
+        SNAPSHOT_SECONDS,
+        "--snapshot-seconds",
+        "How often a session's state is written to its journal, at most; a twentieth of its time is spent on that.",
+        least=0,
     )
     outlives_parent: bool = False
 
@@ -249,26 +213,23 @@ class ExecutorConfig:
 
     Attributes:
         device: `cpu`, `cuda:0` and so on; empty: the best that the machine has.
-        network: where it listens for other machines; None: nowhere.
+        network: addresses at which it listens for other machines; None: it does not.
         threads: torch threads; None: torch's default.
         plugins: the plugins to load.
         compilers: names of those that compile hot templates, in the order in which they are asked.
-        accounts: directory for what its tenant has used of its time; None: the next executor counts again.
-        module: what the process runs; only tests change it.
+        accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
+            from zero.
+        module: the Python module that the process runs; only tests change it.
     """
 
     device: str = ""
     network: NetworkConfig | None = None
-    threads: int | None = attrs.field(
-        default=None, metadata=Flag("--threads", "Torch threads of each executor.", least=1).metadata
-    )
+    threads: int | None = flagged(None, "--threads", "Torch threads of each executor.", least=1)
     memory: MemoryConfig = attrs.field(factory=MemoryConfig)
-    compilers: tuple[str, ...] = attrs.field(
-        default=(),
-        metadata=Flag(
-            "--compile",
-            "Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
-        ).metadata,
+    compilers: tuple[str, ...] = flagged(
+        (),
+        "--compile",
+        "Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
     )
     admission: AdmissionLimits = attrs.field(factory=AdmissionLimits)
     store: StoreConfig = attrs.field(factory=StoreConfig)
@@ -301,11 +262,11 @@ class ExecutorConfig:
         return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
 
     def sendable(self) -> ExecutorConfig:
-        """The same with values of plugins' settings that JSON can hold."""
+        """The same, with settings of plugins as values that JSON can hold."""
         return attrs.evolve(self, plugins=self.plugins.sendable())
 
     def encode(self) -> bytes:
-        """JSON of it, for a launcher on another machine; `decode_config` reads it."""
+        """The configuration as JSON, for a launcher on another machine; `decode_config` reads it."""
         return msgspec.json.encode(self.sendable(), enc_hook=str)
 
 

@@ -1,4 +1,4 @@
-"""An executor that an `ExecutorHolder` on another machine holds, as the process sees it that launched it."""
+"""Handle of an executor on another machine, in the process that launched it: its calls go to an `ExecutorHolder` there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Ready, Sessions
 
-_ANSWER_SECONDS: Final = 10.0  # that a call may take beside what it waits for
-_CLOSE_SECONDS: Final = 30.0  # the same for the last call: what it has not removed by then stays
-_FULL_SECONDS: Final = 1.0  # for which the answer to `full` holds
+_ANSWER_SECONDS: Final = 10.0  # that a call may take beside the time for which its method waits
+_CLOSE_SECONDS: Final = 30.0  # the same for the last call: files that it has not removed by then stay
+_FULL_SECONDS: Final = 1.0  # after which `full` asks again
 _log = get_logger("djinn.launch")
 
 
@@ -25,17 +25,17 @@ class HolderCalls(Protocol):
     """Calls of an `ExecutorHolder` that an engine runs. Methods may be called from several threads."""
 
     def wait_placed(self) -> None:
-        """Wait until the holder runs, as long as the engine may take to find a place for it.
+        """Wait until the holder runs, for as long as the engine needs to find a machine for it.
 
         Raises:
-            StartupError: there is none, or the holder could not be made.
+            StartupError: it found none, or the holder could not be made.
         """
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """Result of a method of the holder.
+        """Result of a method of the holder, which answers after its executor has ended, too: `close` removes the journals then.
 
         Raises:
-            StartupError: it does not answer within `timeout` seconds or has ended, or the method raised this error.
+            StartupError: it does not answer within `timeout` seconds, the holder has ended, or the method raised this error.
         """
 
     def tell(self, method: str, *arguments: Any) -> None:
@@ -49,10 +49,10 @@ class HolderCalls(Protocol):
         """True once `wait` would return at once."""
 
     def end(self) -> None:
-        """End the holder, and give back its place. Calling it again does nothing."""
+        """End the holder, and give its resources back to the engine. Calling it again does nothing."""
 
     def again(self) -> HolderCalls:
-        """End the holder, and have another one made in its place, also after `end`; returns at once.
+        """End the holder, and have another one made in its place; may be called after `end`. Returns at once.
 
         Raises:
             StartupError: the engine cannot be asked.
@@ -61,7 +61,7 @@ class HolderCalls(Protocol):
 
 @runtime_checkable
 class NoticedCalls(Protocol):
-    """`HolderCalls` of an engine that says beforehand that it takes a place away."""
+    """`HolderCalls` of an engine that gives notice before it takes a holder's resources away."""
 
     def notice(self) -> str:
         """As `NoticedLaunched.notice`."""
@@ -71,13 +71,13 @@ class HeldExecutor:
     """As `Launched`, over the calls of an engine."""
 
     def __init__(self, calls: HolderCalls, *, follows: bool = False) -> None:
-        """`follows`: it takes the place of another executor, whose journals are there."""
+        """`follows`: True if it takes the place of another executor, whose journals it recovers."""
         self._calls = calls
         self._follows = follows
         self._ready: Ready | None = None
         self._fingerprint = self._place = self._tenant = ""
         self._reading = threading.Lock()
-        self._full, self._asked = "", 0.0
+        self._full, self._full_asked_at = "", 0.0
         self._closed = False
         self._owner = os.getpid()
 
@@ -119,12 +119,13 @@ class HeldExecutor:
             if self._ready is None:
                 try:
                     self._calls.wait_placed()
-                    said = self._calls.call("wait_ready", timeout, timeout=timeout + _ANSWER_SECONDS)
+                    report, self._fingerprint, self._place = self._calls.call(
+                        "wait_ready", timeout, timeout=timeout + _ANSWER_SECONDS
+                    )
                 except StartupError:
-                    self._end(0.0, for_good=not self._follows)  # the next one may start, and finds the journals
+                    self._end(0.0, for_good=not self._follows)  # the journals stay for the next one, which may start
                     raise
-                line, self._fingerprint, self._place = said
-                self._ready = msgspec.json.decode(line, type=Ready)
+                self._ready = msgspec.json.decode(report, type=Ready)
             return self._ready
 
     def wait(self) -> int:
@@ -148,8 +149,8 @@ class HeldExecutor:
     def full(self) -> str:
         """As `Launched.full`; the answer is up to a second old."""
         now = time.monotonic()
-        if now - self._asked > _FULL_SECONDS and not self._closed:
-            self._asked = now
+        if now - self._full_asked_at > _FULL_SECONDS and not self._closed:
+            self._full_asked_at = now
             threading.Thread(target=self._ask_full, name="djinn-full", daemon=True).start()
         return self._full
 
@@ -157,7 +158,7 @@ class HeldExecutor:
         try:
             self._full = str(self._calls.call("full", timeout=_ANSWER_SECONDS))
         except StartupError as error:
-            _log.debug("an executor cannot be heard", reason=str(error))
+            _log.debug("an executor does not answer", reason=str(error))
 
     def notice(self) -> str:
         """As `NoticedLaunched.notice`; empty where the engine does not say."""
@@ -192,7 +193,7 @@ class HeldExecutor:
         if not self._closed:
             with contextlib.suppress(StartupError):
                 self._calls.call("close", 0.0, False, timeout=_ANSWER_SECONDS)
-        self._closed = False  # until there is another one, what is left has to be closed
+        self._closed = False  # if the next line raises, this one has to be closed again
         calls = self._calls.again()
         self._closed = True
         return HeldExecutor(calls, follows=True)

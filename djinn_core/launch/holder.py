@@ -23,11 +23,12 @@ import msgspec
 from djinn_core.errors import DjinnError, StartupError
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.launch.addresses import address_towards
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
 from djinn_core.launch.listen_addresses import ListenAddresses
-from djinn_core.launch.own_journals import LEAST, LIMIT, SHARE
-from djinn_core.launch.prepared import Preparation
-from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.own_journals import JOURNAL_BYTES, LEAST_ROOM, room_for_journals
+from djinn_core.launch.prepared import ForkServerClient
+from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.self_signed import self_signed
 from djinn_core.launch.version import djinn_version
@@ -36,13 +37,13 @@ from djinn_core.net.tls_contexts import fingerprint_of_file
 from djinn_core.system.files import CLOEXEC, user_id
 from djinn_core.system.processes import lock_file
 
-_ABANDONED_SECONDS: Final = 86_400.0  # after which a folder that no process has is removed
+_ABANDONED_SECONDS: Final = 86_400.0
 _LOCK: Final = "in-use"
 _log = get_logger("djinn.launch")
 
 
 class ExecutorHolder:
-    """An executor process, and the folder with its certificate and journals. Methods may be called from several threads."""
+    """The parent of an executor process, with a folder for its certificate and journals. Methods may be called from several threads."""
 
     def __init__(
         self,
@@ -58,13 +59,13 @@ class ExecutorHolder:
         """Start the process and return at once.
 
         Args:
-            config: of the executor, as `ExecutorOptions.encode` gives it.
-            name: name of its place, the same for each executor that takes the place of another; not that of any other place.
-            towards: address of another machine. The executor listens, under TLS, at that address of this machine from which
-                the other one is reached.
-            base: folder for journals that all machines share, so that sessions outlive this machine; empty: they are kept
-                with its temporary files.
-            share: how many executors share the disk.
+            config: configuration of the executor, as `ExecutorOptions.encode` gives it.
+            name: name of its folder: the same for an executor and those that are started in its place, and of no other.
+            towards: address of another machine. The executor listens, under TLS, at the address of this machine from which
+                that one is reached.
+            base: folder for journals that all machines share, so that sessions outlive this machine; empty: journals lie with
+                the temporary files of this machine.
+            share: number of executors that share the disk.
             threads: torch threads, where `config` does not say; 0: torch's default.
             without: names of environment variables that the executor does not get.
             prepared_seconds: how long this machine keeps a process from which the next executors are forked; 0: none.
@@ -80,11 +81,11 @@ class ExecutorHolder:
             self._folder = _own_folder(local, name, self._locks)
             _remove_abandoned(local)
             self._journals = _own_folder(Path(base), name, self._locks) if base else self._folder
-            host = _address_towards(towards)
+            host = address_towards(towards)
             tls = self._identity(host)
             plugins = ExecutorConfig(plugins=read.plugins).encode()
-            prepared = Preparation(local, prepared_seconds, plugins) if prepared_seconds else None
-            self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without, prepared)
+            fork_server = ForkServerClient(local, prepared_seconds, plugins) if prepared_seconds else None
+            self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without, fork_server)
         except (OSError, DjinnError) as error:
             self._unlock()
             if isinstance(error, StartupError):
@@ -96,7 +97,7 @@ class ExecutorHolder:
         return djinn_version()
 
     def wait_ready(self, timeout: float) -> tuple[bytes, str, str]:
-        """The executor's `Ready` as JSON, with addresses that others can reach alone; its fingerprint; the name of this host.
+        """The executor's `Ready` report as JSON, without addresses that only this machine reaches; its fingerprint; the name of this host.
 
         Raises:
             StartupError: as `ExecutorProcess.wait_ready`, or no transport listens for other machines.
@@ -111,11 +112,11 @@ class ExecutorHolder:
         return msgspec.json.encode(msgspec.structs.replace(ready, urls=urls)), self.fingerprint, socket.gethostname()
 
     def issue_ticket(self, client: str, lifetime: float, badge: bytes) -> str:
-        """A ticket, which is valid by the clock of this machine. `badge`: JSON."""
+        """As `Launched.issue_ticket`; the ticket expires by the clock of this machine. `badge`: as JSON."""
         return self._process.issue_ticket(client, lifetime, msgspec.json.decode(badge, type=Badge))
 
     def status(self, timeout: float) -> bytes:
-        """The executor's `Sessions` as JSON.
+        """The executor's `Sessions` report as JSON.
 
         Raises:
             StartupError: it does not answer.
@@ -139,12 +140,12 @@ class ExecutorHolder:
         self._process.drain(seconds)
 
     def wait(self) -> tuple[int, str]:
-        """Wait until the executor has ended; its exit status, and how it ended."""
+        """Wait until the executor has ended; its exit status, and `Launched.ending`."""
         status = self._process.wait()
         return status, self._process.ending()
 
     def close(self, drain_seconds: float, for_good: bool) -> None:
-        """End the executor. `for_good`: no other takes its place, and its journals go."""
+        """End the executor. `for_good`: True if none is started in its place, so that its journals are removed."""
         self._process.close(drain_seconds)
         self._unlock()
         if for_good:
@@ -156,9 +157,9 @@ class ExecutorHolder:
             os.close(self._locks.pop())
 
     def _identity(self, host: str) -> TlsOptions:
-        """A certificate that no other executor shows: its key never leaves this machine, nor the folder of this process."""
+        """A certificate of this executor alone, whose key never leaves the folder of this process."""
         folder = self._folder / "tls"
-        shutil.rmtree(folder, ignore_errors=True)  # that of the one before
+        shutil.rmtree(folder, ignore_errors=True)  # the certificate of an executor before this one
         made = self_signed(folder, (host,))
         self.fingerprint = fingerprint_of_file(made.certificate)
         return TlsOptions(made.certificate, made.key)
@@ -166,8 +167,8 @@ class ExecutorHolder:
     def _adapted(self, config: ExecutorConfig, host: str, tls: TlsOptions, share: int, threads: int) -> ExecutorConfig:
         """The configuration with paths and addresses of this machine."""
         journals, recovery = None, config.recovery
-        room = shutil.disk_usage(self._journals).free // SHARE
-        if config.recoverable and room >= LEAST:
+        room = room_for_journals(self._journals)
+        if config.recoverable and room >= LEAST_ROOM:
             journals = self._journals / "journals"
             journals.mkdir(mode=0o700, exist_ok=True)
         elif config.recoverable:
@@ -181,26 +182,18 @@ class ExecutorHolder:
             recovery=attrs.evolve(
                 recovery,
                 journals=journals,
-                journal_limit=min(recovery.journal_limit, LIMIT, room // max(1, share)),
+                journal_limit=min(recovery.journal_limit, JOURNAL_BYTES, room // max(1, share)),
                 outlives_parent=True,
             ),
         )
 
 
-def _address_towards(other: str) -> str:
-    """Address of this machine from which it reaches another one."""
-    family = socket.AF_INET6 if ":" in other else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))  # sends nothing: only a route is looked for
-        return str(probe.getsockname()[0])
-
-
 def _own_folder(base: Path, name: str, locks: list[int]) -> Path:
-    """The folder of that name, which is this process's own as long as it has the descriptor that is added to `locks`.
+    """The folder of that name, locked for this process by the descriptor that is added to `locks`.
 
     Raises:
-        OSError: there cannot be one, or another process has it.
-        ConfigurationError: others may write there.
+        OSError: it cannot be made, or another process has locked it.
+        ConfigurationError: other users may write to `base`.
     """
     private_directory(base, "certificates and journals of executors")
     if base.is_symlink():
@@ -214,15 +207,15 @@ def _own_folder(base: Path, name: str, locks: list[int]) -> Path:
 
 
 def _remove_abandoned(base: Path) -> None:
-    """Remove the folders that no process has, and in which nothing was written for long."""
+    """Remove the folders that no process has locked, and in which nothing was written for `_ABANDONED_SECONDS`."""
     for folder in base.iterdir():
-        with contextlib.suppress(OSError):  # a process has it, or it has just been removed
+        with contextlib.suppress(OSError):  # a process has locked it, or it has just been removed
             newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
             if time.time() - newest < _ABANDONED_SECONDS:
                 continue
-            held = os.open(folder / _LOCK, os.O_RDWR | CLOEXEC)
+            lock = os.open(folder / _LOCK, os.O_RDWR | CLOEXEC)
             try:
-                lock_file(held)
+                lock_file(lock)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
-                os.close(held)
+                os.close(lock)

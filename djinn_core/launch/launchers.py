@@ -12,7 +12,7 @@ from djinn_core.config import Settings
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs.launchers import ExecutorOptions, Launched, Launcher, LaunchWish
 from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.flags import Flag
+from djinn_core.launch.flags import flagged
 from djinn_core.launch.process import ExecutorProcess
 
 LOCAL: Final = "local"
@@ -56,19 +56,9 @@ class EngineConfig:
         resources, runtime_env, placement_group: as in `LaunchWish`.
     """
 
-    name: str = attrs.field(
-        default="",
-        metadata=Flag(
-            "--engine", "Engine that starts the executors, such as ray. Default: local, this machine."
-        ).metadata,
-    )
-    address: str = attrs.field(
-        default="", metadata=Flag("--engine-address", "Address of the engine, such as that of a cluster.").metadata
-    )
-    executors: int = attrs.field(
-        default=0,
-        metadata=Flag("--executors", "How many executors another engine starts for each device.", least=1).metadata,
-    )
+    name: str = flagged("", "--engine", "Engine that starts the executors, such as ray. Default: local, this machine.")
+    address: str = flagged("", "--engine-address", "Address of the engine, such as that of a cluster.")
+    executors: int = flagged(0, "--executors", "How many executors another engine starts for each device.", least=1)
     resources: tuple[tuple[str, float], ...] = ()
     runtime_env: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
     placement_group: Any = None

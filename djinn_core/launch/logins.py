@@ -11,7 +11,7 @@ import attrs
 from djinn_core.directories import configuration_directory
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file, write_connection_file
-from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.private_directories import private_directory
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX: Final = ".json"
@@ -19,7 +19,7 @@ _SUFFIX: Final = ".json"
 
 @attrs.frozen
 class Login:
-    """A server that the user has logged in to, under a name."""
+    """A server that the user has logged in to, and the name that the user has given it."""
 
     name: str
     content: ConnectionFile
@@ -34,7 +34,7 @@ def save_login(login: Login) -> Path:
     """Store a log-in, in place of another of that name; the file that was written.
 
     Raises:
-        ConfigurationError: the name is none, or the file cannot be written safely.
+        ConfigurationError: the name is not valid, or other users could write to the file.
     """
     path = _path(login.name)
     try:
@@ -77,7 +77,7 @@ def forget_login(name: str) -> None:
         ConfigurationError: there is none, or it cannot be removed.
     """
     if name not in _names():
-        find_login(name)  # says which there are
+        find_login(name)  # raises an error that lists the names
     try:
         _path(name).unlink()
     except OSError as error:

@@ -7,7 +7,7 @@ gone.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -16,14 +16,16 @@ from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.message_base import Count, Name
 
+_T = TypeVar("_T")
+
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """First order: the executor's configuration.
 
     Attributes:
         directory: private directory for the local socket; the executor removes it when it ends.
-        key: what the tickets are signed with.
-        config: what to be; its settings of plugins are `sendable`.
+        key: the key that tickets are signed with.
+        config: the configuration, `ExecutorConfig.sendable`.
     """
 
     directory: str
@@ -31,24 +33,24 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     config: ExecutorConfig
 
     def __repr__(self) -> str:
-        """Without secrets: the key, and settings of plugins."""
+        """Text without secrets: the key, and the settings of plugins."""
         return f"Start(directory={self.directory!r}, device={self.config.device!r})"
 
 
-class Report(msgspec.Struct, frozen=True, tag="report"):
-    """Ask for a `Sessions` report with the same number."""
+class ReportSessions(msgspec.Struct, frozen=True, tag="report"):
+    """Report the sessions: send a `Sessions` report with the same number."""
 
     number: Count
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Take no new sessions, wait at most `seconds` for those that run, then end."""
+    """Begin no further session, wait at most `seconds` for those that run, then end."""
 
     seconds: float
 
 
 class Evict(msgspec.Struct, frozen=True, tag="evict"):
-    """End the sessions that were opened with one of these tokens (their ids), which are no longer valid."""
+    """End the sessions that were opened with tokens of these ids, which are no longer valid."""
 
     tokens: tuple[str, ...]
 
@@ -60,13 +62,13 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     reason: str
 
 
-class Belong(msgspec.Struct, frozen=True, tag="belong"):
-    """Assign the executor to a tenant. It recovers no other tenant's sessions, even for a client that has their secrets."""
+class AssignTenant(msgspec.Struct, frozen=True, tag="belong"):
+    """Work for a tenant. The executor recovers no other tenant's sessions, even for a client that has their secrets."""
 
     tenant: str
 
 
-Order = Start | Report | Drain | Evict | End | Belong
+Order = Start | ReportSessions | Drain | Evict | End | AssignTenant
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -75,23 +77,23 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-FULL_SECONDS: Final = 5.0  # for which it holds that there is no room, unless a session ends
+FULL_SECONDS: Final = 5.0  # how long a `Full` report holds
 
 
 class Full(msgspec.Struct, frozen=True, tag="full"):
-    """Unsolicited report: a client was refused for lack of room, for `reason`; an empty `reason`: there is room again."""
+    """Report that no order asked for: the executor has no room for a further session, for `reason`; an empty `reason`: it has room again."""
 
     reason: str
 
 
-Answer = Ready | Failed | Sessions | Full
+Report = Ready | Failed | Sessions | Full
 
-# Paths are what JSON does not have a form for.
+# `dec_hook` makes paths of texts: JSON has no form for paths.
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order, dec_hook=lambda kind, text: kind(text))
-_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+_reports: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
-def to_line(message: Order | Answer) -> bytes:
+def to_line(message: Order | Report) -> bytes:
     """The message as one line."""
     return msgspec.json.encode(message, enc_hook=str) + b"\n"
 
@@ -102,23 +104,20 @@ def read_order(line: bytes) -> Order:
     Raises:
         StartupError: it is not valid; parent and executor run different versions of Djinn.
     """
-    try:
-        return _orders.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StartupError(
-            f"an executor cannot read what its parent process ordered ({error}): both must run the same Djinn"
-        ) from error
+    return _read(line, _orders, "an executor cannot read what its parent process ordered")
 
 
-def read_answer(line: bytes) -> Answer:
-    """The answer on a line.
+def read_report(line: bytes) -> Report:
+    """The report on a line.
 
     Raises:
         StartupError: it is not valid; parent and executor run different versions of Djinn.
     """
+    return _read(line, _reports, "cannot read what an executor process reported")
+
+
+def _read(line: bytes, decoder: msgspec.json.Decoder[_T], failure: str) -> _T:
     try:
-        return _answers.decode(line)
+        return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StartupError(
-            f"cannot read what an executor process reported ({error}): both must run the same Djinn"
-        ) from error
+        raise StartupError(f"{failure} ({error}): both must run the same Djinn") from error

@@ -1,4 +1,4 @@
-"""An executor that a program starts for itself, and starts again when it dies."""
+"""Embedded executor of a program: started by its client, and started again when it dies."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from djinn_core.errors import StartupError
 from djinn_core.hookspecs.launchers import Launcher, LaunchWish, NoticedLaunched
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.own_journals import LIMIT, OwnJournals
+from djinn_core.launch.own_journals import JOURNAL_BYTES, OwnJournals, room_for_journals
 from djinn_core.launch.tls_transports import trusting
 from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Ready
 
-LEASE_SECONDS = 30.0  # for the connection: the executor itself ends with the program
+LEASE_SECONDS = 30.0  # for a broken connection; the executor ends with the program
 _log = get_logger("djinn.launch")
 
 
 class OwnExecutor:
-    """One executor process after the other, with the same journals. Methods may be called from several threads.
+    """An executor process, or the one in its place, with the same journals. Methods may be called from several threads.
 
     Attributes:
         number: as in `LaunchWish`.
@@ -36,18 +36,18 @@ class OwnExecutor:
         """Start the first process and return at once.
 
         Args:
-            config: how to start it.
-            launcher: what starts it.
-            wish: where.
-            journals: where sessions on this machine write what they take, so that the next process goes on with them; None:
-                nowhere, or where the launcher has them. Closed with this.
+            config: its configuration.
+            launcher: starts the processes.
+            wish: where the launcher starts them.
+            journals: the directory for the journals of sessions on this machine, from which the next process recovers them;
+                None: there are none, or the launcher has a place for them. It is closed with this object.
 
         Raises:
             StartupError: it cannot be started.
         """
         self._journals = journals
         if journals is not None:
-            limit = min(LIMIT, journals.room() // wish.count)
+            limit = min(JOURNAL_BYTES, room_for_journals(journals.path) // wish.count)
             recovery = attrs.evolve(
                 config.recovery, lease_seconds=LEASE_SECONDS, journals=journals.path, journal_limit=limit
             )
@@ -80,7 +80,7 @@ class OwnExecutor:
 
     @property
     def notices(self) -> bool:
-        """True if its engine says beforehand that it takes its place away."""
+        """True if its engine gives notice before it ends the executor."""
         return isinstance(self._process, NoticedLaunched)
 
     def notice(self) -> str:
@@ -96,11 +96,11 @@ class OwnExecutor:
         return self._process.issue_ticket(client)
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
-        """The transports that reach it, which accept its certificate and no other where it has one of its own."""
+        """The transports that reach it; where it has a certificate of its own, they accept no other."""
         return trusting(transports, self._process.fingerprint)
 
     def start_again(self) -> None:
-        """Start a process in the place of one that has ended; does nothing where it runs.
+        """Start a process in the place of the one that has ended; where it runs, do nothing.
 
         Raises:
             StartupError: it cannot be started, or this was closed.
@@ -114,7 +114,7 @@ class OwnExecutor:
             self._process = self._process.again()
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """End it as `Launched.close` does, and start no other."""
+        """End the process as `Launched.close` does; no other is started."""
         with self._lock:
             self._closed = True
             self._process.close(drain_seconds)

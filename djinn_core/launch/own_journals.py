@@ -2,59 +2,59 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from pathlib import Path
 from typing import Final
 
 from djinn_core.directories import cache_directory
-from djinn_core.launch.private_directory import JUST_MADE_SECONDS, remove_unless_held
+from djinn_core.launch.private_directories import remove_abandoned
 from djinn_core.logs import get_logger
 from djinn_core.system.files import CLOEXEC, DIRECTORY, user_id
 from djinn_core.system.processes import lock_file
 
-LIMIT: Final = 8 << 30  # bytes of one journal
-SHARE: Final = 4  # of what is free on the disk, one part; a journal that is compacted is there twice for a moment
-LEAST: Final = 64 << 20  # with less room there is none
+JOURNAL_BYTES: Final = 8 << 30  # the most that one journal may have
+LEAST_ROOM: Final = 64 << 20  # bytes; with less for all of them, none is written
+_DISK_PART: Final = 4  # one part of so many of the free space: a journal is there twice while it is compacted
 _log = get_logger("djinn.launch")
 
 
-class OwnJournals:
-    """A directory that only this user can enter. It is removed when this is closed or collected, and when the process ends.
+def room_for_journals(directory: Path) -> int:
+    """Number of bytes that all journals in a directory may have together, by the free space of its disk."""
+    return shutil.disk_usage(directory).free // _DISK_PART
 
-    Where the process is killed, the next program that makes one removes it.
+
+class OwnJournals:
+    """A directory for journals that only this user can enter.
+
+    It is removed when this object is closed or collected, and when the process ends; where the process is killed, by the next
+    program that makes one.
     """
 
     def __init__(self, base: Path) -> None:
-        """Make one in `base`.
+        """Make the directory in `base`.
 
         Raises:
-            OSError: there cannot be one.
+            OSError: it cannot be made.
         """
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if base.lstat().st_uid != user_id() or base.is_symlink():
             raise PermissionError(f"{base} belongs to another user")
-        _remove_abandoned(base)
+        remove_abandoned(base, "*")
         self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
-        held = os.open(self.path, os.O_RDONLY | DIRECTORY | CLOEXEC)
-        lock_file(held)
-        self._end = weakref.finalize(self, _remove, self.path, held, os.getpid())
+        lock = os.open(self.path, os.O_RDONLY | DIRECTORY | CLOEXEC)
+        lock_file(lock)
+        self._end = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
     @property
     def empty(self) -> bool:
         """True if no session has left a journal."""
         return not any(self.path.glob("*.journal"))
 
-    def room(self) -> int:
-        """Number of bytes that all journals together may have."""
-        return shutil.disk_usage(self.path).free // SHARE
-
     def close(self) -> None:
-        """Remove it. Calling it again does nothing."""
+        """Remove the directory. Calling it again does nothing."""
         self._end()
 
 
@@ -67,9 +67,9 @@ def own_journals() -> OwnJournals | None:
         except OSError as error:
             errors.append(str(error))
             continue
-        if made.room() >= LEAST:
+        if room_for_journals(made.path) >= LEAST_ROOM:
             return made
-        errors.append(f"{base} is on a disk that has {made.room() * SHARE:,} bytes left")
+        errors.append(f"{base} is on a disk that has {shutil.disk_usage(base).free:,} bytes left")
         made.close()
     _log.warning("an executor of this program's own will not be replaced if it dies: no journals", reasons=errors)
     return None
@@ -79,16 +79,8 @@ def _bases() -> tuple[Path, Path]:
     return cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{user_id()}"
 
 
-def _remove_abandoned(base: Path) -> None:
-    """Remove the directories of programs that were killed."""
-    for path in base.iterdir():
-        with contextlib.suppress(OSError):  # a process holds it, or it has just been removed
-            if time.time() - path.stat().st_mtime >= JUST_MADE_SECONDS:
-                remove_unless_held(path)
-
-
-def _remove(path: Path, held: int, owner: int) -> None:
+def _remove(path: Path, lock: int, owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child
     shutil.rmtree(path, ignore_errors=True)
-    os.close(held)
+    os.close(lock)

@@ -1,7 +1,7 @@
-"""Processes of executors that are forked from one that has imported PyTorch, which this machine keeps for a while.
+"""Client of the fork server (`djinn_core.server.prepared_process`): executors are forked from a process that has imported PyTorch.
 
-An executor is mostly an import: two seconds of a processor. The process that is forked outlives the parents of its executors: a
-program that ends and begins again finds it. It holds no device and no tensors, and ends by itself.
+The import takes most of the time in which an executor starts, two seconds of a processor. The fork server outlives the parents of
+its executors: a program that is run again finds it. It holds no device and no tensors, and ends when it was not used for a while.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from djinn_core.logs import get_logger
 
 _ANSWER_SECONDS: Final = 10.0
 _KILLED: Final = -9
-# Differ from one executor of a machine to the next, and matter to nothing that is imported.
-_OWN: Final = ("RAY_", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+# Beginnings of the names of variables that differ from executor to executor, and that no import reads.
+_OF_ONE_EXECUTOR: Final = ("RAY_", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _log = get_logger("djinn.launch")
 
 
 class ChildProcess(Protocol):
-    """An executor's process as its parent needs it; `subprocess.Popen` is one."""
+    """The process of an executor, as its parent uses it; `subprocess.Popen` is one."""
 
     stdin: IO[bytes] | None
     pid: int
@@ -52,30 +52,30 @@ class ChildProcess(Protocol):
         """Send SIGKILL."""
 
 
-class ForkedProcess:
-    """As `ChildProcess`: a fork of another process, which tells how it ends."""
+class ForkedExecutor:
+    """As `ChildProcess`: a fork of the fork server, which sends its process id and its exit status."""
 
-    def __init__(self, told: socket.socket, stdin: IO[bytes]) -> None:
-        """`told`: where its process id has come, and its exit status will.
+    def __init__(self, server: socket.socket, stdin: IO[bytes]) -> None:
+        """`server`: connection to the fork server.
 
         Raises:
             OSError: no process id comes.
         """
         self.stdin: IO[bytes] | None = stdin
-        self._told = told
+        self._server = server
         self._lock = threading.Lock()
         self._status: int | None = None
-        if not select.select([told], [], [], _ANSWER_SECONDS)[0]:
+        if not select.select([server], [], [], _ANSWER_SECONDS)[0]:
             raise TimeoutError("no executor is forked")
         self.pid = self._number()
 
     def _number(self) -> int:
-        """The next line. It is the process's own, whole once it has begun to come."""
+        """The next number that the fork server sends, a line that comes at once as soon as it has begun."""
         line = b""
         while not line.endswith(b"\n"):
-            byte = self._told.recv(1)
+            byte = self._server.recv(1)
             if not byte:
-                raise BrokenPipeError("the process that forks executors has ended")
+                raise BrokenPipeError("the fork server has ended")
             line += byte
         return int(line)
 
@@ -86,8 +86,8 @@ class ForkedProcess:
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        """As `ChildProcess.wait`. Where the process that forked it has been killed, it ends too."""
-        if self._status is None and not select.select([self._told], [], [], timeout)[0]:
+        """As `ChildProcess.wait`. Where the fork server is killed, so are its executors."""
+        if self._status is None and not select.select([self._server], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("executor", timeout or 0.0)
         with self._lock:
             if self._status is None:
@@ -95,7 +95,7 @@ class ForkedProcess:
                     self._status = self._number()
                 except OSError:
                     self._status = _KILLED
-                self._told.close()
+                self._server.close()
             return self._status
 
     def terminate(self) -> None:
@@ -113,13 +113,13 @@ class ForkedProcess:
 
 
 @attrs.frozen
-class Preparation:
-    """The process that executors of this machine are forked from.
+class ForkServerClient:
+    """Starts fork servers of this machine, and has them fork executors.
 
     Attributes:
-        folder: where it listens, which only this user can enter.
-        seconds: how long it stays without executors.
-        plugins: configuration of an executor that says which plugins it imports, and nothing else.
+        folder: folder with their sockets, which only this user can enter.
+        seconds: time without executors after which a fork server ends.
+        plugins: configuration of an executor with the plugins that are imported, and nothing else.
     """
 
     folder: Path
@@ -128,45 +128,45 @@ class Preparation:
 
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], given: Sequence[int]
-    ) -> ForkedProcess | None:
-        """An executor with these descriptors; None where there is nothing to fork it from.
+    ) -> ForkedExecutor | None:
+        """An executor that is forked; None where no fork server runs, or it does not answer.
 
         Args:
-            arguments: of its command, without `--report-fd`, whose number is another one there.
-            environment: all of it.
-            given: the descriptor that it reports to, and those that it only keeps open.
+            arguments: those of its command, without `--report-fd`, whose number the fork server adds.
+            environment: its environment.
+            given: the descriptor for its reports, and those that it keeps open.
         """
         if sys.platform == "win32":
             return None
         else:  # noqa: RET505 - mypy looks at one platform at a time
-            told = socket.socket(socket.AF_UNIX)
+            server = socket.socket(socket.AF_UNIX)
             reading, writing = os.pipe()
             stdin = os.fdopen(writing, "wb", 0)
             try:
-                told.settimeout(_ANSWER_SECONDS)
-                told.connect(str(self._socket(environment)))
+                server.settimeout(_ANSWER_SECONDS)
+                server.connect(str(self._socket(environment)))
                 order = json.dumps(
                     {"arguments": [*arguments], "environment": {**environment}, "folder": str(Path.cwd())}
                 ).encode()
-                socket.send_fds(told, [len(order).to_bytes(4, "little")], [reading, 2, *given])
-                told.sendall(order)
-                told.settimeout(None)
-                return ForkedProcess(told, stdin)
+                socket.send_fds(server, [len(order).to_bytes(4, "little")], [reading, 2, *given])
+                server.sendall(order)
+                server.settimeout(None)
+                return ForkedExecutor(server, stdin)
             except (OSError, ValueError) as error:
                 _log.debug("an executor is started anew", reason=str(error))
                 stdin.close()
-                told.close()
+                server.close()
                 return None
             finally:
                 os.close(reading)
 
-    def begin(self, environment: Mapping[str, str]) -> None:
-        """Have the process started for the executors to come; returns at once. It ends where there is one already."""
-        kept = {name: value for name, value in environment.items() if not name.startswith(_OWN)}
+    def start_server(self, environment: Mapping[str, str]) -> None:
+        """Start a fork server for later executors; returns at once. Where one runs already, the new one ends."""
+        kept = {name: value for name, value in environment.items() if not name.startswith(_OF_ONE_EXECUTOR)}
         place, seconds = str(self._socket(environment)), str(self.seconds)
         command = [sys.executable, "-P", "-m", PREPARED_MODULE, "--socket", place, "--seconds", seconds]
         try:
-            # In a session of its own, and no child of this process, whose engine may end its children with it.
+            # In a session of its own and not a child of this process, because an engine may end the children of a process with it.
             subprocess.run(
                 ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", *command],
                 env=kept,
@@ -181,7 +181,7 @@ class Preparation:
             _log.warning("no executors can be prepared on this machine", reason=str(error))
 
     def _socket(self, environment: Mapping[str, str]) -> Path:
-        """Address of the process that has imported what an executor with this environment would."""
-        kept = sorted((name, value) for name, value in environment.items() if not name.startswith(_OWN))
+        """Socket of the fork server for executors with this environment."""
+        kept = sorted((name, value) for name, value in environment.items() if not name.startswith(_OF_ONE_EXECUTOR))
         facts = json.dumps([sys.executable, djinn_version(), kept]).encode() + self.plugins
         return self.folder / f"prepared-{hashlib.sha256(facts).hexdigest()[:12]}"

@@ -16,12 +16,10 @@ from typing import Self
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
-from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
-from djinn_core.launch.listen_addresses import ListenAddresses
+from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.orders import (
     FULL_SECONDS,
-    Answer,
-    Belong,
+    AssignTenant,
     Drain,
     End,
     Evict,
@@ -29,18 +27,18 @@ from djinn_core.launch.orders import (
     Full,
     Order,
     Report,
+    ReportSessions,
     Start,
-    read_answer,
+    read_report,
     to_line,
 )
 from djinn_core.launch.pipe_lines import LineReader, write_line
-from djinn_core.launch.prepared import ChildProcess, ForkedProcess, Preparation
-from djinn_core.launch.private_directory import make_private_directory
-from djinn_core.launch.tickets import issue, new_key
+from djinn_core.launch.prepared import ChildProcess, ForkedExecutor, ForkServerClient
+from djinn_core.launch.private_directories import make_run_directory
+from djinn_core.launch.tickets import issue_ticket, new_key
 from djinn_core.logs import get_logger
 from djinn_core.system.processes import CLIENT_ONLY
 from djinn_core.wire.executor_reports import Ready, Sessions
-from djinn_core.wire.messages import DeviceInfo
 
 _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
@@ -65,11 +63,14 @@ class ExecutorProcess:
     fingerprint = ""  # it shows the certificate that it is configured with, which is not its own
 
     def __init__(
-        self, config: ExecutorConfig, without: Collection[str] = (), prepared: Preparation | None = None
+        self, config: ExecutorConfig, without: Collection[str] = (), fork_server: ForkServerClient | None = None
     ) -> None:
         """Start the process and return at once; `wait_ready` waits for it.
 
-        `without`: names of environment variables that it does not get. `prepared`: what it is forked from, where that is there.
+        Args:
+            config: its configuration.
+            without: names of environment variables that it does not get.
+            fork_server: forks it where it runs; otherwise the executor is started anew.
 
         Raises:
             StartupError: it cannot be started.
@@ -77,50 +78,33 @@ class ExecutorProcess:
         check_platform()
         self.config = config
         self._without = frozenset(without)
-        self._prepared = prepared
+        self._fork_server = fork_server
         self._key = new_key()
         self._ready: Ready | None = None
-        self._reports = 0
+        self._last_number = 0
         self._full = "", 0.0
         self._tenant = NO_TENANT.tenant
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._owner = os.getpid()
-        self._directory, owned = make_private_directory()
+        self._directory, lock = make_run_directory()
         receiving, sending = os.pipe()
-        self._answers = LineReader(receiving)
+        self._report_lines = LineReader(receiving)
         try:
-            self._process = _spawn(config, sending, owned, self._without, prepared)
+            self._process = _spawn(config, sending, lock, self._without, fork_server)
         except (OSError, StartupError) as error:
             os.close(receiving)
             shutil.rmtree(self._directory, ignore_errors=True)
             raise StartupError(f"cannot start an executor process: {error}") from error
         finally:
             os.close(sending)
-            os.close(owned)  # the executor has it
+            os.close(lock)  # the executor has its own copy
         self._end = weakref.finalize(self, _end, self._process, receiving, self._directory, self._owner)
         with contextlib.suppress(OSError):  # a process that died already cannot read this; `wait_ready` says so
             self._order(Start(self._directory, self._key, config.sendable()))
 
-    @classmethod
-    def start(
-        cls,
-        device: str = "",
-        host: str = "",
-        threads: int | None = None,
-        timeout: float = 60.0,
-    ) -> ExecutorProcess:
-        """Start an executor and wait at most `timeout` seconds until it is ready.
-
-        Raises:
-            StartupError: it did not start; the message says why.
-        """
-        executor = cls(ExecutorConfig(device, NetworkConfig(ListenAddresses(host)) if host else None, threads))
-        executor.wait_ready(timeout)
-        return executor
-
     def wait_ready(self, timeout: float) -> Ready:
-        """Wait until the executor listens; what it said then. The process is ended if it does not.
+        """Wait until the executor listens; its report. Where it does not, the process is ended.
 
         Raises:
             StartupError: it failed, died, or took longer than `timeout` seconds.
@@ -133,8 +117,10 @@ class ExecutorProcess:
             except StartupError:
                 self._end()
                 raise
-        if self._prepared is not None and not isinstance(self._process, ForkedProcess):
-            self._prepared.begin(executor_environment(self._without))  # now that it takes no time from this one
+        if self._fork_server is not None and not isinstance(self._process, ForkedExecutor):
+            self._fork_server.start_server(
+                executor_environment(self._without)
+            )  # late, so that it does not slow this one down
         return self._ready
 
     @property
@@ -147,16 +133,6 @@ class ExecutorProcess:
         if self._ready is None:
             raise StartupError(f"executor process {self.process_id} is not ready")
         return self._ready
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """URLs at which it listens; the first is a private socket on this machine."""
-        return self.ready.urls
-
-    @property
-    def device(self) -> DeviceInfo:
-        """The device that it computes on."""
-        return self.ready.device
 
     @property
     def process_id(self) -> int:
@@ -178,65 +154,65 @@ class ExecutorProcess:
         return self._process.wait()
 
     def ending(self) -> str:
-        """Predicate of a sentence about the process: how it ended, or that it has closed its pipe but still runs."""
+        """Predicate of a sentence about the process, such as "ended with exit status 1"."""
         return _ending(self._process)
 
     def issue_ticket(self, client: str = "", lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
-        """A ticket that lets one connection in, within `lifetime` seconds; `client` says for people who asked."""
+        """A ticket for one connection within `lifetime` seconds. `client`: name of the client, for messages."""
         if badge.tenant != self._tenant:
             self._tenant = badge.tenant
-            with contextlib.suppress(OSError):  # already gone: the ticket is not valid either
-                self._order(Belong(badge.tenant))
-        return issue(self._key, client, lifetime, badge)
+            with contextlib.suppress(OSError):  # the process has ended: the ticket is of no use either
+                self._order(AssignTenant(badge.tenant))
+        return issue_ticket(self._key, client, lifetime, badge)
 
     def status(self, timeout: float = 5.0) -> Sessions:
-        """Its sessions and its device's memory.
+        """The executor's report: its sessions, and the memory of its device.
 
         Raises:
             StartupError: the process has ended or does not answer.
         """
         with self._reading:
-            self._reports += 1
+            self._last_number += 1
             try:
-                self._order(Report(self._reports))
-                answer = self._await(timeout, self._reports)
+                self._order(ReportSessions(self._last_number))
+                report = self._await_sessions(timeout, self._last_number)
             except OSError as error:  # TimeoutError included
                 raise StartupError(f"executor process {self.process_id} does not answer: {error!r}") from error
-            if answer is None:
+            if report is None:
                 raise StartupError(f"executor process {self.process_id} {_ending(self._process)}")
-            return answer
+            return report
 
     def full(self) -> str:
         """Reason why it refuses all clients for now, by its latest report; empty: it accepts them. Does not block."""
         if self._reading.acquire(blocking=False):
             try:
                 with contextlib.suppress(TimeoutError):  # nothing more was said
-                    while (line := self._answers.read_line(0.0)) is not None:
-                        self._note(read_answer(line))
+                    while (line := self._report_lines.read_line(0.0)) is not None:
+                        self._note(read_report(line))
             except (OSError, StartupError) as error:
-                _log.debug("an executor cannot be heard", process=self.process_id, reason=str(error))
+                _log.debug("an executor does not answer", process=self.process_id, reason=str(error))
             finally:
                 self._reading.release()
         reason, at = self._full
         return reason if time.monotonic() - at < FULL_SECONDS else ""
 
-    def _note(self, answer: Answer) -> None:
-        if isinstance(answer, Full):
-            self._full = answer.reason, time.monotonic()
+    def _note(self, report: Report) -> None:
+        if isinstance(report, Full):
+            self._full = report.reason, time.monotonic()
 
     def evict(self, tokens: tuple[str, ...]) -> None:
-        """Have the sessions of tokens that are not good any more ended; returns at once."""
-        with contextlib.suppress(OSError):  # already gone, and the sessions with it
+        """Have the sessions of these tokens, which are no longer valid, ended; returns at once."""
+        with contextlib.suppress(OSError):  # the process has ended, and its sessions
             self._order(Evict(tokens))
 
     def end(self, session: str, reason: str) -> None:
-        """Have a session ended, if it is there; returns at once."""
-        with contextlib.suppress(OSError):  # already gone, and the session with it
+        """Have a session ended, where the executor has it; returns at once."""
+        with contextlib.suppress(OSError):  # the process has ended, and its sessions
             self._order(End(session, reason))
 
     def drain(self, seconds: float) -> None:
-        """Ask it to take no new sessions and to end when the last has ended, or after `seconds`; returns at once."""
-        with contextlib.suppress(OSError):  # already gone: nothing to drain
+        """Have it begin no further session, and end with its last session or after `seconds`; returns at once."""
+        with contextlib.suppress(OSError):  # the process has ended
             self._order(Drain(seconds))
 
     def close(self, drain_seconds: float = 5.0) -> None:
@@ -254,7 +230,7 @@ class ExecutorProcess:
             StartupError: it cannot be started.
         """
         self.close(0.0)
-        return ExecutorProcess(self.config, self._without, self._prepared)
+        return ExecutorProcess(self.config, self._without, self._fork_server)
 
     def __enter__(self) -> Self:
         return self
@@ -271,48 +247,48 @@ class ExecutorProcess:
 
     def _await_ready(self, timeout: float) -> Ready:
         try:
-            line = self._answers.read_line(timeout)
+            line = self._report_lines.read_line(timeout)
         except TimeoutError:
             raise StartupError(
                 f"the executor process {self.process_id} was not ready after {timeout:g} s: allow more with "
                 "djinn.configure(start_timeout=...) or DJINN_START_TIMEOUT"
             ) from None
-        answer: Answer | None = None if line is None else read_answer(line)
-        if isinstance(answer, Ready):
-            return answer
-        if isinstance(answer, Failed):
-            raise StartupError(answer.reason)
+        report: Report | None = None if line is None else read_report(line)
+        if isinstance(report, Ready):
+            return report
+        if isinstance(report, Failed):
+            raise StartupError(report.reason)
         raise StartupError(
             f"the executor process {self.process_id} {_ending(self._process)} before it was ready; what it said is on "
             "the standard error output. `djinn doctor` checks the installation"
         )
 
-    def _await(self, timeout: float, number: int) -> Sessions | None:
+    def _await_sessions(self, timeout: float, number: int) -> Sessions | None:
         deadline = time.monotonic() + timeout
-        while (line := self._answers.read_line(max(0.0, deadline - time.monotonic()))) is not None:
-            answer = read_answer(line)
-            self._note(answer)
-            if isinstance(answer, Sessions) and answer.number == number:
-                return answer  # others answer requests that have timed out
+        while (line := self._report_lines.read_line(max(0.0, deadline - time.monotonic()))) is not None:
+            report = read_report(line)
+            self._note(report)
+            if isinstance(report, Sessions) and report.number == number:
+                return report  # others answer requests that have timed out
         return None
 
 
 def _spawn(
-    config: ExecutorConfig, report: int, owned: int, without: Collection[str], prepared: Preparation | None
+    config: ExecutorConfig, report: int, lock: int, without: Collection[str], fork_server: ForkServerClient | None
 ) -> ChildProcess:
     environment = executor_environment(without)
-    if prepared is not None and config.module == EXECUTOR_MODULE:
-        forked = prepared.fork(["--device", config.device], environment, [report, owned])
+    if fork_server is not None and config.module == EXECUTOR_MODULE:
+        forked = fork_server.fork(["--device", config.device], environment, [report, lock])
         if forked is not None:
             return forked
     return subprocess.Popen(
         executor_command(config.module, config.device, report),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        pass_fds=(report, owned),
+        pass_fds=(report, lock),
         env=environment,
         bufsize=0,
-        process_group=0,  # an interrupt from the keyboard is for the user's program alone
+        process_group=0,  # so that Ctrl-C reaches the user's program alone
     )
 
 
@@ -326,12 +302,12 @@ def _ending(process: ChildProcess) -> str:
     return f"ended with exit status {status}"
 
 
-def _end(process: ChildProcess, answers: int, directory: str, owner: int) -> None:
-    """End the process for certain; runs once, at the latest when the interpreter exits."""
+def _end(process: ChildProcess, reports: int, directory: str, owner: int) -> None:
+    """End the process, if necessary by SIGKILL; runs once, at the latest when the interpreter exits."""
     if os.getpid() != owner:
         return
     if process.stdin is not None:
-        process.stdin.close()  # tells an executor that its parent is gone, on which it ends
+        process.stdin.close()  # an executor ends at the end of its orders
     if process.poll() is None:
         process.terminate()
     try:
@@ -340,5 +316,5 @@ def _end(process: ChildProcess, answers: int, directory: str, owner: int) -> Non
         _log.warning("executor does not end, killing it", process=process.pid)
         process.kill()
         process.wait()
-    os.close(answers)
+    os.close(reports)
     shutil.rmtree(directory, ignore_errors=True)

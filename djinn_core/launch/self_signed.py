@@ -1,4 +1,4 @@
-"""Self-signed TLS certificate of a server: no authority vouches for it, so clients check its fingerprint."""
+"""Self-signed TLS certificate of a server. No authority has signed it, so clients check its fingerprint."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import attrs
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.files import replace_file
-from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.private_directories import private_directory
 
-_DAYS: Final = 825  # as long as browsers take any certificate for
+_DAYS: Final = 825  # the longest time for which browsers accept a certificate
 _RENEW_DAYS: Final = 30
 _NAME: Final = "djinn"
 
@@ -31,8 +31,8 @@ def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> CertificateFile
     """The certificate in `directory`, made now where there is none or it is about to expire.
 
     Args:
-        directory: only its owner can read what is in it.
-        hosts: names and addresses that it is also good for, besides those of this machine.
+        directory: directory for the certificate and its key, which only this user may enter.
+        hosts: names and addresses for which it is valid, besides those of this machine.
 
     Raises:
         ConfigurationError: the files cannot be read or written, or the library that makes certificates is missing.

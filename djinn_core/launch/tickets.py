@@ -1,7 +1,7 @@
 """One-time tickets, with which the parent of an executor lets a client in.
 
-A ticket is a signed statement (who, until when, a number used once) under a key that only the executor and its parent
-know. Issuing one needs no word with the executor, which may be busy computing.
+A ticket is a grant (client, time of expiry, nonce) signed with a key that only the executor and its parent know. The parent issues
+one without asking the executor, which may be busy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import msgspec
 from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
 
 KEY_BYTES = 32
-CLIENT_LENGTH = 128
+CLIENT_LENGTH = 128  # characters
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Content of a ticket. `expires` is in seconds of the machine's monotonic clock, which its processes share."""
+    """Content of a ticket. `expires`: in seconds of the machine's monotonic clock, which its processes share."""
 
     client: str
     expires: float
@@ -37,23 +37,23 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def issue(key: bytes, client: str, lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
-    """A ticket for `client` (a name for people to read), good for one use within `lifetime` seconds."""
-    grant = Grant(_plain(client), time.monotonic() + lifetime, secrets.token_urlsafe(12), badge)
+def issue_ticket(key: bytes, client: str, lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
+    """A ticket that is valid once, within `lifetime` seconds. `client`: name of the client, for messages."""
+    grant = Grant(_printable_name(client), time.monotonic() + lifetime, secrets.token_urlsafe(12), badge)
     statement = msgspec.json.encode(grant)
     return base64.urlsafe_b64encode(_sign(key, statement) + statement).decode("ascii")
 
 
 @attrs.define
 class TicketChecker:
-    """Accepts each good ticket once. Safe to use from several threads."""
+    """Accepts each valid ticket once. Methods may be called from several threads."""
 
     _key: bytes = attrs.field(repr=False)
     _used: dict[str, float] = attrs.field(factory=dict, repr=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     def redeem(self, ticket: str) -> Grant | None:
-        """The ticket's grant, or None if it is forged, expired or used. Takes the same time for every forgery."""
+        """The ticket's grant, or None if it is forged, expired or used. Takes the same time for all forged ones."""
         grant = _verify(self._key, ticket)
         now = time.monotonic()
         if grant is None or grant.expires < now:
@@ -66,7 +66,7 @@ class TicketChecker:
         return grant
 
 
-def _plain(client: str) -> str:
+def _printable_name(client: str) -> str:
     """The name with characters unfit for a terminal replaced, cut so that the ticket fits into a message."""
     text = client[:CLIENT_LENGTH].encode("ascii", "replace").decode("ascii")
     return "".join(character if character.isprintable() else "?" for character in text)

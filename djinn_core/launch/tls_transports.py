@@ -9,20 +9,20 @@ from djinn_core.launch.addresses import is_loopback, parse_url
 
 
 def under_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
-    """Those of `transports` that can move their frames under TLS, doing so."""
+    """Of `transports` those that can move their frames under TLS, as variants that do."""
     return tuple(transport.secured(tls) for transport in transports if isinstance(transport, SecurableTransport))
 
 
 def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
-    """All of `transports`, and under TLS those that can."""
+    """All of `transports`, followed by the variants under TLS."""
     plain = tuple(transports)
     return (*plain, *under_tls(plain, tls))
 
 
 def trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transport, ...]:
-    """The transports to an executor that shows a certificate of its own, of that fingerprint; empty: it has none.
+    """The transports to an executor that has a certificate of its own with that fingerprint; empty: it has none.
 
-    Those of `transports` that accept other certificates are left out.
+    Variants that would accept another certificate are left out.
     """
     known = tuple(transports)
     if not fingerprint:
@@ -33,7 +33,7 @@ def trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transpo
 
 
 def secure_schemes(transports: Iterable[Transport]) -> frozenset[str]:
-    """The schemes of URLs that TLS is spoken at, by the transports that can."""
+    """The URL schemes of the variants under TLS."""
     return frozenset(scheme for transport in under_tls(transports, TlsOptions()) for scheme in transport.schemes)
 
 

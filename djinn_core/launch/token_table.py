@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import attrs
 import msgspec
 
 from djinn_core.errors import ConfigurationError
@@ -23,15 +24,12 @@ from djinn_core.files import locked, replace_file
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.system.files import mode_of, user_id
 
-PREFIX: Final = "djinn_"  # tells people, and scanners for leaked secrets, what it is
+PREFIX: Final = "djinn_"  # so that people, and scanners for leaked secrets, recognise a token
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One token. Times in seconds since 1970; `expires` 0: never.
-
-    `monitor`: it is valid for looking at the server (status, metrics, health) and for nothing else.
-    """
+    """One token. Times in seconds since 1970; `expires` 0: never. `monitor`: as for `create`."""
 
     id: str
     tenant: str
@@ -72,13 +70,13 @@ def check_tenant(name: str) -> str:
 
 
 def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False) -> tuple[TokenTable, TokenRow, str]:
-    """The table with a new token, its row, and the token itself, which nothing remembers.
+    """The table with a new token, the token's row, and the token itself, of which the table keeps a digest alone.
 
     Args:
-        table: what there is.
-        tenant: whose it is.
+        table: the table without it.
+        tenant: its tenant.
         seconds: how long it is valid; 0: for ever.
-        monitor: whether it is for looking only.
+        monitor: True if it is valid for status, metrics and health alone.
     """
     token, now = PREFIX + secrets.token_urlsafe(32), time.time()
     row = TokenRow(
@@ -88,12 +86,12 @@ def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False
 
 
 def check_mode(path: Path, descriptor: int) -> None:
-    """Refuse a file with secrets that others may read.
+    """Check that no other user can read a file with secrets.
 
     A file of root's may be readable by its group: orchestrators mount secrets so for processes that are not root.
 
     Raises:
-        ConfigurationError: other users can, or it belongs to another user; the message says what to do.
+        ConfigurationError: another user can, or owns it; the message says what to do.
     """
     status = os.fstat(descriptor)
     others = 0o037 if status.st_uid == 0 != user_id() else 0o077
@@ -119,15 +117,15 @@ def read_private(path: Path) -> bytes:
 
 
 def is_table(content: bytes) -> bool:
-    """True if a file has a table rather than a token as text."""
+    """True if a file has a table, and not a single token as text."""
     return content.lstrip().startswith(b"{")
 
 
 def parse_table(content: bytes, path: Path) -> TokenTable:
-    """The table.
+    """The table that a file has. `path`: of the file, for the message of the error.
 
     Raises:
-        ConfigurationError: it is not a valid token file.
+        ConfigurationError: it has none.
     """
     try:
         return msgspec.json.decode(content, type=TokenTable)
@@ -147,9 +145,16 @@ def read_table(path: Path) -> TokenTable:
         raise ConfigurationError(f"cannot read the token file {path}: {error.strerror or error}") from error
 
 
+@attrs.define
+class TableChange:
+    """The table of a file that `change_table` has locked, as it is to be written."""
+
+    table: TokenTable
+
+
 @contextlib.contextmanager
-def change_table(path: Path) -> Iterator[list[TokenTable]]:
-    """The table in a file, empty if there is none, as the only item of a list; what the list holds at the end is written.
+def change_table(path: Path) -> Iterator[TableChange]:
+    """The table in a file, empty if there is none; what the block has put in its place is written at the end.
 
     Raises:
         ConfigurationError: it cannot be read or written, or others may read it.
@@ -157,8 +162,8 @@ def change_table(path: Path) -> Iterator[list[TokenTable]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(path):
-            box = [read_table(path) if path.exists() else TokenTable()]
-            yield box
-            replace_file(path, msgspec.json.format(msgspec.json.encode(box[0])) + b"\n")
+            change = TableChange(read_table(path) if path.exists() else TokenTable())
+            yield change
+            replace_file(path, msgspec.json.format(msgspec.json.encode(change.table)) + b"\n")
     except OSError as error:
         raise ConfigurationError(f"cannot write the token file {path}: {error.strerror or error}") from error

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 import importlib.metadata
 import importlib.util
-import os
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -19,6 +16,7 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import PluginError
+from djinn_core.plugins.entry_points import installed_points
 from djinn_core.plugins.report import PluginRow, Status
 
 ENTRY_POINT_GROUP: Final = "djinn"
@@ -67,34 +65,21 @@ def installed(
 def _offered(group: str) -> Iterator[PluginCandidate]:
     """The plugins of installed distributions; one that lies on the import path twice counts where it comes first."""
     places: dict[str, str] = {}
-    for place, changed in map(_state_of, sys.path):
-        for candidate in _offered_in(place, changed, group):
-            if places.setdefault(candidate.distribution, place) == place:
-                yield candidate
+    for place, points in installed_points():
+        for point in points:
+            if point.group == group and places.setdefault(point.distribution, place) == place:
+                found = point.entry_point
+                yield PluginCandidate(
+                    point.name, point.distribution, point.version, partial(_loaded, found), module=found.module
+                )
 
 
-@lru_cache(maxsize=1024)  # packages that are installed as editable have a folder each
-def _offered_in(place: str, changed: int, group: str) -> tuple[PluginCandidate, ...]:
-    """The plugins of the distributions in a folder, or a zip file, that was `changed` last at that time: installing changes it."""
-    del changed
-    found = importlib.metadata.distributions(path=[place])
-    points = (point for one in found for point in one.entry_points.select(group=group))
-    return tuple(map(_candidate, points))
+def _loaded(point: importlib.metadata.EntryPoint) -> object:
+    return point.load()
 
 
 def _candidate(point: importlib.metadata.EntryPoint) -> PluginCandidate:
-    return PluginCandidate(
-        point.name, *_origin(point.dist), partial(importlib.metadata.EntryPoint.load, point), module=point.module
-    )
-
-
-def _state_of(place: str) -> tuple[str, int]:
-    """An entry of the import path, and when it changed last."""
-    place = place or "."
-    try:
-        return os.path.abspath(place), os.stat(place).st_mtime_ns  # noqa: PTH100, PTH116 - faster
-    except OSError:  # it is not there, or the current folder is gone
-        return place, 0
+    return PluginCandidate(point.name, *_origin(point.dist), partial(_loaded, point), module=point.module)
 
 
 def of_another_release(distribution: str, version: str) -> str:
@@ -106,43 +91,16 @@ def of_another_release(distribution: str, version: str) -> str:
 
 
 def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
-    """The installed plugins with integrations, by the library at whose import each is loaded.
-
-    This runs whenever `djinn` is imported: it looks for the group in the text of entry points, and parses few of them, since
-    `importlib.metadata.entry_points` takes twice as long. Plugins in zip files are found with all others, at first use.
-    """
+    """The installed plugins with integrations, by the library at whose import each is loaded."""
     found: dict[str, dict[str, PluginCandidate]] = defaultdict(dict)
-    for folder in _folders_naming(INTEGRATION_GROUP):
-        distribution = importlib.metadata.Distribution.at(folder)
-        plugins = {point.value: point.name for point in distribution.entry_points.select(group=ENTRY_POINT_GROUP)}
-        for point in distribution.entry_points.select(group=INTEGRATION_GROUP):
-            name = plugins.get(point.value, point.value)
-            load = partial(importlib.metadata.EntryPoint.load, point)
-            found[point.name].setdefault(name, PluginCandidate(name, *_origin(distribution), load))
+    for _, points in installed_points():
+        plugins = {(p.distribution, p.value): p.name for p in points if p.group == ENTRY_POINT_GROUP}
+        for point in points:
+            if point.group == INTEGRATION_GROUP:
+                name = plugins.get((point.distribution, point.value), point.value)
+                load = partial(_loaded, point.entry_point)
+                found[point.name].setdefault(name, PluginCandidate(name, point.distribution, point.version, load))
     return {library: tuple(plugins.values()) for library, plugins in found.items()}
-
-
-def _folders_naming(group: str) -> Iterator[Path]:
-    """Metadata folders of installed distributions with entry points of a group."""
-    for place, changed in map(_state_of, sys.path):
-        yield from _folders_in(place, changed, group)
-
-
-@lru_cache(maxsize=1024)
-def _folders_in(place: str, changed: int, group: str) -> tuple[Path, ...]:
-    """Those of them in a folder that was `changed` last at that time."""
-    del changed
-    found = []
-    try:
-        names = os.listdir(place)  # noqa: PTH208 - faster
-    except OSError:  # a zip file, or nothing
-        return ()
-    for name in names:
-        if name.endswith((".dist-info", ".egg-info")):
-            with contextlib.suppress(OSError), open(f"{place}/{name}/entry_points.txt", "rb") as file:  # noqa: PTH123 - faster
-                if group.encode() in file.read():
-                    found.append(Path(place, name))
-    return tuple(found)
 
 
 def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:

@@ -22,12 +22,14 @@ from djinn_core.plugins.discovery import PluginCandidate
 from djinn_core.plugins.kinds import KINDS
 from djinn_core.plugins.report import log
 
+_FORMAT: Final = 2
 FILES_LIMIT: Final = 256  # of a package; what kinds a larger one has is not kept
 PLUGINS_LIMIT: Final = 1024
 BYTES_LIMIT: Final = 1 << 20
 _KINDS: Final = frozenset(kind.name for kind in KINDS)
 
-Known = dict[str, tuple[str, tuple[str, ...]]]  # by plugin: a digest of its files, and its kinds
+# Kinds by plugin and digest of its files, so that environments of one user do not take each other's place.
+Known = dict[str, tuple[str, ...]]
 
 
 class KeptKinds:
@@ -40,16 +42,14 @@ class KeptKinds:
 
     def of(self, candidate: PluginCandidate) -> tuple[str, ...] | None:
         """The kinds of hooks that a plugin implements; None where that is not known, or its files have changed."""
-        found = self._known.get(_key(candidate))
-        if found is None or found[0] != _digest(candidate.module):
-            return None
-        return found[1]
+        digest = _digest(candidate.module)
+        return self._known.get(_key(candidate, digest)) if digest else None
 
     def note(self, candidate: PluginCandidate, kinds: tuple[str, ...]) -> None:
         """Keep what a plugin implements that was loaded."""
         digest = _digest(candidate.module)
-        if digest and self._known.get(_key(candidate)) != (digest, kinds):
-            self._known[_key(candidate)] = digest, kinds
+        if digest and self._known.get(key := _key(candidate, digest)) != kinds:
+            self._known[key] = kinds
             self._changed = True
 
     def save(self) -> None:
@@ -65,7 +65,7 @@ class KeptKinds:
 
 
 def _path() -> Path:
-    known = repr((API_VERSION, sorted(_KINDS), sys.version_info[:2])).encode()
+    known = repr((_FORMAT, API_VERSION, sorted(_KINDS), sys.version_info[:2])).encode()
     return cache_directory() / f"plugins-{hashlib.blake2b(known, digest_size=8).hexdigest()}.json"
 
 
@@ -76,11 +76,11 @@ def _read(path: Path) -> Known:
         found = msgspec.json.decode(path.read_bytes(), type=Known)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
-    return {key: value for key, value in found.items() if _KINDS.issuperset(value[1])}
+    return {key: value for key, value in found.items() if _KINDS.issuperset(value)}
 
 
-def _key(candidate: PluginCandidate) -> str:
-    return f"{candidate.name} {candidate.module} {candidate.distribution} {candidate.version}"
+def _key(candidate: PluginCandidate, digest: str) -> str:
+    return f"{candidate.name} {candidate.module} {candidate.distribution} {candidate.version} {digest}"
 
 
 def _digest(module: str) -> str:

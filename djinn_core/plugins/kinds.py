@@ -93,5 +93,7 @@ def kinds_in(process: str) -> frozenset[str]:
 
 COMMAND_KINDS: Final = kinds_in("command")
 CLIENT_KINDS: Final = kinds_in("client")
+# Kinds that a client asks when its session begins, unless a plugin launches its executors; the others when a program is planned.
+OPENING_KINDS: Final = frozenset({"interception", "integrations", "transports", "observers"})
 GATEWAY_KINDS: Final = kinds_in("gateway")
 EXECUTOR_KINDS: Final = kinds_in("executor")

@@ -13,7 +13,7 @@ from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate, built_in, choices, installed, named
 from djinn_core.plugins.intake import PluginFailure, PluginLoader, warn_of_hooks
 from djinn_core.plugins.kept_kinds import KeptKinds
-from djinn_core.plugins.kinds import EVERY_KIND
+from djinn_core.plugins.kinds import EVERY_KIND, KINDS
 from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import unknown_settings
 
@@ -82,6 +82,7 @@ class Registry:
         rows: what became of each plugin, the unusable ones included.
         owners: by kind of object (`patterns`) and name the row of the plugin that it came from.
         plugin_settings: the settings that plugins in use have of their own, each with where its value came from.
+        later: names of kinds whose objects are not here yet; see `load_opening`.
     """
 
     interceptors: tuple[Interceptor, ...] = ()
@@ -110,6 +111,7 @@ class Registry:
     rows: tuple[PluginRow, ...] = ()
     owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)
     plugin_settings: tuple[SettingRow, ...] = ()
+    later: frozenset[str] = frozenset()
 
     def used_in(self, kinds: Collection[str], names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """Those names of plugins without which a process that uses objects of `kinds` would lack something; None stays None."""
@@ -173,6 +175,39 @@ def load_registry(
     return registry
 
 
+def load_opening(
+    selection: Selection,
+    *,
+    builtins: Mapping[str, object],
+    first: frozenset[str],
+    kinds: frozenset[str],
+) -> Registry:
+    """The plugins with hooks of the kinds `first`, and of those whose kinds are not known, in place of all of `kinds`.
+
+    `load_later` gets the others. The selection is one that names no plugins and has no settings of theirs, for which all must be there.
+    """
+    found, available = _survey(selection, builtins, None, first, KeptKinds())
+    _keep_kinds(found.registry.rows, available)
+    registry = found.usable(selection.strict)
+    for failure in found.failures:
+        failure.warn()
+    return attrs.evolve(registry, later=kinds - first)
+
+
+def load_later(selection: Selection, opening: Registry, *, builtins: Mapping[str, object]) -> Registry:
+    """All plugins, of which `opening` has those that were asked first; their objects stay, and what failed then is out."""
+    active = {row.name for row in opening.rows if row.status == "active"}
+    failed = {row.name: row for row in opening.rows if row.status == "failed" and row.name not in active}
+    found = survey(attrs.evolve(selection, disable=frozenset(failed)), builtins=builtins, kinds=opening.later)
+    registry = found.usable(selection.strict)
+    for failure in found.failures:
+        if failure.row not in opening.rows:
+            failure.warn()
+    there = {kind.objects: getattr(opening, kind.objects) for kind in KINDS if kind.name not in opening.later}
+    rows = tuple([failed.get(row.name, row) if row.status == "disabled" else row for row in registry.rows])
+    return attrs.evolve(registry, rows=rows, owners={**registry.owners, **opening.owners}, **there)
+
+
 def load_where_started(
     selection: Selection,
     *,
@@ -225,7 +260,9 @@ def _survey(
     else:
         _take_requested(intake, selection.plugins, own, offered)
     rows = tuple(row for declared in intake.settings for row in declared.rows)
-    registry = Registry(**intake.ordered(), rows=tuple(intake.rows), owners=intake.owners, plugin_settings=rows)
+    registry = Registry(
+        **intake.ordered(), rows=tuple(intake.rows), owners=intake.owners, plugin_settings=rows, later=frozenset()
+    )
     known = {name for declared in intake.settings for name in declared.variables}
     plugins = {row.name for row in intake.rows} | {candidate.name for candidate in (*own, *offered)}
     unheard = unknown_settings(selection.plugin_settings, known, plugins)

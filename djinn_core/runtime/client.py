@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -22,33 +22,22 @@ from djinn_core.interception.dispatch import forget_calls, forget_what_was_learn
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import Runtime, RuntimeFunctions, port
-from djinn_core.ir.costs import NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
-from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
-from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import new_storage
-from djinn_core.launch.launchers import LOCAL
-from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import missing_operators, open_connections
-from djinn_core.runtime.connecting.embedded import start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.status import why_unavailable
 from djinn_core.runtime.context import ClientContext, InitHook
 from djinn_core.runtime.counting import counters, reset_counters
 from djinn_core.runtime.integrations import integrate_registered
-from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.load_plugins import all_plugins, load_opening_plugins
+from djinn_core.runtime.planning import session_planner
 from djinn_core.runtime.planning.ab_tests import Without
-from djinn_core.runtime.planning.first_calibration import calibrate_in_background
-from djinn_core.runtime.planning.planning import load_plugins
-from djinn_core.runtime.pool.executors import capabilities_named
-from djinn_core.runtime.pool.opening import open_pool
-from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.reconfiguring import (
     PLANNING,
     PLUGINS,
@@ -61,6 +50,15 @@ from djinn_core.runtime.sending.progress import progress_observers
 from djinn_core.runtime.session import Session
 from djinn_core.tracebacks import for_users
 from djinn_core.wire.messages import DeviceInfo
+
+# What executors of this program's own, pools and plans need is imported where a session has them.
+if TYPE_CHECKING:
+    from djinn_core.ir.costs import NetworkTopology
+    from djinn_core.ir.graph import ProgramGraph
+    from djinn_core.ir.profile import WorkloadProfile
+    from djinn_core.ir.result import PipelineResult
+    from djinn_core.launch.own_executor import OwnExecutor
+    from djinn_core.runtime.pool.session import PoolSession
 
 __all__ = [
     "cancel",
@@ -122,9 +120,9 @@ def configure(
     with context.lock:
         overrides = _merged(context.overrides, given) if given else {}
         resolved = resolve(overrides).settings
-        registry = load_plugins(resolved)
+        registry = load_opening_plugins(resolved)
         if is_initialized():
-            _reconfigure(resolved, registry)
+            _reconfigure(resolved, all_plugins(resolved, registry))
         else:
             shut_down()  # one that was lost
             before = context.settings
@@ -143,19 +141,16 @@ def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 def _reconfigure(resolved: Settings, registry: Registry) -> None:
     """Change what the open session can take over, or end it where it holds no tensors and cannot take over all."""
-    assert context.settings is not None, "a session is open"
-    assert context.registry is not None, "a session is open"
-    names = changed(context.settings, resolved)
-    restarting = needing_new_session(
-        names, context.settings, executor_plugins_differ(context.registry, registry, context.settings)
-    )
+    in_use, before = context.configured()
+    names = changed(before, resolved)
+    restarting = needing_new_session(names, before, executor_plugins_differ(in_use, registry, before))
     if restarting:
         _end_unless_held(", ".join(sorted(restarting)))
     elif not names & PLUGINS:
-        registry = context.registry  # its observers and interceptors may have state
+        registry = in_use  # its observers and interceptors may have state
     _apply(resolved, registry, "plugin_settings" in names)
     if not restarting and names & (PLANNING | PLUGINS):
-        session_plans.plan_anew(context)
+        session_planner.plan_anew(context)
     if names and not restarting:
         log.info("the open session goes on with other settings", settings=sorted(names))
 
@@ -218,11 +213,19 @@ def settings() -> Settings:
 
 def plugins_asked_by_size() -> tuple[str, ...]:
     """Plugins in use that do not say that they tolerate growth, by kind and name: plans hold for fewer sizes with them."""
-    return session_plans.asked_by_size_in(registry(), settings(), max(1, len(context.opened)))
+    from djinn_core.runtime.planning.session_plans import asked_by_size_in
+
+    return asked_by_size_in(registry(), settings(), max(1, len(context.opened)))
 
 
 def registry() -> Registry:
     """The plugins that are in use."""
+    _load()
+    return context.configured()[0]
+
+
+def _opening_registry() -> Registry:
+    """Those of them that are asked when a session begins, perhaps with others."""
     _load()
     assert context.registry is not None
     return context.registry
@@ -234,7 +237,7 @@ def _load() -> None:
     with collect_later, context.lock:
         if context.settings is None:
             resolved = resolve(context.overrides).settings
-            _apply(resolved, load_plugins(resolved))
+            _apply(resolved, load_opening_plugins(resolved))
 
 
 @for_users
@@ -314,8 +317,11 @@ def new_pool(opened: tuple[Opened, ...], only: Session | None = None) -> PoolSes
 
     Raises: as `open_pool`.
     """
-    plan = partial(session_plans.plan_whole, context)
-    planner = session_plans.new_planner(context, len(opened))
+    from djinn_core.runtime.planning.session_plans import plan_whole
+    from djinn_core.runtime.pool.opening import open_pool
+
+    plan = partial(plan_whole, context)
+    planner = session_planner.new_planner(context, len(opened))
     pool = open_pool(opened, settings(), planner, plan, context.stats, context.observers, only)
     calibrate(pool, opened)
     return pool
@@ -323,6 +329,8 @@ def new_pool(opened: tuple[Opened, ...], only: Session | None = None) -> PoolSes
 
 def calibrate(pool: PoolSession, opened: tuple[Opened, ...]) -> None:
     """Measure devices of a pool that were never measured, in the background."""
+    from djinn_core.runtime.planning.first_calibration import calibrate_in_background
+
     calibrate_in_background(opened, settings(), registry().cost_models, partial(_measured, pool))
 
 
@@ -333,7 +341,7 @@ def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
     attached = only.attached
     return Session(
         only.connection,
-        session_plans.new_planner(context, 1),
+        session_planner.new_planner(context, 1),
         context.stats,
         only.url,
         context.observers,
@@ -348,6 +356,8 @@ def _measured(pool: PoolSession) -> None:
     """Plan with what was measured of the devices of a session, if it is still open."""
     with recorders.sending:
         if context.session is pool and not context.forked:
+            from djinn_core.runtime.pool.executors import capabilities_named
+
             pool.know_devices(capabilities_named(context.opened, pool.membership.present))
 
 
@@ -367,7 +377,12 @@ def start_early() -> None:
 
 def _own_executors() -> tuple[OwnExecutor, ...]:
     """Start this program's own executors on this machine; none where a server or a launcher of a plugin has them."""
-    now = context.settings or resolve(context.overrides).settings
+    now = _resolved()
+    if _named_servers():
+        return ()
+    from djinn_core.launch.launchers import LOCAL
+    from djinn_core.runtime.connecting.embedded import start_executors
+
     return start_executors(now) if now.engine == LOCAL else ()
 
 
@@ -383,7 +398,7 @@ def _connect() -> tuple[Opened, ...]:
     executors, context.starting = context.starting, ()
     executors = executors or _own_executors()
     try:
-        return open_connections(settings(), registry(), executors)
+        return open_connections(settings(), _opening_registry(), executors)
     except BaseException:
         for executor in executors:
             executor.close(0.0)
@@ -477,7 +492,7 @@ def _end_session() -> None:
     for one in opened:
         if one.executor is not None:
             one.executor.close(0.0)  # no thread waits for the rest of its work
-    session_plans.save_plans(context)
+    session_planner.save_plans(context)
 
 
 @for_users
@@ -528,17 +543,17 @@ def last_profile() -> WorkloadProfile | None:
 
 def record_plans() -> AbstractContextManager[list[PipelineResult]]:
     """Collects the result of every plan that is made inside the block, of programs as they are and not in pieces."""
-    return session_plans.record_plans(context)
+    return session_planner.record_plans(context)
 
 
 def whole_programs() -> AbstractContextManager[None]:
     """Sends programs whole inside the block, and not in pieces while they are recorded."""
-    return session_plans.whole_programs()
+    return session_planner.whole_programs()
 
 
 def switched_off(program: Program | ProgramGraph) -> Without:
     """Optimizations that were found not to pay for such a program in this session, each with the reason."""
-    return session_plans.switched_off(context, program)
+    return session_planner.switched_off(context, program)
 
 
 def stats() -> Mapping[str, int]:
@@ -574,8 +589,8 @@ def observed_by(observer: Observer) -> Iterator[None]:
 def _device_count() -> int:
     """Number of logical devices: all executors as one, and each of several by itself."""
     session = context.session
-    if isinstance(session, PoolSession):
-        several = len(session.members)  # also those that have left, whose indexes stand for others
+    if session is not None and session.membership is not None:
+        several = len(session.membership.members)  # also those that have left, whose indexes stand for others
     else:
         several = len(context.opened) or (1 if _named_servers() else _resolved().executors)
     return 1 + several if several > 1 else 1
@@ -595,7 +610,7 @@ def _is_available() -> bool:
     """True if a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
     if context.answered or is_initialized() or not _named_servers():
         return True
-    reason = why_unavailable(settings(), registry())
+    reason = why_unavailable(settings(), _opening_registry())
     if reason:
         log.warning("the remote device cannot be used", reason=reason)
     context.answered = not reason
@@ -637,7 +652,7 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
 def _opened_at(index: int) -> Opened:
     """The connection to the executor that an index of the device stands for, from 1."""
     session = context.session
-    if not isinstance(session, PoolSession):
+    if session is None or session.membership is None:
         return context.opened[index - 1]
     return context.opened[session.membership.present.index(session.membership.number_at(index))]
 
@@ -647,7 +662,7 @@ def _residence(storage: int, index: int) -> str:
     opened, session = context.opened, context.session
     if session is None or not opened:
         return "no session"
-    pool = session.membership if isinstance(session, PoolSession) else None
+    pool = session.membership
     number = pool.number_at(index) if index and pool is not None else session.home(storage)
     if number is None:
         return "on no executor yet"
@@ -661,7 +676,10 @@ def after_fork() -> None:
 
     Where the parent had no session yet, the child is a client of its own.
     """
-    context.lock = threading.RLock()  # another thread of the parent may have held it
+    context.lock, context.loading = (
+        threading.RLock(),
+        threading.RLock(),
+    )  # another thread of the parent may have held them
     context.forked = port.forked = context.forked or context.session is not None
     starting, context.starting = context.starting, ()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as below

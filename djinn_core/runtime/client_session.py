@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from djinn_core.interception.runtime_interface import Runtime
-from djinn_core.ir.costs import NetworkTopology
-from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.runtime.planning.planner import Planner
+
+if TYPE_CHECKING:
+    from djinn_core.ir.costs import NetworkTopology
+    from djinn_core.ir.profile import WorkloadProfile
+    from djinn_core.runtime.pool.membership import Membership
 
 
 class ClientSession(Runtime, Protocol):
@@ -24,6 +27,10 @@ class ClientSession(Runtime, Protocol):
     @property
     def successor(self) -> ClientSession | None:
         """As `Runtime.successor`."""
+
+    @property
+    def membership(self) -> Membership | None:
+        """The executors, where there are several."""
 
     @property
     def needs_whole_programs(self) -> bool:

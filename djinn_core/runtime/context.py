@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from djinn_core.config import Settings
-from djinn_core.hookspecs.integrations import Integration
-from djinn_core.hookspecs.interception import Interceptor
-from djinn_core.ir.costs import Link
-from djinn_core.ir.result import PipelineResult
-from djinn_core.launch.own_executor import OwnExecutor
+from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.load_plugins import all_plugins
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.stats import Stats
 from djinn_core.stages.cache import PlanCache
 
 if TYPE_CHECKING:
+    from djinn_core.hookspecs.integrations import Integration
+    from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.ir.costs import Link
+    from djinn_core.ir.result import PipelineResult
+    from djinn_core.launch.own_executor import OwnExecutor
     from djinn_core.runtime.captured import Captured
 
 InitHook = Callable[[], None]
@@ -50,7 +52,9 @@ class ClientContext:
 
     overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
     settings: Settings | None = None
-    registry: Registry | None = None
+    registry: Registry | None = (
+        None  # the plugins in use; those that are asked for plans are there once a program is planned
+    )
     starting: tuple[OwnExecutor, ...] = ()  # started before a session needs them, which it takes
     opened: tuple[Opened, ...] = ()
     joining: set[int] = attrs.field(factory=set)  # numbers of executors that are being started for the open session
@@ -74,9 +78,13 @@ class ClientContext:
     forked: bool = False
     answered: bool = False  # a server has, since it was configured
     lock: threading.RLock = attrs.field(factory=threading.RLock, repr=False)
+    loading: threading.RLock = attrs.field(factory=threading.RLock, repr=False)  # held while plugins are loaded
 
     def configured(self) -> tuple[Registry, Settings]:
-        """The registry and the settings of the open session."""
+        """The registry, with all plugins in use, and the settings of the open session."""
         assert self.registry is not None, "a session is open"
         assert self.settings is not None, "a session is open"
+        if self.registry.later:
+            with collect_later, self.loading:
+                self.registry = all_plugins(self.settings, self.registry)
         return self.registry, self.settings

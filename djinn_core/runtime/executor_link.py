@@ -1,4 +1,4 @@
-"""Link of a session to its executor: what is sent and received until the session is lost, and why it is."""
+"""Link of a session to its executor: sending until the session is lost, and the reason why it is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.interrupts import InterruptibleLock, held
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel
-from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS, last_words
+from djinn_core.runtime.connecting.close_reason import REASON_SECONDS, close_reason
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Goodbye, encode
 
@@ -23,11 +23,11 @@ class ExecutorLink:
     Attributes:
         channel: the connection.
         server: the address that was reached. called: name of it in messages, the address that is configured.
-        lost: why the session is lost; empty while it is not.
-        sent: how many frames were sent.
-        reading: held by the thread that reads the channel.
-        writing: held around what is sent as one, so that other threads wait for it where they can be interrupted.
-        busy: whether a thread is sending just now, and holds `writing`.
+        lost: the reason why the session is lost; empty while it is not.
+        sent: number of frames that were sent.
+        reading: lock of the thread that reads the channel.
+        writing: lock around frames that are sent together; other threads wait for it where they can be interrupted.
+        busy: True while a thread sends, which holds `writing`.
     """
 
     def __init__(self, channel: ClientChannel, server: str, called: str = "") -> None:
@@ -46,7 +46,7 @@ class ExecutorLink:
             raise SessionLost(self.lost)
 
     def send(self, frame: Frame) -> None:
-        """Send a frame; raises `SessionLost` where the executor is gone. An interrupt waits until it is on its way."""
+        """Send a frame; raises `SessionLost` where the executor is gone. Ctrl-C is held back until it is sent."""
         if self.lost:
             self.check()
         try:
@@ -75,28 +75,28 @@ class ExecutorLink:
         self.send(Frame(encode(message)))
 
     def _lose_with_reason(self, error: TransportError) -> None:
-        """After a failed send. The executor may have said why it hung up; another thread may just be reading that."""
-        found = self.reading.acquire(timeout=LAST_WORDS_SECONDS)
+        """Lose the session after a failed send. The executor may have sent the reason, which another thread may be reading just now."""
+        found = self.reading.acquire(timeout=REASON_SECONDS)
         try:
             self.check()
-            reason = last_words(self.channel) if found else ""
+            reason = close_reason(self.channel) if found else ""
         finally:
             if found:
                 self.reading.release()
         self.lose(ProtocolError(reason) if reason else error)
 
     def lose(self, error: Exception) -> NoReturn:
-        """The session is lost.
+        """Mark the session as lost.
 
         Raises:
             SessionLost: always.
         """
         reason = str(error)
-        if self.server != self.called:  # the user knows the executor's own address from nowhere
+        if self.server != self.called:  # users do not know the executor's own address
             reason = reason.replace(f"server {self.server}", "its executor").replace(
                 self.server, "its executor's address"
             )
-        port.memory_changes += 1  # numbers that were fetched from it are not its any more
+        port.memory_changes += 1  # elements that were fetched are not valid for another session
         log.debug("the session is lost", server=self.server, reason=str(error))
         self.lost = (
             f"the session with {self.called} is lost: {reason}. Its tensors are gone; "
@@ -105,12 +105,12 @@ class ExecutorLink:
         raise SessionLost(self.lost) from error
 
     def close(self) -> None:
-        """Say goodbye and close the connection."""
+        """Send `Goodbye` and close the connection."""
         if not self.lost:
             self.channel.expire()
             try:
                 self.send_message(Goodbye())
             except DjinnError as error:
-                log.debug("no goodbye", reason=str(error))
+                log.debug("Goodbye was not sent", reason=str(error))
             self.lost = f"the session with {self.called} was closed"
         self.channel.close()

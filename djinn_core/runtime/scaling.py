@@ -14,7 +14,7 @@ from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import Runtime, port
-from djinn_core.launch.addresses import called
+from djinn_core.launch.addresses import server_name
 from djinn_core.logs import get_logger
 from djinn_core.runtime import client
 from djinn_core.runtime.client import context
@@ -22,7 +22,7 @@ from djinn_core.runtime.connecting.connect import missing_operators, open_more
 from djinn_core.runtime.connecting.embedded import start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.servers import Servers, find_servers
-from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.planning.session_planner import new_planner
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.reconfiguring import values_of_the_process
 from djinn_core.runtime.session import Session
@@ -141,7 +141,7 @@ def _scale_over(wanted: Servers) -> None:
 
 
 def _is_at(one: Opened, urls: tuple[str, ...]) -> bool:
-    return one.server == called(urls) or not {one.url, *one.addresses}.isdisjoint(urls)
+    return one.server == server_name(urls) or not {one.url, *one.addresses}.isdisjoint(urls)
 
 
 def join(joining: Any) -> None:
@@ -185,7 +185,7 @@ def _make_pool(session: Session, more: tuple[Opened, ...]) -> None:
         pool = client.new_pool((*context.opened, *more), session)
     except BaseException:
         session.submissions.unread = unread
-        session.plan_by(session_plans.new_planner(context, 1))
+        session.plan_by(new_planner(context, 1))
         raise
     session.successor = context.session = pool
     port.whole_programs += 1

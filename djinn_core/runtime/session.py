@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -16,7 +16,6 @@ from djinn_core.interception.runtime_interface import (
     SubmissionReply,
 )
 from djinn_core.interrupts import held
-from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.printable import is_text
 from djinn_core.runtime.client_session import ClientSession
@@ -28,7 +27,7 @@ from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.receiving.reads import follow_reads
 from djinn_core.runtime.receiving.replies import Replies
-from djinn_core.runtime.sending.compressing import Compressing
+from djinn_core.runtime.sending.compressing import UploadCompressor
 from djinn_core.runtime.sending.submissions import UNREAD, Submissions
 from djinn_core.runtime.sending.uploads import Uploader
 from djinn_core.runtime.stats import Stats
@@ -50,6 +49,9 @@ from djinn_core.wire.weight_messages import (
     SaveWeightsReply,
 )
 
+if TYPE_CHECKING:
+    from djinn_core.ir.profile import WorkloadProfile
+
 OPENING_PATIENCE: Final = 0.5  # seconds for which the executor may keep an answer about an address that it still opens
 
 
@@ -61,6 +63,7 @@ class Session:
 
     needs_whole_programs = False
     topology = None
+    membership = None
     successor: ClientSession | None = None  # the pool of which its executor is now one
 
     def __init__(
@@ -84,7 +87,9 @@ class Session:
         """
         self.link = ExecutorLink(channel, server, called)
         self.replies = Replies(self.link, reader or AnswerReader(Failures(), 0), stats, observers)
-        self.uploads = Uploader(self.link, self.replies, stats, observers, caches_weights, Compressing(compressions))
+        self.uploads = Uploader(
+            self.link, self.replies, stats, observers, caches_weights, UploadCompressor(compressions)
+        )
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers, unread)
         self._observers = observers
         channel.call_when_resumed(lambda seconds: observers.tell("reconnected", server=server, duration=seconds))
@@ -215,7 +220,7 @@ class Session:
         scheme = address.partition(":")[0]
         if scheme not in self._weight_sources:
             known = ", ".join(f"{name}:" for name in sorted(self._weight_sources)) or "nothing"
-            raise WeightsUnavailable(f"{self.server} reads no weights from {address!r}: it reads {known}")
+            raise WeightsUnavailable(f"{self.link.called} reads no weights from {address!r}: it reads {known}")
         if len(address) > limits.STORED_ADDRESS:
             raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
         if not is_text(address):
@@ -225,7 +230,7 @@ class Session:
             self._observers.tell("downloading", address=address, done=reply.done, expected=reply.expected)
             return UnfinishedOpening(reply.done, reply.expected)
         if reply.refused:
-            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+            raise WeightsUnavailable(f"{self.link.called}: {reply.refused}")
         there = reply.address or address
         found = WeightListing({}, dict(reply.metadata))
         for one in reply.tensors:
@@ -260,7 +265,7 @@ class Session:
         message = SaveWeights(address, tuple(names), pack_handles(handles), tuple(metadata.items()), seconds)
         reply = self.replies.ask(message, SaveWeightsReply)
         if reply.refused and not reply.poisoned:
-            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+            raise WeightsUnavailable(f"{self.link.called}: {reply.refused}")
         return SavedWeights(reply.nbytes, reply.poisoned)
 
     def remove_weights(self, address: str, device: int = 0) -> None:
@@ -275,7 +280,7 @@ class Session:
             raise WeightsUnavailable(f"an address is text of at most {limits.STORED_ADDRESS} characters")
         reply = self.replies.ask(RemoveWeights(address), RemoveWeightsReply)
         if reply.refused:
-            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+            raise WeightsUnavailable(f"{self.link.called}: {reply.refused}")
 
     def published(self, device: int = 0) -> tuple[Publication, ...]:
         """As `Runtime.published`.
@@ -287,7 +292,7 @@ class Session:
         del device  # this session has one
         reply = self.replies.ask(PublishedRequest(), PublishedReply)
         if reply.refused:
-            raise WeightsUnavailable(f"{self.server}: {reply.refused}")
+            raise WeightsUnavailable(f"{self.link.called}: {reply.refused}")
         return tuple([Publication(one.name, one.nbytes, one.age, one.left) for one in reply.entries])
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheMemory:

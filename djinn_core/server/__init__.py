@@ -3,8 +3,8 @@
 In the order in which a client's program passes through:
 
 - `gateway`: authentication, admission, routing to an executor, and operations endpoints.
-- `executor_process` and `executor` (the process), `control` (its parent's orders), `attach` and `control_channel` (incoming connections),
-  `session_registry` (live sessions), `devices` (the device that it computes on), `admission_policies`, `tenancy`, `usage_metrics`
+- `executor_process` and `executor` (the process), `control` (its parent's orders), `attach` (incoming connections), `session_registry` (live
+  sessions), `devices` (the device that it computes on), `admission_policies`, `tenancy`, `usage_metrics`
   and `rate_limit` (limits and accounting). `inline`: an executor as a thread.
 - `session`: the message loop of one client.
 - `weights`: uploads, and a content-addressed store of weights that need not be sent again.

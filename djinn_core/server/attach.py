@@ -1,4 +1,4 @@
-"""The first message of a client to an executor, which must contain a valid ticket."""
+"""Admission of connections at an executor: the first message must have a valid ticket, or resume a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from djinn_core.wire.messages import Attach, Attached, DeviceInfo
 from djinn_core.wire.peer_messages import PeerAttach
 from djinn_core.wire.resume_messages import ControlAttach, Resume
 
-ATTACH_SECONDS = 5.0  # a client sends its ticket as soon as it is connected
+ATTACH_SECONDS = 5.0  # for the first message, which a client sends as soon as it is connected
 _log = get_logger("djinn.server")
 
 
@@ -34,10 +34,9 @@ class Admitted:
 def admit(
     connection: Connection, tickets: TicketChecker, peer_listener: PeerListener, context: ExecutorContext
 ) -> Admitted | PeerConnection | Resume | ControlAttach | None:
-    """Read a client's `Attach` or another executor's `PeerAttach`; None if it was refused, broken or never came.
+    """Read the first message of a connection: a client's `Attach`, or another executor's `PeerAttach`.
 
-    A `Resume` or `ControlAttach` is returned as it is: whether its secret is right only the session knows.
-
+    None: it was refused or malformed, or none came. A `Resume` or `ControlAttach` is returned as it is: its session checks its secret.
     Until then the connection may carry small messages only, afterwards frames of any usual size.
     """
     connection.limits = UNAUTHENTICATED_LIMITS
@@ -56,8 +55,8 @@ def admit(
         return None
     if isinstance(message, Resume | ControlAttach):
         return message
-    if isinstance(message, PeerAttach) and (guest := peer_listener.redeem(message.ticket)) is not None:
-        return guest
+    if isinstance(message, PeerAttach) and (peer := peer_listener.redeem(message.ticket)) is not None:
+        return peer
     grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None
     if grant is None or not isinstance(message, Attach):
         context.usage.count("tickets_refused")
@@ -78,9 +77,9 @@ def attached(
     caches_weights: bool,
     weight_sources: tuple[str, ...] = (),
 ) -> Attached:
-    """The answer to an admitted client; the whole allow-list goes along where the client has another.
+    """The answer to an admitted client, with the allow-list of ops where the client has another one.
 
-    `caches_weights`: whether the executor keeps weights. `weight_sources`: schemes of addresses that it reads them from.
+    `caches_weights`: True if the executor keeps weights. `weight_sources`: schemes of the addresses that it reads weights from.
     """
     differs = client_operators != operators_digest()
     return Attached(

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from djinn_core.errors import StartupError
 from djinn_core.interrupts import held
-from djinn_core.launch.orders import Answer, Belong, Drain, End, Evict, Report, Start, read_order, to_line
+from djinn_core.launch.orders import AssignTenant, Drain, End, Evict, Report, ReportSessions, Start, read_order, to_line
 from djinn_core.launch.pipe_lines import LineReader, write_line
 from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Sessions
@@ -39,7 +39,7 @@ class ControlledExecutor(Protocol):
     def end(self, session: str, reason: str) -> None:
         """End a session, and what it computes."""
 
-    def belong(self, tenant: str) -> None:
+    def assign_tenant(self, tenant: str) -> None:
         """Work for that tenant."""
 
     def tick(self) -> None:
@@ -85,11 +85,11 @@ class Control:
             )
         return order
 
-    def report(self, answer: Answer) -> None:
-        """Tell the parent; one that is gone hears nothing, and `run` notices."""
+    def report(self, report: Report) -> None:
+        """Send a report to the parent. Where the parent is gone, nothing is sent, and `run` notices that."""
         try:
             with self._reporting:  # lines of several threads do not mix
-                write_line(self._reports, to_line(answer))
+                write_line(self._reports, to_line(report))
         except OSError as error:
             _log.info("the parent process does not listen any more", error=str(error))
 
@@ -123,14 +123,14 @@ class Control:
     def _follow_lines(self, serving: ControlledExecutor) -> None:
         while (line := self._orders.next_line()) is not None:
             order = read_order(line)
-            if isinstance(order, Report):
+            if isinstance(order, ReportSessions):
                 self.report(serving.sessions(order.number))
             elif isinstance(order, Evict):
                 serving.evict(order.tokens)
             elif isinstance(order, End):
                 serving.end(order.session, order.reason)
-            elif isinstance(order, Belong):
-                serving.belong(order.tenant)
+            elif isinstance(order, AssignTenant):
+                serving.assign_tenant(order.tenant)
             elif isinstance(order, Drain):
                 self._drain(serving, order.seconds)
 

@@ -1,7 +1,8 @@
-"""The device that an executor computes on: chosen, opened and described."""
+"""The device that an executor computes on: chosen, opened, described, and the figures of it that are reported."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import attrs
@@ -76,3 +77,19 @@ def limited(device: OpenDevice, memory: int, disk: Disk, decider: Decider) -> Op
 def _best(devices: Sequence[Device]) -> str:
     present = (device.name for device in devices if device.name != FALLBACK and device.discover())
     return next(present, FALLBACK)
+
+
+def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
+    """The device's memory figures in bytes, as `device_total` and so on, and its number of processors."""
+    memory = {f"device_{name}": int(value) for name, value in runtime.memory().items()}
+    if runtime.device.type == "cpu":
+        return memory | {"multi_processor_count": os.cpu_count() or 1}
+    properties = torch.get_device_module(runtime.device.type).get_device_properties(runtime.device)
+    names = ("multi_processor_count", "major", "minor")
+    return memory | {name: int(getattr(properties, name, 0)) for name in names}
+
+
+def reset_device_peak(device: torch.device) -> None:
+    """Have the device's allocator count its peak again, where it has one."""
+    if device.type != "cpu":
+        torch.get_device_module(device.type).reset_peak_memory_stats(device)

@@ -34,9 +34,9 @@ from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
-from djinn_core.launch.listen_addresses import in_places
-from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Start
-from djinn_core.launch.private_directory import remove_abandoned
+from djinn_core.launch.listen_addresses import listening_transports
+from djinn_core.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
+from djinn_core.launch.private_directories import remove_abandoned
 from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, load_where_started
@@ -46,14 +46,13 @@ from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.control import Control
-from djinn_core.server.control_channel import serve_aside
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.executor_metrics import metered
 from djinn_core.server.greetings import complain, instance, refuse, send_message
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.memory.eviction import decider
-from djinn_core.server.peers.exchange import PeerListener
+from djinn_core.server.peers.exchange import PeerListener, serve_control_channel
 from djinn_core.server.peers.inbox import PeerConnection
 from djinn_core.server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
 from djinn_core.server.recovery.journal import SessionIdentity, remove_stale
@@ -104,7 +103,7 @@ class Executor:
         self._listeners: list[Listener] = []
         self._limits = ExecutorLimits(context.usage, config.admission)
         self._full_at = 0.0
-        self.tell: Callable[[Answer], None] = lambda _: None
+        self.tell: Callable[[Report], None] = lambda _: None
         self._accepting = True
         self._door = threading.Lock()
         self._inside = 0  # sessions, those included that are just being made
@@ -120,9 +119,11 @@ class Executor:
         self._listeners.append(transport_for(own, self._registry.transports).listen(own, Limits(), self.serve))
         network = self._config.network
         unnamed: list[Listener] = []
-        for one in () if network is None else in_places(self._registry.transports, network.tls, network.places):
+        for one in (
+            () if network is None else listening_transports(self._registry.transports, network.tls, network.listen_at)
+        ):
             if not one.transport.capabilities.relayed:
-                self._listeners.append(one.transport.listen(one.at(0), Limits(), self.serve))
+                self._listeners.append(one.transport.listen(one.url(0), Limits(), self.serve))
                 if one.transport.capabilities.named_only:
                     unnamed.append(self._listeners[-1])
         # What has to be named is left out: the user does not see how executors reach each other.
@@ -135,13 +136,13 @@ class Executor:
         if admitted is None:
             return
         if isinstance(admitted, PeerConnection):
-            _serve_guest(admitted, connection)
+            _serve_peer(admitted, connection)
             return
         if isinstance(admitted, Resume):
             self._resume(connection, admitted)
             return
         if isinstance(admitted, ControlAttach):
-            self._aside(connection, admitted)
+            self._serve_control_channel(connection, admitted)
             return
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
@@ -223,13 +224,13 @@ class Executor:
         with self._door:
             self._inside -= 1
 
-    def _aside(self, connection: Connection, asked: ControlAttach) -> None:
+    def _serve_control_channel(self, connection: Connection, asked: ControlAttach) -> None:
         """Let a client say something beside its session; a wrong secret is answered like no such session."""
         session = self._roster.session(asked.session)
         if not self._leases.knows(asked.session, asked.secret) or not isinstance(session, ExecutorSession):
             refuse(connection, "there is no such session (any more)")
             return
-        serve_aside(connection, session.exchange)
+        serve_control_channel(connection, session.exchange)
 
     def _converse(
         self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
@@ -305,7 +306,7 @@ class Executor:
         entry.connection.close()
 
     def full(self, reason: str) -> None:
-        """Report that no client is admitted for now: the gateway, which is less busy, may refuse clients for a while."""
+        """Report that no client is admitted for now: the gateway, which is less busy, refuses clients for `FULL_SECONDS`."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:
             self._full_at = time.monotonic()
             self.tell(Full(reason))
@@ -316,9 +317,9 @@ class Executor:
             self._full_at = 0.0
             self.tell(Full(""))
 
-    def belong(self, tenant: str) -> None:
+    def assign_tenant(self, tenant: str) -> None:
         """Work for that tenant."""
-        self._tenancy.belong(tenant)
+        self._tenancy.assign_tenant(tenant)
 
     def tick(self) -> None:
         """Some time has passed."""
@@ -361,11 +362,11 @@ def _folders(context: ExecutorContext, models: ModelConfig) -> Sequence[Callable
     return found
 
 
-def _serve_guest(guest: PeerConnection, connection: Connection) -> None:
+def _serve_peer(peer: PeerConnection, connection: Connection) -> None:
     try:
-        guest.serve(connection)
+        peer.serve(connection)
     except TransportError as error:
-        _log.debug("another executor hung up", source=guest.source, error=str(error))
+        _log.debug("another executor hung up", source=peer.source, error=str(error))
     except ProtocolError as error:
         _log.warning("another executor was turned away: it does not follow the protocol", error=str(error))
         complain(connection, str(error))

@@ -14,7 +14,7 @@ from djinn_core.config import Settings, bytes_of
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.executor_config import EVERYTHING
-from djinn_core.launch.tickets import TicketChecker, issue, new_key
+from djinn_core.launch.tickets import TicketChecker, issue_ticket, new_key
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.server.context import ExecutorContext
@@ -115,4 +115,4 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
 
     ours.thread = threading.Thread(target=serve, name="djinn-inline-executor", daemon=True)
     ours.thread.start()
-    return ours, issue(key, client)
+    return ours, issue_ticket(key, client)

@@ -24,7 +24,7 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
-from djinn_core.server.device_stats import device_figures, reset_device_peak
+from djinn_core.server.devices import device_figures, reset_device_peak
 from djinn_core.server.greetings import instance
 from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport

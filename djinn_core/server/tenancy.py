@@ -53,7 +53,7 @@ class Tenancy:
         self._given = ""  # the tenant that the parent process has assigned it to
         self._is_given = threading.Event()
 
-    def belong(self, tenant: str) -> None:
+    def assign_tenant(self, tenant: str) -> None:
         """Assign this executor to a tenant, by order of its parent."""
         self._given = tenant
         self._is_given.set()

@@ -52,10 +52,11 @@ class Histogram:
         self._counts = [0] * (len(BOUNDS) + 1)
         self._sum = 0.0
 
-    def add(self, seconds: float) -> None:
-        """One more time."""
-        self._counts[bisect.bisect_left(BOUNDS, seconds)] += 1
-        self._sum += seconds
+    def add(self, durations: Iterable[float]) -> None:
+        """Some more of them."""
+        for seconds in durations:
+            self._counts[bisect.bisect_left(BOUNDS, seconds)] += 1
+            self._sum += seconds
 
     def distribution(self) -> Distribution:
         """The distribution of the durations seen so far."""
@@ -156,18 +157,20 @@ class UsageMetrics:
 
     def _count_answered(self) -> None:
         """Add up what was answered since the last time. The caller holds the lock."""
-        totals, seconds, answered, messages = self._totals, self._seconds, self._answered, self._messages
-        while answered:
-            timing, ops, fetched = answered.popleft()
-            totals["submissions"] += 1
-            messages["Submit"] += 1
-            totals["ops"] += ops
-            totals["fetched_tensors"] += len(fetched)
-            totals["fetched_bytes"] += sum(fetched)
-            for name in seconds:
-                seconds[name] += getattr(timing, name)
-            self._queued.add(timing.queue)
-            self._executed.add(timing.execute)
+        answered = [self._answered.popleft() for _ in range(len(self._answered))]
+        if not answered:
+            return
+        timings, ops, fetched = zip(*answered, strict=True)
+        self._messages["Submit"] += len(answered)
+        totals = self._totals
+        totals["submissions"] += len(answered)
+        totals["ops"] += sum(ops)
+        totals["fetched_tensors"] += sum(map(len, fetched))
+        totals["fetched_bytes"] += sum(map(sum, fetched))
+        for name in self._seconds:
+            self._seconds[name] += sum(map(attrgetter(name), timings))
+        self._queued.add(timing.queue for timing in timings)
+        self._executed.add(timing.execute for timing in timings)
 
     def enter(self, holder: MeteredSession) -> None:
         """A session began."""

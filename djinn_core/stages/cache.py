@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
-from djinn_core.ir.result import PipelineResult
 from djinn_core.lru import LruCache
+
+if TYPE_CHECKING:
+    from djinn_core.ir.result import PipelineResult
 
 
 @attrs.define

@@ -126,3 +126,12 @@ class ThreadTimes:
     def read(self) -> float:
         """Seconds that its threads have run on a processor."""
         return sum(int((task / "schedstat").read_text().split()[0]) for task in self._folder.iterdir()) / 1e9
+
+
+def innermost_number(process: int) -> int:
+    """Number of a process in the innermost PID namespace that it is in. Linux alone has such namespaces."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:  # it has ended, or this is another system
+        return process
+    return next((int(line.split()[-1]) for line in lines if line.startswith("NSpid:")), process)

@@ -278,7 +278,7 @@ class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
     stride: Dimensions
 
 
-class Described(msgspec.Struct, frozen=True, tag="d"):
+class ValueDescription(msgspec.Struct, frozen=True, tag="d"):
     """Metadata of a value that the client could not predict. `scalar` names the Python type where it is not a tensor."""
 
     dtype: Identifier
@@ -329,7 +329,7 @@ class Completed(Message, frozen=True):
 
     sequence: Count
     results: tuple[TensorHeader | Failure, ...] = ()
-    described: tuple[Described | Failure, ...] = ()
+    described: tuple[ValueDescription | Failure, ...] = ()
     failures: tuple[Failure, ...] = ()
     layout_mismatches: tuple[LayoutMismatch, ...] = ()
     timing: Timing = Timing()
@@ -463,7 +463,7 @@ class Status(Message, frozen=True):
 
     `load` is that of the least loaded device, by all tenants, in devices, and `recent` the number of sessions that began there within a
     minute: by these a client of several servers chooses. `assignment` is the policy that assigns sessions to executors. `events` are the
-    latest that concern the one who asks, the newest last.
+    latest that concern the one who asks, the newest last. `instance` identifies the gateway process on all machines.
     """
 
     version: Name
@@ -474,6 +474,7 @@ class Status(Message, frozen=True):
     recent: Count = 0
     assignment: Name = ""
     events: tuple[EventStatus, ...] = ()
+    instance: Name = ""
 
 
 def status_facts(status: Status) -> dict[str, Any]:

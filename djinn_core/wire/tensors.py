@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 from djinn_core.errors import ProtocolError
@@ -23,9 +25,10 @@ _NAMES: Final = MappingProxyType(
 _DTYPES: Final = MappingProxyType({name: dtype for dtype, name in _NAMES.items()})
 
 # The short way for what nearly every answer is.
-_KNOWN_TO_NUMPY: Final = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool}
-)
+_KNOWN_TO_NUMPY: Final[Mapping[torch.dtype, np.dtype[Any]]] = MappingProxyType({
+    torch.float32: np.dtype("f4"), torch.float64: np.dtype("f8"), torch.float16: np.dtype("f2"), torch.int64: np.dtype("i8"),
+    torch.int32: np.dtype("i4"), torch.int16: np.dtype("i2"), torch.uint8: np.dtype("u1"), torch.bool: np.dtype("?"),
+})  # fmt: skip
 
 _LARGEST: Final = 2**63 - 1
 
@@ -111,9 +114,12 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
     try:
         rows = not sizes or header.stride == _row_major(header.shape)
         if rows and needed and dtype in _KNOWN_TO_NUMPY and not data.readonly:
-            tensor = torch.frombuffer(data, dtype=dtype)
+            if not sizes:  # a number: NumPy makes it in one step, and PyTorch in two
+                tensor = torch.from_numpy(np.ndarray((), _KNOWN_TO_NUMPY[dtype], data))
+            else:
+                tensor = torch.frombuffer(data, dtype=dtype)
             if not tensor.data_ptr() % dtype.itemsize:
-                return tensor.view(header.shape)
+                return tensor.view(header.shape) if sizes else tensor
         return torch.empty(0, dtype=dtype, device="cpu").set_(
             _storage_over(data, dtype), 0, header.shape, header.stride
         )

@@ -24,8 +24,7 @@ from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.operations_listener import OperationsListener
-from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
-from djinn_core.server.gateway.tokens import Token
+from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_core.server.shared_device import SharedDevice
 from djinn_http import pace
 from djinn_http import server as http_server

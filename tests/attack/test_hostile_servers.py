@@ -28,12 +28,12 @@ from djinn_core.wire.frames import FrameDecoder
 from djinn_core.wire.messages import (
     Attach,
     Completed,
-    Described,
     DeviceInfo,
     ProtocolClose,
     Refused,
     TensorHeader,
     Timing,
+    ValueDescription,
     Welcome,
     decode,
     encode,
@@ -110,7 +110,7 @@ def test_an_executor_is_sent_to_no_other_socket(transports, tmp_path):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        met = exchange.PeerExchange(exchange.PeerListener(transports)).meet(
+        met = exchange.PeerExchange(exchange.PeerListener(transports)).connect(
             ConnectPeer(1, 2, "ticket", (f"unix://{path}",))
         )
         assert "no socket of an executor" in met.error
@@ -198,11 +198,11 @@ def test_nobody_has_a_client_set_memory_aside_before_it_was_let_in(transports):
 @pytest.mark.parametrize(
     "described",
     [
-        Described("float32", (2, 3), (1,), 0),
-        Described("float32", (-1,), (1,), 0),
-        Described("float32", (2**40, 2**40), (0, 0), 0),
-        Described("float32", (2, 2), (2**63, 1), 0),
-        Described("no_such_dtype", (1,), (1,), 0),
+        ValueDescription("float32", (2, 3), (1,), 0),
+        ValueDescription("float32", (-1,), (1,), 0),
+        ValueDescription("float32", (2**40, 2**40), (0, 0), 0),
+        ValueDescription("float32", (2, 2), (2**63, 1), 0),
+        ValueDescription("no_such_dtype", (1,), (1,), 0),
     ],
 )
 def test_descriptions_that_no_tensor_has(described):

@@ -26,7 +26,7 @@ from djinn_core.ir.form import Constant, Form, Operand
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, RecoveryConfig
 from djinn_core.launch.process import ExecutorProcess
-from djinn_core.launch.tickets import TicketChecker, issue, new_key
+from djinn_core.launch.tickets import TicketChecker, issue_ticket, new_key
 from djinn_core.net.sockets import AcceptedConnection
 from djinn_core.server.compiling.packing import pack
 from djinn_core.server.compiling.region import find_region
@@ -38,8 +38,7 @@ from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays
-from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
-from djinn_core.server.gateway.tokens import Token
+from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS
 from djinn_core.server.memory import session as memory_session
 from djinn_core.server.memory.limited import LimitedRuntime
@@ -94,7 +93,7 @@ def say(transports):
     connections = []
 
     def say(executor, message):
-        url = executor.urls[0]
+        url = executor.ready.urls[0]
         connections.append(transport_for(url, transports).connect(url, Limits(), START_SECONDS))
         connections[-1].send(Frame(encode(message)))
         return decode(connections[-1].receive(START_SECONDS).head)
@@ -203,18 +202,18 @@ def test_every_state_of_a_generator_is_good():
 
 def test_one_tenant_does_not_have_all_threads_of_the_gateway():
     relays = Relays(2)
-    with relays.one_more("alice") as first, relays.one_more("alice") as second:
-        with relays.one_more("alice") as third, relays.one_more("bob") as other:
+    with relays.reserve("alice") as first, relays.reserve("alice") as second:
+        with relays.reserve("alice") as third, relays.reserve("bob") as other:
             assert (first, second, third, other) == (True, True, False, True)
-        with relays.one_more("alice") as again:
+        with relays.reserve("alice") as again:
             assert not again
-    with relays.one_more("alice") as afterwards:
+    with relays.reserve("alice") as afterwards:
         assert afterwards
 
 
 def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tmp_path):
     executor = start()
-    pool = SimpleNamespace(assign=lambda *_, **__: (0, executor), devices=(executor.device.id,))
+    pool = SimpleNamespace(assign=lambda *_, **__: (0, executor), devices=(executor.ready.device.id,))
     tenants = SimpleNamespace(start_pool=lambda tenant, memory: pool, others=lambda tenant: [])
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "this test")))
     admission = Admission(GatewayContext(gatekeeper, tenants, ServerEvents()), transports, relays=Relays(1))
@@ -291,7 +290,7 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
     try:
         threads = []
         for number, (mine, theirs) in enumerate(pairs):
-            ticket = issue(key, f"client {number}", badge=badge)
+            ticket = issue_ticket(key, f"client {number}", badge=badge)
             theirs.sendall(b"".join(encode_frame(Frame(encode(Attach(ticket, ""))), UNAUTHENTICATED_LIMITS)))
             threads.append(
                 threading.Thread(target=come, args=(AcceptedConnection(mine, UNAUTHENTICATED_LIMITS, "client"),))

@@ -15,7 +15,7 @@ from djinn_core.config import resolve
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file, write_connection_file
-from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.self_signed import self_signed
 from djinn_core.printable import one_line
 from djinn_core.server.recovery.journal import Journal, SessionIdentity

@@ -76,7 +76,7 @@ def test_weights_that_the_server_reads(run):
 
 
 def test_models(run):
-    run("bench_models", "toy_decode")
+    run("bench_models", "toy_decode", "toy_own_loop")
 
 
 def test_varying_sizes(run, module):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from djinn_core import torch_private
 from djinn_core.cli import main
-from djinn_core.cli.diagnosis import ServerRow, check_servers, check_torch, check_versions, diagnose, versions
+from djinn_core.cli.doctor import ServerRow, check_servers, check_torch, check_versions, diagnose, versions
 
 
 @pytest.fixture

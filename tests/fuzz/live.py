@@ -112,9 +112,9 @@ def serving() -> Iterator[Server]:
 
 def _frequent_guest(path: Path) -> str:
     """A token that may connect as often as it likes: sessions break all the time here."""
-    with change_table(path) as box:
-        table, _, token = create(box[0], "fuzz", 0.0)
-        box[0] = msgspec.structs.replace(table, quotas={"fuzz": Quota(connections_a_minute=1 << 20)})
+    with change_table(path) as change:
+        table, _, token = create(change.table, "fuzz", 0.0)
+        change.table = msgspec.structs.replace(table, quotas={"fuzz": Quota(connections_a_minute=1 << 20)})
     return token
 
 

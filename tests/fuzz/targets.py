@@ -144,13 +144,13 @@ def _numbers(data: bytes) -> None:
 
 
 def _order(data: bytes) -> None:
-    (orders.read_order if data[:1] == b"o" else orders.read_answer)(data[1:])
+    (orders.read_order if data[:1] == b"o" else orders.read_report)(data[1:])
 
 
 def _order_seeds(draw: random.Random) -> list[bytes]:
     given = [
         b"o" + orders.to_line(generated(kind, draw))
-        for kind in (orders.Start, orders.Report, orders.Drain, orders.Evict)
+        for kind in (orders.Start, orders.ReportSessions, orders.Drain, orders.Evict)
     ]
     return given + [
         b"a" + orders.to_line(generated(kind, draw)) for kind in (orders.Ready, orders.Failed, orders.Sessions)
@@ -165,7 +165,7 @@ def _ticket(data: bytes) -> None:
 
 
 def _ticket_seeds(draw: random.Random) -> list[bytes]:
-    return [tickets.issue(KEY, "alice").encode(), msgspec.json.encode(tickets.Grant("x", 1.0, "n"))]
+    return [tickets.issue_ticket(KEY, "alice").encode(), msgspec.json.encode(tickets.Grant("x", 1.0, "n"))]
 
 
 def _file(read: Callable[[Path], object]) -> Callable[[bytes], None]:

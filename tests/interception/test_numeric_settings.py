@@ -10,7 +10,7 @@ from simulated_marks import own_executors
 import djinn
 from djinn_core import torch_private
 from djinn_core.interception.runtime_interface import port
-from djinn_core.server.running.numeric_settings import ProcessNumericSettings
+from djinn_core.server.shared_device import ProcessNumericSettings
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.numeric_messages import NumericSettings
 

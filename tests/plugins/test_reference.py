@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -13,6 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
+from djinn.testing.observers import EVENTS
 from djinn_core import hookspecs
 from djinn_core.hookspecs import API_VERSION
 from djinn_core.ir.plan import Rewrite
@@ -105,3 +107,26 @@ def test_everything_is_where_the_reference_says_it_is() -> None:
     for kind in KINDS:
         for item in classes(kind):
             assert getattr(face, item.__name__) is item
+
+
+def test_events_and_their_facts_are_those_that_are_told() -> None:
+    """Of the client's observers: in the reference, in the suite and in the code."""
+    root = Path(__file__).parents[2] / "djinn_core"
+    told: dict[str, set[str]] = {}
+    sources = (path.read_text(encoding="utf-8") for path in (root / "runtime").rglob("*.py"))
+    for source in filter(re.compile(r"observers\.tell\(").search, sources):
+        for call in ast.walk(ast.parse(source)):
+            if isinstance(call, ast.Call) and re.search(r"observers\.tell$", ast.unparse(call.func)) and call.args:
+                named = {word.arg for word in call.keywords if word.arg is not None}
+                told.setdefault(ast.literal_eval(call.args[0]), set()).update(named)
+    told["connected"] |= {"server", "kinds", "fallbacks"}  # which are a dictionary of the call
+    suite = {name: set(facts) for name, facts in EVENTS.items() if name != "one_of_a_later_version"}
+    assert told == suite
+    rows = re.findall(
+        r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|$", sections()["djinn_register_observers"], flags=re.MULTILINE
+    )
+    listed = {
+        name: set(re.findall(r"`(\w+)`", facts)) for names, facts in rows for name in re.findall(r"`(\w+)`", names)
+    }
+    assert set(listed) == set(told)
+    assert {name: facts - listed[name] for name, facts in told.items() if facts - listed[name]} == {}

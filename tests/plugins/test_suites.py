@@ -34,7 +34,7 @@ from djinn.hooks import (
 )
 from djinn.testing.suite import missing
 from djinn_core.builtins import builtin_plugins
-from djinn_core.builtins.assignment import Affinity, FairShare, LeastLoaded
+from djinn_core.builtins.assignment import Affinity, FairShareAssignment, LeastLoaded
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.builtins.device import DeviceInterceptor
 from djinn_core.builtins.memory import NextUsePolicy
@@ -75,7 +75,7 @@ class TestAffinity(testing.AssignmentPolicyConformance):
 class TestFairShare(testing.AssignmentPolicyConformance):
     @pytest.fixture
     def policy(self) -> Any:
-        return FairShare({"alice": 2.0}, {"0": frozenset({"carol"})})
+        return FairShareAssignment({"alice": 2.0}, {"0": frozenset({"carol"})})
 
 
 def test_the_built_in_plugins_come_through_the_same_door() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import pytest
 
-from djinn_core.cli.new_plugin import render
+from djinn_core.cli.plugins import render
 from djinn_core.errors import ConfigurationError
 from djinn_core.plugins.kinds import KINDS
 

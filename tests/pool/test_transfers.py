@@ -229,14 +229,14 @@ def peer_listeners():
 
 def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_first(peer_listeners):
     here, there = map(PeerExchange, peer_listeners)
-    invited = peer_listeners[1].invite(there.inbox, HERE)
+    invited = peer_listeners[1].issue_ticket(there.inbox, HERE)
     meet = ConnectPeer(THERE, HERE, invited.ticket, invited.urls)
-    assert here.meet(meet).error == ""
+    assert here.connect(meet).error == ""
     for transfer in (1, 2, 3):
         assert here.send(transfer, THERE, lambda number=transfer: packed(number), pytest.fail)
         assert content(there.expect(transfer, HERE, time.sleep)) == content(packed(transfer))
-        there.inbox._guests[HERE].close()
-    assert here.meet(meet).error  # the ticket was good once
+        there.inbox._connections[HERE].close()
+    assert here.connect(meet).error  # the ticket was good once
     there.close()
     assert peer_listeners[1]._known == {}
     here.close()

@@ -15,6 +15,7 @@ import djinn
 from djinn.testing import open_session
 from djinn_core.errors import ProgramStopped
 from djinn_core.interrupts import held, raise_outside_torch, warn_without_lock
+from djinn_core.runtime.planning import session_plans
 from djinn_core.runtime.sending import cancellation, uploads
 
 DEVICE = "remote_accelerator:0"
@@ -104,15 +105,15 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
     djinn.synchronize()
     for where, place in (
         ("make_ready", session.submissions),
-        ("_plan", session.submissions.planner),
+        ("plan_program", session_plans),
         ("channel", session.link),
     ):
         reached = getattr(place, where)
 
-        def interrupted_once(*arguments, reached=reached, place=place, where=where):
+        def interrupted_once(*arguments, reached=reached, place=place, where=where, **named):
             monkeypatch.setattr(place, where, reached)
             signal.raise_signal(signal.SIGINT)
-            return reached(*arguments)
+            return reached(*arguments, **named)
 
         class Interrupting:
             def __getattr__(self, name, reached=reached):
@@ -121,31 +122,32 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
                 return getattr(reached, name)
 
         x.add_(1)
-        doubled = x * (2.0 if where == "make_ready" else 3.0 if where == "_plan" else 4.0)  # so that it is replanned
+        doubled = x * (
+            2.0 if where == "make_ready" else 3.0 if where == "plan_program" else 4.0
+        )  # so that it is replanned
         monkeypatch.setattr(place, where, Interrupting() if where == "channel" else interrupted_once)
         with pytest.raises(KeyboardInterrupt):
-            (doubled.neg() if where == "_plan" else doubled).sum().item()
+            (doubled.neg() if where == "plan_program" else doubled).sum().item()
         assert getattr(place, where) == reached, "it was interrupted there"
-        factor = {"make_ready": 2, "_plan": 3, "channel": 4}[where]
+        factor = {"make_ready": 2, "plan_program": 3, "channel": 4}[where]
         assert doubled.tolist() == [factor * value for value in x.tolist()]
     assert x.tolist() == [4, 4, 4]
 
 
 @pytest.mark.usefixtures("plan_first_runs")
 def test_planning_is_interrupted_where_it_is(session, monkeypatch):
-    planner = session.submissions.planner
-    plan, reached = planner._plan, []
+    plan, reached = session_plans.plan_program, []
 
-    def slow(*arguments):
-        monkeypatch.setattr(planner, "_plan", plan)
+    def slow(*arguments, **named):
+        monkeypatch.setattr(session_plans, "plan_program", plan)
         reached.append("began")
         signal.raise_signal(signal.SIGINT)
         reached.append("went on")
-        return plan(*arguments)
+        return plan(*arguments, **named)
 
     x = torch.arange(5.0, device=DEVICE)
     djinn.synchronize()
-    monkeypatch.setattr(planner, "_plan", slow)
+    monkeypatch.setattr(session_plans, "plan_program", slow)
     y = x.atan().sinh().cosh().mul(7.25)
     with pytest.raises(KeyboardInterrupt):
         y.tolist()

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> int:
     """FLOPs of a forward pass, or of a training step, which is the second: experts may be chosen otherwise then."""
-    model = copy.deepcopy(model)
+    model = _counted_fully(model)
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = _Everywhere()  # type: ignore[assignment]
     with _no_fused_kernels():
@@ -42,9 +42,7 @@ def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> i
 
 def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -> dict[str, int]:
     """FLOPs of the prefill and of the second decoding step of `generate()`; `apart`: of a first call of all parts, as `prefill` has it."""
-    model = copy.deepcopy(model).eval()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # the counter knows no products of groups
+    model = _counted_fully(model).eval()
     counted: list[int] = []
     plain = model.forward
 
@@ -67,6 +65,14 @@ def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -
             model(**without_labels(model, inputs) | {"use_cache": True})
             (first,) = counted
     return {"prefill": first, "decode": decode}
+
+
+def _counted_fully(model: nn.Module) -> nn.Module:
+    """A copy with experts one after the other: the counter knows no products of groups."""
+    model = copy.deepcopy(model)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    return model
 
 
 class _Everywhere:

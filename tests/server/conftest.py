@@ -3,12 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servers import SECONDS, Server, start_server, wait_for
+from servers import SECONDS, Server, start_executor, start_server, wait_for
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.process import ExecutorProcess
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import decode, encode
@@ -63,7 +62,7 @@ def dial(registry):
 
 @pytest.fixture(scope="session")
 def executor():
-    with ExecutorProcess.start("cpu", host="127.0.0.1", threads=1, timeout=SECONDS) as executor:
+    with start_executor(host="127.0.0.1", threads=1) as executor:
         yield executor
 
 

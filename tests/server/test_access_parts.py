@@ -28,8 +28,7 @@ from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.operations import Operations
-from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
-from djinn_core.server.gateway.tokens import Token, find_token, has_table
+from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator, find_token, has_table
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener, TransferInbox
 from djinn_core.wire.messages import decode
 from djinn_core.wire.peer_messages import ConnectPeer
@@ -74,8 +73,8 @@ def test_tokens_are_made_listed_and_revoked(tmp_path):
     table = tmp_path / "tokens.json"
 
     def make(n):
-        with change_table(table) as box:
-            box[0], _, token = create(box[0], f"tenant{n % 2}", 3600.0)
+        with change_table(table) as change:
+            change.table, _, token = create(change.table, f"tenant{n % 2}", 3600.0)
         return token
 
     with ThreadPoolExecutor(8) as pool:
@@ -152,14 +151,14 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
     listener = secured.listen("tcps://127.0.0.1:0", Limits(), accept)
     here = PeerExchange(PeerListener(registry.transports))
     try:
-        invited = there.invite(inbox, 1)
+        invited = there.issue_ticket(inbox, 1)
         assert invited.fingerprint == tls.fingerprints[0]
-        met = here.meet(ConnectPeer(2, 1, invited.ticket, (listener.url,), invited.fingerprint))
+        met = here.connect(ConnectPeer(2, 1, invited.ticket, (listener.url,), invited.fingerprint))
         assert (met.url, met.error) == (listener.url, "")
-        invited = there.invite(inbox, 1)
-        met = here.meet(ConnectPeer(3, 1, invited.ticket, (listener.url,), "sha256:" + "0" * 64))
+        invited = there.issue_ticket(inbox, 1)
+        met = here.connect(ConnectPeer(3, 1, invited.ticket, (listener.url,), "sha256:" + "0" * 64))
         assert "not the one that was expected" in met.error
-        assert "no transport" in here.meet(ConnectPeer(4, 1, invited.ticket, (listener.url,))).error
+        assert "no transport" in here.connect(ConnectPeer(4, 1, invited.ticket, (listener.url,))).error
     finally:
         here.close()
         listener.close()

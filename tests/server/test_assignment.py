@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from djinn_core.builtins import builtin_plugins
-from djinn_core.builtins.assignment import Affinity, FairShare, Settings, least_loaded
+from djinn_core.builtins.assignment import Affinity, AssignmentSettings, FairShareAssignment, least_loaded
 from djinn_core.errors import AccessRefused
 from djinn_core.hookspecs.assignment import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from djinn_core.plugins.kinds import CLIENT_KINDS
@@ -87,7 +87,7 @@ def test_affinity_goes_where_the_tenant_holds_most_within_a_margin(some, hint, e
 
 
 def test_fair_share_keeps_tenants_on_their_share_of_the_executors():
-    policy = FairShare.of(Settings(shares=("alice=3",)))
+    policy = FairShareAssignment.of(AssignmentSettings(shares=("alice=3",)))
     bob = {"others": (TenantLoad("bob", 0.0, 1),)}
     four = [ExecutorLoad(busy=0.9, sessions=1), *[ExecutorLoad() for _ in range(3)]]
     assert policy.assign(AssignmentRequest("alice", loads(*four))) == 1  # she is alone
@@ -100,7 +100,7 @@ def test_fair_share_keeps_tenants_on_their_share_of_the_executors():
 
 
 def test_fair_share_keeps_reserved_executors_for_their_tenants():
-    policy = FairShare.of(Settings(reservations=("0=alice", "cpu:1=alice", "cpu:1=bob")))
+    policy = FairShareAssignment.of(AssignmentSettings(reservations=("0=alice", "cpu:1=alice", "cpu:1=bob")))
     three = loads(ExecutorLoad(busy=0.5), ExecutorLoad(busy=0.2), ExecutorLoad(busy=0.9))
     assert [policy.assign(AssignmentRequest(who, three)) for who in ("alice", "bob", "carol")] == [1, 1, 2]
     refused = policy.assign(AssignmentRequest("carol", three[:2]))
@@ -113,7 +113,7 @@ def test_fair_share_keeps_reserved_executors_for_their_tenants():
 )
 def test_settings_of_the_policies_are_checked(wrong):
     with pytest.raises(ValueError):
-        Settings(**wrong)
+        AssignmentSettings(**wrong)
 
 
 def test_hints_are_known_while_there_are_sessions():

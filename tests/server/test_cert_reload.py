@@ -7,8 +7,7 @@ import pytest
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.self_signed import self_signed
-from djinn_core.net.cert_reload import CertificateRenewal
-from djinn_core.net.tls_contexts import fingerprint_of_file
+from djinn_core.net.tls_contexts import CertificateRenewal, fingerprint_of_file
 
 SECONDS = 120.0
 

@@ -21,7 +21,7 @@ from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime.connecting import connect
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.servers import find_servers
-from djinn_core.server.gateway.relay import both_ways, relay
+from djinn_core.server.gateway.relay import relay, relay_directions
 from djinn_core.server.inline import connected_pair
 from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
 
@@ -268,7 +268,7 @@ def test_different_torch_is_said_with_both_versions(begin, caplog):
 def test_a_relay_passes_on_both_ways_and_ends_with_either():
     client, gateway_outer = connected_pair()
     gateway_inner, executor = connected_pair()
-    thread = threading.Thread(target=relay, args=both_ways(gateway_outer, gateway_inner))
+    thread = threading.Thread(target=relay, args=relay_directions(gateway_outer, gateway_inner))
     thread.start()
     client.send(Frame(b"there", [b"abc", b""]))
     assert [bytes(b) for b in executor.receive(SECONDS).body] == [b"abc", b""]

@@ -9,7 +9,7 @@ import attrs
 import click
 import pytest
 
-from djinn_core.cli.config_options import config_options
+from djinn_core.cli.serve import config_options
 from djinn_core.config import PluginSetting, Settings
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.executor_config import (
@@ -22,7 +22,7 @@ from djinn_core.launch.executor_config import (
     RecoveryConfig,
     StoreConfig,
 )
-from djinn_core.launch.flags import Flag
+from djinn_core.launch.flags import flagged
 from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses
 from djinn_core.launch.orders import Start, read_order, to_line
 from djinn_core.plugins.registry import Selection
@@ -118,7 +118,7 @@ def test_a_value_out_of_its_bounds_is_refused(wrong):
 def test_a_new_flag_is_one_field():
     @attrs.frozen
     class Inner:
-        share: float = attrs.field(default=0.5, metadata=Flag("--share", "A share.", least=0, most=1).metadata)
+        share: float = flagged(0.5, "--share", "A share.", least=0, most=1)
 
     outer = attrs.make_class("Outer", {"inner": attrs.field(factory=Inner, type=Inner)}, frozen=True)
     assert read(outer) == outer()

@@ -16,15 +16,15 @@ from pathlib import Path
 import attrs
 import psutil
 import pytest
-from servers import wait_for
+from servers import start_executor, wait_for
 
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.errors import ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.command import PREPARED_MODULE, executor_environment
 from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.prepared import ForkedProcess, Preparation
-from djinn_core.launch.private_directory import make_private_directory, remove_abandoned
+from djinn_core.launch.prepared import ForkedExecutor, ForkServerClient
+from djinn_core.launch.private_directories import make_run_directory, remove_abandoned
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.server.devices import open_device
 from djinn_core.wire.messages import (
@@ -50,7 +50,7 @@ def expect_end(connection):
 @pytest.fixture
 def attached(executor, dial, ask):
     """A healthy client's connection."""
-    connection = dial(executor.urls[0])
+    connection = dial(executor.ready.urls[0])
     assert isinstance(ask(connection, Attach(executor.issue_ticket("healthy"), "")), Attached)
     yield connection
     assert isinstance(ask(connection, StatsRequest()), StatsReply), "the healthy client was harmed"
@@ -59,22 +59,22 @@ def attached(executor, dial, ask):
 
 
 def test_it_says_where_it_listens_and_what_it_is(executor):
-    assert executor.urls[0].startswith("unix://")
-    assert any(url.startswith("tcp://127.0.0.1:") for url in executor.urls)
-    assert executor.device.id == "cpu:0"
-    assert executor.device.memory >= executor.device.memory_free > 0
+    assert executor.ready.urls[0].startswith("unix://")
+    assert any(url.startswith("tcp://127.0.0.1:") for url in executor.ready.urls)
+    assert executor.ready.device.id == "cpu:0"
+    assert executor.ready.device.memory >= executor.ready.device.memory_free > 0
     assert executor.ready.process == executor.process_id
     assert executor.alive
 
 
 def test_only_its_owner_can_reach_its_socket(executor):
-    socket = Path(executor.urls[0].removeprefix("unix://"))
+    socket = Path(executor.ready.urls[0].removeprefix("unix://"))
     assert socket.parent.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
 def test_a_ticket_lets_one_client_in(executor, dial, ask, wait_for, scheme):
-    url = next(url for url in executor.urls if url.startswith(scheme))
+    url = next(url for url in executor.ready.urls if url.startswith(scheme))
     ticket = executor.issue_ticket("user@laptop")
     first, second = dial(url), dial(url)
     answer = ask(first, Attach(ticket, ""))
@@ -92,19 +92,19 @@ def test_a_ticket_lets_one_client_in(executor, dial, ask, wait_for, scheme):
 def test_equal_allow_lists_are_not_sent(executor, dial, ask):
     from djinn_core.ir.operators import operators_digest
 
-    connection = dial(executor.urls[0])
+    connection = dial(executor.ready.urls[0])
     assert ask(connection, Attach(executor.issue_ticket(), operators_digest())).operators is None
     connection.close()
 
 
 def test_an_expired_ticket_is_refused(executor, dial, ask):
-    connection = dial(executor.urls[0])
+    connection = dial(executor.ready.urls[0])
     assert isinstance(ask(connection, Attach(executor.issue_ticket(lifetime=0.0), "")), Refused)
 
 
 @pytest.mark.parametrize("ticket", ["", "x", "Zm9yZ2Vk" * 10, "é", "=" * 7])
 def test_a_forged_ticket_is_refused(executor, dial, ask, attached, ticket):
-    connection = dial(executor.urls[0])
+    connection = dial(executor.ready.urls[0])
     assert isinstance(
         ask(connection, Attach(ticket, "")), Refused | ProtocolClose
     )  # what cannot be a ticket is no message
@@ -112,13 +112,13 @@ def test_a_forged_ticket_is_refused(executor, dial, ask, attached, ticket):
 
 
 def test_nothing_but_a_ticket_comes_first(executor, dial, ask, attached):
-    connection = dial(executor.urls[0])
+    connection = dial(executor.ready.urls[0])
     assert isinstance(ask(connection, StatsRequest()), Refused)
     expect_end(connection)
 
 
 def test_what_is_no_message_closes_that_connection(executor, dial, attached):
-    connection = dial(executor.urls[0])
+    connection = dial(executor.ready.urls[0])
     connection.send(Frame(b"\xff\xfegarbage"))
     answer = decode(connection.receive(SECONDS).head)
     assert isinstance(answer, ProtocolClose)
@@ -128,13 +128,13 @@ def test_what_is_no_message_closes_that_connection(executor, dial, attached):
 
 @pytest.mark.parametrize("frame", [Frame(b"x" * (64 << 10)), Frame(b"x", [b"y" * 100])], ids=["head", "body"])
 def test_an_unauthenticated_client_cannot_send_much(executor, dial, attached, frame):
-    connection = dial(executor.urls[0])
+    connection = dial(executor.ready.urls[0])
     connection.send(frame)
     expect_end(connection)
 
 
 def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, ask, attached, wait_for):
-    connection = dial(executor.urls[0])
+    connection = dial(executor.ready.urls[0])
     session = ask(connection, Attach(executor.issue_ticket(), "")).session
     connection.send(Frame(b"\xc1 is no message"))
     answer = decode(connection.receive(SECONDS).head)
@@ -199,7 +199,7 @@ def test_a_death_before_readiness_is_told_with_its_signal():
 
 @pytest.mark.usefixtures("fresh_executors")
 def test_a_crash_says_where_it_was(capfd):
-    executor = ExecutorProcess.start("cpu", threads=1, timeout=SECONDS)
+    executor = start_executor(threads=1)
     os.kill(executor.process_id, signal.SIGSEGV)
     assert executor.wait() == -signal.SIGSEGV
     executor.close()
@@ -207,8 +207,8 @@ def test_a_crash_says_where_it_was(capfd):
 
 
 def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
-    executor = ExecutorProcess.start("cpu", timeout=SECONDS)
-    connection = dial(executor.urls[0])
+    executor = start_executor()
+    connection = dial(executor.ready.urls[0])
     ask(connection, Attach(executor.issue_ticket(), ""))
     closing = threading.Thread(target=executor.close, args=(SECONDS,))
     closing.start()
@@ -216,7 +216,7 @@ def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
     assert closing.is_alive()
     assert isinstance(ask(connection, StatsRequest()), StatsReply)
     with pytest.raises(TransportError):
-        dial(executor.urls[0])
+        dial(executor.ready.urls[0])
     connection.send(Frame(encode(Goodbye())))
     closing.join(SECONDS)
     assert not closing.is_alive()
@@ -226,17 +226,19 @@ def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
 
 SCRIPT = """
     import os, sys, time
+    from djinn_core.launch.executor_config import ExecutorConfig
     from djinn_core.launch.process import ExecutorProcess
 
     # no main guard: an executor that imported this file again would start another
-    executor = ExecutorProcess.start("cpu", timeout=60.0)
+    executor = ExecutorProcess(ExecutorConfig("cpu"))
+    executor.wait_ready(60.0)
     child = os.fork()
     if child == 0:  # holds the pipes open, and must not end the executor of its parent
         executor.close()
         time.sleep(60)
         os._exit(0)
     time.sleep(0.2)
-    print(executor.process_id, child, executor.urls[0], executor.alive, flush=True)
+    print(executor.process_id, child, executor.ready.urls[0], executor.alive, flush=True)
     time.sleep(60)
 """
 
@@ -278,7 +280,7 @@ def test_a_long_temporary_directory_does_not_matter(tmp_path, monkeypatch):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    directory, owned = make_private_directory()
+    directory, owned = make_run_directory()
     try:
         assert len(directory) < 90
         assert list(deep.iterdir()) == []
@@ -296,7 +298,7 @@ def short_path():
 
 def test_directories_of_executors_that_were_killed_are_removed_later(short_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(short_path))
-    executor = ExecutorProcess.start("cpu", threads=1, timeout=SECONDS)
+    executor = start_executor(threads=1)
     (directory,) = short_path.iterdir()
     (short_path / "djinn-run-link").symlink_to(directory)
     os.utime(directory, (0, 0))
@@ -311,7 +313,7 @@ def test_directories_of_executors_that_were_killed_are_removed_later(short_path,
 
 
 def test_executors_are_forked_from_a_prepared_process(python, tmp_path):
-    prepared = Preparation(tmp_path, 0.5, ExecutorConfig().encode())
+    prepared = ForkServerClient(tmp_path, 0.5, ExecutorConfig().encode())
     place = prepared._socket(executor_environment())
     given = tmp_path / "given"
     given.write_bytes(prepared.plugins)
@@ -325,8 +327,8 @@ def test_executors_are_forked_from_a_prepared_process(python, tmp_path):
         broken.sendall(b"{}")
         assert int(told.readline()) > 0
         assert told.readline() == b"1\n", "the fork goes on as something else"
-    with ExecutorProcess(ExecutorConfig(threads=1), prepared=prepared) as executor:
-        assert isinstance(executor._process, ForkedProcess)
+    with ExecutorProcess(ExecutorConfig(threads=1), fork_server=prepared) as executor:
+        assert isinstance(executor._process, ForkedExecutor)
         assert executor.wait_ready(SECONDS).process == executor.process_id
         forked = psutil.Process(executor.process_id)
         assert (forked.ppid(), forked.cwd()) == (server.pid, str(Path.cwd()))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,22 +18,6 @@ class TestLocalLauncher(LauncherConformance):
     @pytest.fixture
     def launcher(self):
         return LocalLauncher()
-
-
-class TestLauncherOfTheGuide(LauncherConformance):
-    """Executors that are held as on other machines, by what docs/plugins.md shows."""
-
-    @pytest.fixture
-    def launcher(self):
-        guide = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
-        (code,) = [
-            block
-            for block in re.findall(r"^```python\n(.+?)^```", guide, re.MULTILINE | re.DOTALL)
-            if "HereLauncher" in block
-        ]
-        names = {}
-        exec(code, names)
-        return names["HereLauncher"]()
 
 
 @pytest.fixture

@@ -14,9 +14,15 @@ from servers import fresh_python, started
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.cli import main
-from djinn_core.cli.listen_options import ListenChoice, listen_options
+from djinn_core.cli.serve import ListenChoice, listen_options
 from djinn_core.errors import ConfigurationError, PluginError, TransportError
-from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses, advertised, chosen_by, own_address
+from djinn_core.launch.listen_addresses import (
+    ListenAddress,
+    ListenAddresses,
+    advertised,
+    configured_transports,
+    own_address,
+)
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.connect import open_connections
 
@@ -68,21 +74,23 @@ def taken():
 
 
 def test_each_transport_has_its_place():
-    places = choice("--transport", "tcp=0.0.0.0:5556", "--transport", "http=5557", "--transport", "x=[::1]:5").places
-    assert places.given == {
+    addresses = choice(
+        "--transport", "tcp=0.0.0.0:5556", "--transport", "http=5557", "--transport", "x=[::1]:5"
+    ).addresses
+    assert addresses.given == {
         "tcp": ListenAddress("0.0.0.0", 5556),
         "http": ListenAddress("", 5557),
         "x": ListenAddress("::1", 5),
     }
-    assert places.hosts == ("127.0.0.1", "0.0.0.0", "::1")
+    assert addresses.hosts == ("127.0.0.1", "0.0.0.0", "::1")
 
 
 def test_the_older_options_mean_the_same():
     assert (
-        choice("--port", "5556", "--http-port", "0").places
-        == choice("--transport", "tcp=5556", "--transport", "http=0").places
+        choice("--port", "5556", "--http-port", "0").addresses
+        == choice("--transport", "tcp=5556", "--transport", "http=0").addresses
     )
-    assert choice("--host", "::1").places == ListenAddresses("::1")
+    assert choice("--host", "::1").addresses == ListenAddresses("::1")
 
 
 @pytest.mark.parametrize(
@@ -112,18 +120,18 @@ def test_options_that_contradict_each_other(arguments, said):
 
 
 def test_what_is_left_out_does_not_listen(transports):
-    chosen = chosen_by(
+    chosen = configured_transports(
         transports, None, ListenAddresses(given={"tcp": ListenAddress("", 7)}, without=frozenset({"http"}))
     )
-    assert [(one.transport.name, one.at(one.place.port)) for one in chosen] == [("tcp", "tcp://127.0.0.1:7")]
+    assert [(one.transport.name, one.url(one.address.port)) for one in chosen] == [("tcp", "tcp://127.0.0.1:7")]
     with pytest.raises(PluginError, match="--without-transport leaves out http, tcp"):
-        chosen_by(transports, None, ListenAddresses(without=frozenset({"http", "tcp"})))
+        configured_transports(transports, None, ListenAddresses(without=frozenset({"http", "tcp"})))
     with pytest.raises(ConfigurationError, match="no transport 'htp' to listen with: did you mean 'http'"):
-        chosen_by(transports, None, ListenAddresses(without=frozenset({"htp"})))
+        configured_transports(transports, None, ListenAddresses(without=frozenset({"htp"})))
 
 
 def test_other_machines_are_told_addresses_that_they_can_dial():
-    own = own_address(named=False)
+    own = own_address()
     assert own not in {"", "0.0.0.0"}
     wildcard = ("tcps://0.0.0.0:5556", "https://[::]:5557")
     assert advertised(wildcard, "", named=False) == (f"tcps://{own}:5556", f"https://{own}:5557")
@@ -208,7 +216,7 @@ def test_a_server_on_the_network(python, plain_environment, tmp_path, registry):
 def server_url(log: str) -> str:
     """Addresses advertised to other machines, from those that are listened at."""
     (line,) = [line for line in log.splitlines() if line.startswith("Listening at tcp://")]
-    return f"tcp://{own_address(named=False)}:{line.rpartition(':')[2]}"
+    return f"tcp://{own_address()}:{line.rpartition(':')[2]}"
 
 
 @pytest.mark.parametrize(

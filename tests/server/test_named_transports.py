@@ -6,7 +6,7 @@ import pytest
 
 from djinn.testing import self_signed_tls
 from djinn_core.launch.addresses import parse_url
-from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses, in_places
+from djinn_core.launch.listen_addresses import ListenAddress, ListenAddresses, listening_transports
 from djinn_core.launch.tls_transports import with_tls
 from djinn_core.runtime.connecting.dialling import _believed
 from djinn_tcp import TcpTransport
@@ -19,8 +19,8 @@ def test_a_server_listens_only_where_it_is_named(tmp_path, secured):
     transports = (UcxTransport(), TcpTransport())
     tcp, ucx = ("tcps", "ucxs") if secured else ("tcp", "ucx")
 
-    def listening(places):
-        return [one.transport.name for one in in_places(transports, tls, places)]
+    def listening(addresses):
+        return [one.transport.name for one in listening_transports(transports, tls, addresses)]
 
     assert listening(ListenAddresses()) == [tcp]
     assert listening(ListenAddresses(given={"ucx": ListenAddress(port=5560)})) == [ucx, tcp]

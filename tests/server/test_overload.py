@@ -29,10 +29,9 @@ from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayContext
-from djinn_core.server.gateway.log_rate_limit import AT_ONCE, Sparing
+from djinn_core.server.gateway.log_rate_limit import AT_ONCE, LogRateLimit
 from djinn_core.server.gateway.pool import Pool
-from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
-from djinn_core.server.gateway.tokens import Token
+from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_core.server.greetings import Refusal, refuse
 from djinn_core.server.rate_limit import REMEMBERED, Bucket, Buckets
 from djinn_core.server.running.fair_share import FairShare
@@ -78,10 +77,10 @@ def gateway(tmp_path, monkeypatch):
     """A gateway's admission without executors, which answers at once; tokens by tenant; the audit log."""
     monkeypatch.setattr(admission, "REFUSAL_SECONDS", (0.0, 0.0))
     table, log = tmp_path / "tokens.json", tmp_path / "audit.jsonl"
-    with change_table(table) as box:
-        box[0], _, calm = create(TokenTable(), "calm", 0)
-        box[0], _, often = create(box[0], "often", 0)
-        box[0] = TokenTable(box[0].tokens, {"often": Quota(connections_a_minute=12)})
+    with change_table(table) as change:
+        change.table, _, calm = create(TokenTable(), "calm", 0)
+        change.table, _, often = create(change.table, "often", 0)
+        change.table = TokenTable(change.table.tokens, {"often": Quota(connections_a_minute=12)})
     tenants = SimpleNamespace(
         start_pool=lambda *_: Refusal("this server has executors for no tenant at a time", retry=True),
         statuses=lambda tenant: (),
@@ -150,12 +149,12 @@ def test_an_executor_has_room_until_it_is_full_or_busy():
 
 
 def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
-    def seat(name, full):
+    def supervised(name, full):
         device = SimpleNamespace(id=name, kind="cpu")
-        return SimpleNamespace(executor=SimpleNamespace(ready=SimpleNamespace(device=device), full=lambda: full))
+        return SimpleNamespace(launched=SimpleNamespace(ready=SimpleNamespace(device=device), full=lambda: full))
 
     pool = Pool([], 0.0)
-    pool._seats = [seat("cpu:0", "no room"), seat("cpu:1", "")]
+    pool._executors = [supervised("cpu:0", "no room"), supervised("cpu:1", "")]
     assert pool.find("")[0] == 1, "there is another one"
     assert pool.find("cpu:0").retry
     assert not pool.find("cuda").retry
@@ -166,7 +165,7 @@ def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
     monkeypatch.setattr(process.time, "monotonic", lambda: passed[0])
     receiving, sending = os.pipe()
     executor = ExecutorProcess.__new__(ExecutorProcess)  # without a process: what it says comes out of a pipe
-    executor._answers, executor._reading, executor._full = LineReader(receiving), threading.Lock(), ("", 0.0)
+    executor._report_lines, executor._reading, executor._full = LineReader(receiving), threading.Lock(), ("", 0.0)
     assert executor.full() == ""
     os.write(sending, to_line(Full("no room")))
     assert executor.full() == "no room"
@@ -226,12 +225,12 @@ def test_buckets_fill_slowly(clock):
 
 
 def test_lines_that_come_over_and_over_are_counted(clock):
-    sparing = Sparing(clock)
-    written = [sparing.count("token") for _ in range(10 * AT_ONCE)]
+    limit = LogRateLimit(clock)
+    written = [limit.count("token") for _ in range(10 * AT_ONCE)]
     assert [n for n in written if n is not None] == [0] * AT_ONCE
-    assert sparing.count("slow") == 0, "others are written"
+    assert limit.count("slow") == 0, "others are written"
     clock.now += 5.0
-    assert sparing.count("token") == 9 * AT_ONCE
+    assert limit.count("token") == 9 * AT_ONCE
 
 
 def test_messages_beyond_a_rate_wait(monkeypatch):

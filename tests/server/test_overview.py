@@ -18,7 +18,7 @@ from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.status import read_status
 from djinn_core.server.gateway.context import RecentEvents
-from djinn_core.server.gateway.server_status import WORDY
+from djinn_core.server.gateway.server_status import MOST_WITH_DECISIONS
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session_overview import HINTS_LIMIT, LETTERS_LIMIT, SessionNotes
 from djinn_core.system.tcp import link_figures
@@ -59,12 +59,12 @@ def test_a_training_loop_is_seen_as_one(over_tcp, serving, url_of, monkeypatch):
 def test_a_status_of_many_sessions_arrives(serving, url_of, monkeypatch):
     settings = Settings(servers=(url_of("tcp"),), token=serving.token, disable=("local",))
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
-    opened = [open_connections(settings, registry)[0] for _ in range(WORDY + 1)]
+    opened = [open_connections(settings, registry)[0] for _ in range(MOST_WITH_DECISIONS + 1)]
     monkeypatch.setenv("DJINN_TOKEN", serving.token)
     try:
         (row,) = read_status([url_of("tcp")])
         assert row["error"] is None
-        assert len(row["executors"][0]["sessions"]) > WORDY
+        assert len(row["executors"][0]["sessions"]) > MOST_WITH_DECISIONS
         assert not any(one["decisions"] for one in row["executors"][0]["sessions"])
     finally:
         for one in opened:

@@ -12,7 +12,7 @@ import pytest
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch.addresses import transport_for
-from djinn_core.server.gateway.relay import Relays, both_ways, relay, too_much
+from djinn_core.server.gateway.relay import Relays, over_limits, relay, relay_directions
 from djinn_core.wire.frames import encode_frame
 
 SECONDS = 120.0
@@ -49,7 +49,7 @@ def relayed(registry):
 
         def pass_on(connection):
             inner = transport_for(inner_url, registry.transports).connect(inner_url, LIMITS, SECONDS)
-            ways = both_ways(connection, SlowToArrive(inner, late))
+            ways = relay_directions(connection, SlowToArrive(inner, late))
             with watched(*ways):
                 relay(*ways)
 
@@ -111,7 +111,7 @@ def test_what_a_client_sent_last_reaches_the_executor(relayed, url):
 
 
 def test_an_executor_that_does_not_hang_up_does_not_keep_the_relay(relayed, monkeypatch):
-    monkeypatch.setattr("djinn_core.server.gateway.relay._LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr("djinn_core.server.gateway.relay._REASON_SECONDS", 0.2)
     gone = threading.Event()
 
     def executor(connection):
@@ -141,7 +141,7 @@ def test_who_has_too_much_passed_on_is_cut_off_and_nobody_else(relayed, url):
                 connection.send(connection.receive(SECONDS))
             over.wait(SECONDS)
 
-    greedy, modest = (relayed(url, executor, watched=partial(relays.watching, who)) for who in ("greedy", "modest"))
+    greedy, modest = (relayed(url, executor, watched=partial(relays.limiting, who)) for who in ("greedy", "modest"))
     greedy.send(Frame(b"hello"))
     modest.send(Frame(b"read on"))
     cut = threading.Thread(target=send_until_it_fails, args=(greedy, 16 << 20))
@@ -155,7 +155,7 @@ def test_who_has_too_much_passed_on_is_cut_off_and_nobody_else(relayed, url):
 
 def test_frames_that_never_become_whole_are_held_too(relayed):
     relays, over = Relays(each=8 << 20), threading.Event()
-    client = relayed("tcp://127.0.0.1:0", lambda _: over.wait(3 * SECONDS), watched=partial(relays.watching, "greedy"))
+    client = relayed("tcp://127.0.0.1:0", lambda _: over.wait(3 * SECONDS), watched=partial(relays.limiting, "greedy"))
     begun = b"".join(bytes(part) for part in encode_frame(Frame(b"much", [bytes(64 << 20)]), LIMITS))[: 32 << 20]
     with suppress(OSError):  # reset while it is sent
         client._socket.sendall(begun)
@@ -167,7 +167,7 @@ def test_frames_that_never_become_whole_are_held_too(relayed):
 def test_most_is_taken_where_most_is_held():
     ways = [object() for _ in range(5)]
     held = {"a": {ways[0]: 5, ways[1]: 6}, "b": {ways[2]: 9}, "c": {ways[3]: 1, ways[4]: 0}}
-    assert too_much(held, each=11, together=21) == {}
-    assert too_much(held, each=10, together=21) == {ways[1]: "a"}
-    assert too_much(held, each=8, together=100) == {ways[1]: "a", ways[2]: "b"}
-    assert too_much(held, each=11, together=9) == {ways[1]: "a", ways[2]: "b"}
+    assert over_limits(held, each=11, together=21) == {}
+    assert over_limits(held, each=10, together=21) == {ways[1]: "a"}
+    assert over_limits(held, each=8, together=100) == {ways[1]: "a", ways[2]: "b"}
+    assert over_limits(held, each=11, together=9) == {ways[1]: "a", ways[2]: "b"}

@@ -41,8 +41,7 @@ from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayCounters
-from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
-from djinn_core.server.gateway.tokens import Token
+from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire.messages import Goodbye, encode
 
@@ -393,8 +392,8 @@ def test_the_servers_own_token_is_looked_at_first():
 
 def test_limits_of_the_token_file_hold_for_tenants_of_plugins(tmp_path):
     table = tmp_path / "tokens.json"
-    with change_table(table) as box:
-        box[0] = TokenTable(create(TokenTable(), "bob", 0)[0].tokens, {"alice": Quota(sessions=3)})
+    with change_table(table) as change:
+        change.table = TokenTable(create(TokenTable(), "bob", 0)[0].tokens, {"alice": Quota(sessions=3)})
     asked = Credentials("other")
     assert authenticating(table, authenticate=lambda _: Identity("alice")).identify(asked).quota == Quota(sessions=3)
     own = Identity("alice", quota=Quota(sessions=9))

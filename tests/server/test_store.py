@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from djinn_core.server.weights.disk import Disk
-from djinn_core.server.weights.store import WeightStore
-from djinn_core.server.weights.weight_files import stretches
+from djinn_core.server.weights.store import WeightStore, stretches
 from djinn_core.wire.digests import digest_of_content
 
 SIZE = 1 << 20

@@ -13,8 +13,8 @@ from djinn_core.launch.connection_file import (
     remove_connection_file,
     write_connection_file,
 )
-from djinn_core.launch.tickets import TicketChecker, issue, new_key
-from djinn_core.server.gateway.tokens import Token, check_exposure, find_token
+from djinn_core.launch.tickets import TicketChecker, issue_ticket, new_key
+from djinn_core.server.gateway.token_authenticator import Token, check_exposure, find_token
 from djinn_core.wire.messages import Attach, decode, encode
 
 SUPPLIED = Token("a" * 32, "the test")
@@ -23,14 +23,14 @@ SUPPLIED = Token("a" * 32, "the test")
 def test_a_ticket_is_good_once_and_says_for_whom():
     key = new_key()
     checker = TicketChecker(key)
-    ticket = issue(key, "laptop")
+    ticket = issue_ticket(key, "laptop")
     assert checker.redeem(ticket).client == "laptop"
     assert checker.redeem(ticket) is None
 
 
 def test_tickets_of_another_executor_and_changed_ones_are_refused():
     key = new_key()
-    ticket = issue(key, "laptop")
+    ticket = issue_ticket(key, "laptop")
     assert TicketChecker(new_key()).redeem(ticket) is None
     changed = ticket[:-8] + ("A" if ticket[-8] != "A" else "B") + ticket[-7:]
     assert TicketChecker(key).redeem(changed) is None
@@ -41,16 +41,16 @@ def test_used_tickets_are_forgotten_once_they_have_expired(monkeypatch):
     monkeypatch.setattr("djinn_core.launch.tickets.time.monotonic", lambda: now[0])
     key = new_key()
     checker = TicketChecker(key)
-    assert checker.redeem(issue(key, "", lifetime=60.0)) is not None
+    assert checker.redeem(issue_ticket(key, "", lifetime=60.0)) is not None
     now[0] = 61.0
-    checker.redeem(issue(key, ""))
+    checker.redeem(issue_ticket(key, ""))
     assert len(checker._used) == 1
 
 
 @pytest.mark.parametrize("character", ["\N{GRINNING FACE}", '"', "\x1b", "\\", "x"])
 def test_any_name_of_a_client_fits_into_a_message_and_on_a_terminal(character):
     key = new_key()
-    ticket = issue(key, character * 1000)
+    ticket = issue_ticket(key, character * 1000)
     assert decode(encode(Attach(ticket, ""))) == Attach(ticket, "")
     shown = TicketChecker(key).redeem(ticket).client
     assert len(shown) == 128

@@ -174,7 +174,7 @@ def test_nothing_is_expected_after_a_module_has_moved(keeping, monkeypatch):
 
 def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
     weights = torch.randn(2 << 20).to(torch.bfloat16)
-    deciding = open_session().uploads._compressing
+    deciding = open_session().uploads._compressor
     monkeypatch.setattr(deciding, "_sent", 32 << 20)
     monkeypatch.setattr(deciding, "_seconds", 10.0)
     djinn.reset_stats()

@@ -49,9 +49,9 @@ def test_an_executor_goes_on_with_the_account_of_the_one_that_died(clock, tmp_pa
 
 
 def test_who_kills_the_executor_has_no_more_time_for_it(tmp_path, plain_environment, python, registry, ask, wait_for):
-    with change_table(tmp_path / "tokens.json") as box:
-        table, _, token = create(box[0], "alice", 0.0)
-        box[0] = type(table)(table.tokens, {"alice": Quota(seconds_an_hour=1e-9)})
+    with change_table(tmp_path / "tokens.json") as change:
+        table, _, token = create(change.table, "alice", 0.0)
+        change.table = type(table)(table.tokens, {"alice": Quota(seconds_an_hour=1e-9)})
     options = ["--token-file", tmp_path / "tokens.json", "--threads", "1", "--drain-seconds", "1"]
     server = start_server(python.start, tmp_path, *options, "--lease-seconds", "0", env=plain_environment)
     settings = server.settings(token=token, connect_timeout=60.0)

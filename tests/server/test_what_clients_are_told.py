@@ -16,7 +16,9 @@ import djinn
 from djinn.testing import open_connections, open_session
 from djinn_core.config import Settings
 from djinn_core.runtime import client
+from djinn_core.runtime.connecting import status
 from djinn_core.runtime.connecting.status import AVAILABLE_SECONDS, ask_servers
+from djinn_core.wire.messages import Status
 
 DEVICE = "remote_accelerator:0"
 TOKEN = "a token of more than sixteen characters"
@@ -127,6 +129,18 @@ def test_an_address_that_no_transport_serves_is_told_before_the_token():
         djinn.init()
     with pytest.raises(djinn.PluginError, match="no transport for foo://"):
         ask_servers(Settings(servers=("foo://x",)))
+
+
+def test_servers_in_containers_are_several(monkeypatch):
+    """Their processes have the same numbers; only a server with several addresses answers once."""
+    said = {
+        url: Status("26.11.0", 1, 1.0, (), instance=instance)
+        for url, instance in [("tcp://a", "x"), ("tcp://b", "y"), ("http://a", "x")]
+    }
+    monkeypatch.setattr(status, "ask_status", lambda url, *_: said[url])
+    assert list(ask_servers(Settings(servers=tuple(said), token="t" * 16))) == ["tcp://a", "tcp://b"]
+    monkeypatch.setattr(status, "ask_status", lambda *_: Status("26.10.0", 1, 1.0, ()))
+    assert list(ask_servers(Settings(servers=tuple(said), token="t" * 16))) == ["tcp://a"]
 
 
 def test_errors_name_the_address_that_was_configured(plain):

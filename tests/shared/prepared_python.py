@@ -58,6 +58,7 @@ IMPORTED = (
 )
 FOLDER = str(Path.cwd())
 SCRIPT = str(Path(sys.executable).with_name("djinn"))
+HOLDER = ("-P", "-m", "djinn_core.launch.piped_holder")
 
 
 class Forks:
@@ -97,7 +98,8 @@ class PreparedPython(Forks):
         super().__init__(control)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(other.fileno())],
+                # `djinn.testing` knows executors, which are forks, by the last word.
+                [sys.executable, __file__, str(other.fileno()), "djinn"],
                 pass_fds=[other.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -230,10 +232,12 @@ class Worker:
 
 
 def executors_forked(forks):
-    """A `subprocess.Popen` for which executors, their workers and `djinn serve` are forks, and all else is what it was."""
+    """A `subprocess.Popen` for which executors, their holders and workers and `djinn serve` are forks, and all else is what it was."""
 
     class Popen(subprocess.Popen):
         def __new__(cls, command, *_, **options):
+            if tuple(command[-3:]) == HOLDER:  # whatever stands before it
+                return start_holder(forks, options["env"])
             if isinstance(command, list) and command[:2] == [SCRIPT, "serve"]:
                 streams = {name: options[name] for name in ("stdout", "stderr")}
                 return forks.start("-m", "djinn_core.cli", *command[1:], env=dict(os.environ), **streams)
@@ -261,6 +265,20 @@ def start_executor(forks, arguments, environment, pass_fds):
         streams = {"stdin": given, "stderr": said, "pass_fds": pass_fds}
         started = forks.start(*arguments, env=environment, cwd=folder, group=True, **streams)
     started.stdin = os.fdopen(writing, "wb", 0)
+    return started
+
+
+def start_holder(forks, environment):
+    """Process that `PipedCalls` starts, without the command before it; `stdin` and `stdout` are pipes."""
+    given, calls = os.pipe()
+    answers, said = os.pipe()
+    with (
+        os.fdopen(given, "rb", 0) as stdin,
+        os.fdopen(said, "wb", 0) as stdout,
+        os.fdopen(os.dup(2), "wb", 0) as stderr,
+    ):
+        started = forks.start(*HOLDER, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, group=True)
+    started.stdin, started.stdout = os.fdopen(calls, "wb", 0), os.fdopen(answers, "rb")
     return started
 
 

@@ -1,4 +1,4 @@
-"""A `djinn serve` in a process of its own."""
+"""A `djinn serve` or an executor in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from typing import Any
 import attrs
 
 from djinn_core.config import Settings
+from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
+from djinn_core.launch.listen_addresses import ListenAddresses
+from djinn_core.launch.process import ExecutorProcess
 
 SECONDS = 300.0
 
@@ -75,3 +78,11 @@ def started(start: Callable[..., Any], command: list[object], folder: Path, env:
     wait_for(lambda: file.exists() or process.poll() is not None, "the connection file")
     assert process.poll() is None, log.read_text()
     return Server(process, file, log)
+
+
+def start_executor(host: str = "", threads: int | None = None) -> ExecutorProcess:
+    """An executor process on the CPU that is ready. `host`: where it listens for other machines; empty: nowhere."""
+    network = NetworkConfig(ListenAddresses(host)) if host else None
+    executor = ExecutorProcess(ExecutorConfig("cpu", network, threads))
+    executor.wait_ready(SECONDS)
+    return executor

@@ -91,6 +91,20 @@ def test_flops_of_models_are_what_pytorch_counts(name, backward):
     assert sum(work_of(graph, node).flops for node in graph.nodes) == counter.get_total_flops() > 0
 
 
+def test_products_of_groups_count_as_if_each_were_made_by_itself():
+    """PyTorch's counter knows nothing of them. The gradient by the weights sums over rows, which the groups divide."""
+    x, weights = torch.rand(6, 8, dtype=torch.bfloat16), torch.rand(3, 8, 16, dtype=torch.bfloat16)
+    ends = torch.tensor([2, 3, 6], dtype=torch.int32)
+
+    def step(x, weights, ends):
+        F.grouped_mm(x.requires_grad_(), weights.requires_grad_(), offs=ends).sum().backward()
+
+    graph = captured(step, x, weights, ends)
+    assert [work_of(graph, node).flops for node in graph.nodes if node.operation == "_grouped_mm"] == [
+        2 * 6 * 8 * 16
+    ] * 3
+
+
 def test_arithmetic_is_what_is_done_where_the_count_is_another():
     x, w = torch.rand(1, 8, 6, 6, requires_grad=True), torch.rand(8, 1, 3, 3, requires_grad=True)
     graph = captured(lambda x, w: F.conv2d(x, w, groups=8).sum().backward(), x, w)

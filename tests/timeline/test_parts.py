@@ -11,7 +11,7 @@ import torch
 from djinn_core.ir import module_path
 from djinn_core.ir.module_path import BACKWARD, ForwardCalls
 from djinn_core.runtime.timeline.clocks import ClientClock
-from djinn_core.runtime.timeline.module_changes import ModuleNames, module_changes
+from djinn_core.runtime.timeline.module_changes import ModulePaths, module_changes
 from djinn_core.runtime.timeline.recorded import Span, ThreadRecord
 from djinn_timeline.events import (
     CAPTURE,
@@ -96,7 +96,7 @@ def test_each_moment_belongs_to_the_innermost():
 
 def test_modules_follow_from_what_was_entered_and_left():
     net = torch.nn.Sequential(torch.nn.ReLU())
-    names, calls = ModuleNames(), ForwardCalls()
+    names, calls = ModulePaths(), ForwardCalls()
     names.met(net)
     outer, inner = weakref.ref(net), weakref.ref(net[0])
     first = 1 << 40  # of autograd nodes: no other thread of the tests has such numbers

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djinn_core.errors import ProtocolError
-from djinn_core.runtime.sending.compressing import SAMPLE, SEEN, SMALLEST, Compressing
+from djinn_core.runtime.sending.compressing import SAMPLE, SEEN, SMALLEST, UploadCompressor
 from djinn_core.wire.compression import LARGEST, PLANES_ZSTD, compressed, expanded
 
 SIZE = 1 << 20
@@ -79,36 +79,36 @@ def test_an_unknown_coding_is_refused():
 
 
 def decides(theirs=(PLANES_ZSTD,), nbytes=SEEN, rate=1e7):
-    deciding = Compressing(theirs)
-    deciding.sent(nbytes, nbytes / rate, compressed=False)
+    deciding = UploadCompressor(theirs)
+    deciding.note_sent(nbytes, nbytes / rate, compressed=False)
     return deciding
 
 
 def test_it_pays_where_the_link_is_slow():
     data = weights(torch.bfloat16)
-    assert decides().smaller(data, 2) is not None
-    assert decides(rate=5e9).smaller(data, 2) is None, "this machine"
-    assert decides(nbytes=SEEN - 1).smaller(data, 2) is None, "nothing is known of the link yet"
-    assert decides(theirs=()).smaller(data, 2) is None, "the other end cannot read it"
-    assert decides().smaller(data[: SMALLEST - 2], 2) is None
+    assert decides().compress(data, 2) is not None
+    assert decides(rate=5e9).compress(data, 2) is None, "this machine"
+    assert decides(nbytes=SEEN - 1).compress(data, 2) is None, "nothing is known of the link yet"
+    assert decides(theirs=()).compress(data, 2) is None, "the other end cannot read it"
+    assert decides().compress(data[: SMALLEST - 2], 2) is None
     noise = memoryview(torch.randint(0, 256, (2 * SAMPLE + SMALLEST,), dtype=torch.uint8).numpy())
-    assert decides().smaller(noise, 1) is None, "nothing repeats in it"
+    assert decides().compress(noise, 1) is None, "nothing repeats in it"
 
 
 def test_what_the_link_does_now_counts_more_than_what_it_did():
     deciding = decides(rate=5e9)
     for _ in range(10):
-        deciding.sent(SEEN, SEEN / 1e7, compressed=False)
-    assert deciding.smaller(weights(torch.bfloat16), 2) is not None
+        deciding.note_sent(SEEN, SEEN / 1e7, compressed=False)
+    assert deciding.compress(weights(torch.bfloat16), 2) is not None
 
 
 def test_what_is_compressed_says_nothing_of_the_link():
     deciding, data = decides(), weights(torch.bfloat16)
     for _ in range(10):
-        deciding.sent(SEEN, 0.0, compressed=True)
-    assert deciding.smaller(data, 2) is not None
+        deciding.note_sent(SEEN, 0.0, compressed=True)
+    assert deciding.compress(data, 2) is not None
     for _ in range(10):
-        deciding.sent(SEEN, 0.0, compressed=True)
-    assert deciding.smaller(data, 2) is None, "some is sent as it is, to see the link again"
-    deciding.sent(SMALLEST, SMALLEST / 1e7, compressed=False)
-    assert deciding.smaller(data, 2) is not None
+        deciding.note_sent(SEEN, 0.0, compressed=True)
+    assert deciding.compress(data, 2) is None, "some is sent as it is, to see the link again"
+    deciding.note_sent(SMALLEST, SMALLEST / 1e7, compressed=False)
+    assert deciding.compress(data, 2) is not None

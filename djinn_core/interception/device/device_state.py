@@ -17,10 +17,23 @@ if TYPE_CHECKING:
     from djinn_core.interception.device.streams import RemoteStream
     from djinn_core.interception.tensors.lazy_tensor import LazyTensor
     from djinn_core.interception.tensors.pending_copies import PendingCopy
-    from djinn_core.interception.tensors.prefetch_context import ExpectedFetches
     from djinn_core.interception.tensors.remote_storage import RemoteStorage
     from djinn_core.interception.tensors.storage import Value
     from djinn_core.torch_private import StorageReference
+
+
+class ExpectedFetches(Protocol):
+    """Knows which values this thread will fetch next."""
+
+    def take(self, key: int) -> torch.Tensor | None:
+        """The elements of the value `key`, where it was expected; asks for all that are, the first time."""
+
+    def to_upload(self) -> list[torch.Tensor]:
+        """CPU tensors that will be uploaded one after the other, where that is known; once, and none afterwards."""
+
+    def saw(self, storage: Any) -> None:
+        """A remote storage was looked at, and may be fetched whole."""
+
 
 DEVICE_NAME = "remote_accelerator"
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -1,21 +1,161 @@
 """`torch.autocast("remote_accelerator")`: the same ops in the same precision as on CUDA.
 
 PyTorch's casting policies live in C++ and serve the devices that it knows. For a device of Python kernels there is the
-dispatch key alone, so the policies are written here once more: four lists of ops, and what each does to its arguments.
+dispatch key alone, so the policies are written here once more: four lists of ops, those of `ATen/autocast_mode.h` for CUDA,
+and what each does to its arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 
 from djinn_core import torch_private
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
-from djinn_core.interception.ops import autocast_lists as lists
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.torch_private import never_compiled
+
+# In the dtype of the autocast block: matrix products, convolutions, attention, recurrent cells.
+LOWER_PRECISION: Final = (
+    "_convolution.deprecated",
+    "_convolution",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_tbc",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "convolution",
+    "prelu",
+    "addmm",
+    "addmv",
+    "addr",
+    "matmul",
+    "einsum",
+    "mm",
+    "mv",
+    "linalg_vecdot",
+    "linear",
+    "addbmm",
+    "baddbmm",
+    "bmm",
+    "chain_matmul",
+    "linalg_multi_dot",
+    "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell",
+    "lstm_cell",
+    "gru_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention",
+    "scaled_dot_product_attention",
+)
+
+# In float32: what loses too much in less.
+SINGLE_PRECISION: Final = (
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "log1p",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "pow.Scalar",
+    "softplus",
+    "layer_norm",
+    "native_layer_norm",
+    "rms_norm",
+    "group_norm",
+    "frobenius_norm.dim",
+    "nuclear_norm",
+    "nuclear_norm.dim",
+    "cosine_similarity",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "nll_loss",
+    "nll_loss2d",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "mse_loss",
+    "margin_ranking_loss",
+    "multilabel_margin_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "multi_margin_loss",
+    "binary_cross_entropy_with_logits",
+    "dist",
+    "pdist",
+    "cdist",
+    "renorm",
+    "logsumexp",
+    "upsample_nearest1d",
+    "_upsample_nearest_exact1d",
+    "upsample_nearest2d",
+    "_upsample_nearest_exact2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+    "_upsample_bicubic2d_aa",
+)
+
+# With a float32 result, unless the call names a dtype.
+SINGLE_PRECISION_RESULT: Final = (
+    "prod",
+    "prod.dim_int",
+    "softmax.int",
+    "log_softmax.int",
+    "cumprod",
+    "cumsum",
+    "linalg_vector_norm",
+    "linalg_matrix_norm",
+    "linalg_matrix_norm.str_ord",
+    "sum",
+    "sum.dim_IntList",
+)
+
+# The same, where the overload that takes a dtype is another one.
+SINGLE_PRECISION_OVERLOAD: Final = {
+    "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+}
+
+# In the widest dtype among the arguments.
+WIDEST: Final = (
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+)
+
+# Unsafe in less than float32.
+BANNED: Final = ("binary_cross_entropy",)
+
 
 Kernel = Callable[..., Any]
 _REDUCED = (torch.float16, torch.bfloat16)
@@ -147,11 +287,11 @@ def _refuse(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> NoReturn:
 
 
 _POLICIES: tuple[tuple[Callable[[Any], Kernel], tuple[str, ...]], ...] = (
-    (_lower_precision, lists.LOWER_PRECISION),
-    (_single_precision, lists.SINGLE_PRECISION),
-    (_single_precision_result, lists.SINGLE_PRECISION_RESULT),
-    (_widest, lists.WIDEST),
-    (_banned, lists.BANNED),
+    (_lower_precision, LOWER_PRECISION),
+    (_single_precision, SINGLE_PRECISION),
+    (_single_precision_result, SINGLE_PRECISION_RESULT),
+    (_widest, WIDEST),
+    (_banned, BANNED),
 )
 
 
@@ -162,9 +302,9 @@ def register() -> list[torch.library.Library]:
     library = torch.library.Library("aten", "IMPL")
     for policy, names in _POLICIES:
         for name in names:
-            library.impl(name, _entered(policy(_overload(name))), "AutocastPrivateUse1")
-    for name, with_dtype in lists.SINGLE_PRECISION_OVERLOAD.items():
-        library.impl(name, _entered(_single_precision_overload(_overload(with_dtype))), "AutocastPrivateUse1")
+            library.impl(name, _entered(policy, name), "AutocastPrivateUse1")
+    for name, with_dtype in SINGLE_PRECISION_OVERLOAD.items():
+        library.impl(name, _entered(_single_precision_overload, with_dtype), "AutocastPrivateUse1")
     torch_private.after_clearing_casts(forget_casts)
     return [everything, library]
 
@@ -174,12 +314,19 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _entered(policy: Kernel) -> Kernel:
-    """The policy as PyTorch calls it: ops inside it are not autocast once more."""
+def _entered(policy: Callable[[Any], Kernel], name: str) -> Kernel:
+    """The policy for an overload as PyTorch calls it: ops inside it are not autocast once more.
+
+    PyTorch takes long to make an object for an overload, so that is asked for at the first call.
+    """
+    found: Kernel | None = None
 
     @never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        nonlocal found
+        if found is None:
+            found = policy(_overload(name))
         with torch_private.without_autocast():
-            return policy(args, kwargs)
+            return found(args, kwargs)
 
     return kernel

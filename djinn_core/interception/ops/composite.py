@@ -19,7 +19,7 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.ir.operators import allowed_operators, needs_other_layout
+from djinn_core.ir.operators import is_allowed, needs_other_layout
 from djinn_core.tracebacks import shorten
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ _RECORDED = frozenset({*KEPT_WHOLE, *IN_EVALUATION, *WITH_KERNELS, aten.scaled_d
 
 def is_taken_apart(func: Any) -> bool:
     """True if `func` is decomposed: recorded as the ops that it is made of."""
-    if func.name() not in allowed_operators():
+    if not is_allowed(func.name()):
         return True
     return func not in _RECORDED and torch_private.is_composite(func)
 

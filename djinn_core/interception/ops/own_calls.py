@@ -18,9 +18,6 @@ def opaque(device: int) -> TensorMeta:
     return tensor_meta((0,), (1,), 0, torch.uint8, device)
 
 
-OPAQUE = opaque(0)
-
-
 @functools.cache
 def own_call(
     op: str,

@@ -100,10 +100,10 @@ class FetchPredictor:
         for handle, tensor in zip(handles, tensors, strict=True):
             self._remember(handle, tensor.clone(), epoch)  # it has the memory of a whole answer
 
-    def fetched(self, value: Value, tensor: torch.Tensor, epoch: int, returned: bool) -> None:
-        """Remember what was fetched, if it is small: programs look at the same number again. `returned`: it is the caller's from now on."""
+    def fetched(self, value: Value, elements: torch.Tensor, epoch: int) -> None:
+        """Remember what was fetched, if it is small: programs look at the same number again. It must not be changed afterwards."""
         if value.meta.nbytes <= LARGEST:
-            self._remember(value.handle, tensor.clone() if returned else tensor, epoch)
+            self._remember(value.handle, elements, epoch)
 
     def _remember(self, handle: int, elements: torch.Tensor, epoch: int) -> None:
         values = self._values
@@ -118,7 +118,7 @@ class FetchPredictor:
             self._known.pop(_key_of(self._last), None)
 
     def take(self, value: Value, recorder: Recorder) -> torch.Tensor | None:
-        """The elements of a value that was fetched or came ahead, and that nothing has written since; None where there are none."""
+        """The elements of a value that was fetched or came ahead, and that nothing has written since; not to be changed. None: unknown."""
         if value.meta.nbytes > LARGEST:
             return None
         handle, storage = value.handle, value.storage
@@ -129,7 +129,7 @@ class FetchPredictor:
             return None
         if storage.written is not recorder or storage.written_at >= found.epoch:
             return None
-        return found.elements.clone()
+        return found.elements
 
     def _learn(self) -> None:
         """Remember the fetches that have followed the last program."""

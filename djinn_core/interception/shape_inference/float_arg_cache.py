@@ -7,13 +7,13 @@ again, and cache it. Kernels may refuse others, and calls with them are kept by 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
-import torch
-
 from djinn_core.interception.shape_inference.scalar_ranges import LEAST_MAXIMUM
+from djinn_core.ir.operators import split_name
 
-_PACKETS: Final = (
+_PACKETS: Final = frozenset({
     "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "pow", "pow_", "lerp", "lerp_", "addcmul", "addcmul_",
     "addcdiv", "addcdiv_", "clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "eq", "ne",
     "lt", "le", "gt", "ge", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_",
@@ -21,15 +21,13 @@ _PACKETS: Final = (
     "_foreach_pow", "_foreach_pow_", "_foreach_lerp", "_foreach_lerp_", "_foreach_addcmul", "_foreach_addcmul_",
     "_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_clamp_min", "_foreach_clamp_min_", "_foreach_clamp_max",
     "_foreach_clamp_max_", "_foreach_maximum", "_foreach_maximum_", "_foreach_minimum", "_foreach_minimum_",
-)  # fmt: skip
+})  # fmt: skip
 
 
-def _overloads() -> frozenset[Any]:
-    packets = [getattr(torch.ops.aten, name) for name in _PACKETS]
-    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
-
-
-TAKE_ANY_FLOAT: Final = _overloads()
+@cache
+def infers_for_any_float(func: Any) -> bool:
+    """True if `func` is such an op."""
+    return split_name(func.name())[0] in _PACKETS
 
 
 def without_floats(key: list[Any]) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ meanwhile, or could not be computed, is fetched by itself, so that it is current
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
@@ -151,3 +152,15 @@ def tensors_here(module: torch.nn.Module) -> list[torch.Tensor]:
 def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
     """The remote ones of `tensors`, by the handles of their values."""
     return {t.remote.handle: t.remote for t in tensors if isinstance(t, LazyTensor)}
+
+
+def fetch_saved_together() -> None:
+    """Have `torch.save`, which writes one storage after the other, fetch all of them together."""
+    save = torch.serialization.save
+
+    @functools.wraps(save)
+    def saved(*args: Any, **kwargs: Any) -> Any:
+        with expecting(SavedStorages()):
+            return save(*args, **kwargs)
+
+    torch.save = torch.serialization.save = saved

@@ -11,7 +11,7 @@ from djinn_core.wire.messages import Attached
 
 
 class Reconnection(Protocol):
-    """Finds an executor again that has a session; `instance` is the process that it was found in last."""
+    """Connects to the executor that has a session. `instance`: the process of the last connection."""
 
     instance: str
 
@@ -25,8 +25,8 @@ class Reconnection(Protocol):
             DjinnError: there is none within `seconds`.
         """
 
-    def aside(self) -> Connection:
-        """A connection to say something beside the session.
+    def control_channel(self) -> Connection:
+        """A control channel of the session.
 
         Raises:
             DjinnError: there is none, for the time being.
@@ -38,15 +38,15 @@ class ClientChannel(SessionChannel, Protocol):
 
     @property
     def crashes_executors(self) -> bool:
-        """True if the session itself kills its executors: any other one would come to the same end."""
+        """True if the session itself crashes executors, so that another one would crash as well."""
 
     @property
     def logged(self) -> bool:
-        """True if what is sent and answered is logged, to be done again elsewhere: values to and from other executors go this way, too."""
+        """True if frames are logged to be replayed on another server. Values between executors then pass through the client, to be logged as well."""
 
     @property
     def successor(self) -> Attached | None:
-        """Reply of the executor that took the session over from the first one; None if that one has it."""
+        """Reply of the executor that has taken over the session; None while the first one has it."""
 
     @property
     def reconnection(self) -> Reconnection | None:
@@ -56,7 +56,7 @@ class ClientChannel(SessionChannel, Protocol):
         """Stop reconnecting after `patience` seconds, if that is sooner."""
 
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """Call `resumed`, too, each time that the session goes on over another connection: with the seconds that there was none."""
+        """Call `resumed` each time that the session is resumed over another connection, with the seconds in which there was none."""
 
 
 class PlainClientChannel(PlainChannel):
@@ -68,7 +68,7 @@ class PlainClientChannel(PlainChannel):
     reconnection: Reconnection | None = None
 
     def hasten(self, patience: float) -> None:
-        """As `ClientChannel.hasten`: it does not reconnect anyway."""
+        """As `ClientChannel.hasten`: it does not reconnect."""
 
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """As `ClientChannel.call_when_resumed`: it does not come to that."""
+        """As `ClientChannel.call_when_resumed`: the session is never resumed."""

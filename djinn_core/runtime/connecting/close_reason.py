@@ -1,4 +1,4 @@
-"""Close reason: the last message of the other end before it closed the connection."""
+"""Close reason: what the other end says in its last message before it closes a connection."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import ProtocolClose, decode
 
-LAST_WORDS_SECONDS = 1.0
+REASON_SECONDS = 1.0  # for which such a message is waited for
 _log = get_logger("djinn.session")
 
 
-def last_words(connection: Connection) -> str:
-    """The reason that lies among what the other end of a connection that cannot send any more has sent; empty if none.
-
-    Whatever else was sent is dropped.
-    """
-    deadline = time.monotonic() + LAST_WORDS_SECONDS
+def close_reason(connection: Connection) -> str:
+    """The reason among the frames that were received before a send failed; empty if there is none. Other frames are dropped."""
+    deadline = time.monotonic() + REASON_SECONDS
     try:
         while True:
             message = decode(connection.receive(max(0.0, deadline - time.monotonic())).head)
             if isinstance(message, ProtocolClose):
                 return message.reason
     except (TimeoutError, TransportError, ProtocolError) as error:
-        _log.debug("the other end hung up without a reason", detail=str(error))
+        _log.debug("the other end closed the connection without a reason", detail=str(error))
         return ""

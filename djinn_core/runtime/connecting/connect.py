@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 import msgspec
@@ -17,8 +17,7 @@ from djinn_core.backoff import Backoff
 from djinn_core.config import Settings, unknown_variables
 from djinn_core.errors import AccessRefused, DjinnError, PluginError, ServerBusy, TransportError
 from djinn_core.ir.operators import allowed_operators
-from djinn_core.launch.addresses import called, has_transport
-from djinn_core.launch.own_executor import OwnExecutor
+from djinn_core.launch.addresses import has_transport, server_name
 from djinn_core.launch.tls_transports import travels_bare
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
@@ -32,13 +31,15 @@ from djinn_core.runtime.connecting.dialling import (
     slowness,
     unreachable,
 )
-from djinn_core.runtime.connecting.embedded import open_again, open_embedded, open_inline, start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import check_for_servers
-from djinn_core.runtime.connecting.redialling import lasting
+from djinn_core.runtime.connecting.redialling import resumable_channel
 from djinn_core.runtime.connecting.servers import ENGINE, Servers, find_servers, server_tls, standby_servers
-from djinn_core.runtime.standby.servers import StandbyServer, with_standby
+from djinn_core.runtime.standby.connection import StandbyServer, with_standby
 from djinn_core.wire.messages import Attached, Welcome
+
+if TYPE_CHECKING:
+    from djinn_core.launch.own_executor import OwnExecutor
 
 LOAD_SECONDS: Final = 3.0  # that a server may take to say how busy it is; it counts as busier than the others then
 FIRST_PAUSE_SECONDS: Final = 0.1  # where a server has no room
@@ -81,7 +82,12 @@ def open_connections(
     if servers is not None:
         check_for_servers(settings.plugins)
         opened = _open_first(settings, registry, servers)
-    elif settings.executor == "inline":
+        _tell_of(opened, registry)
+        return opened
+    # Where a server is configured, nothing of what starts executors is imported.
+    from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, start_executors
+
+    if settings.executor == "inline":
         opened = (open_inline(settings),)
     else:
         own = open_embedded(settings, registry, executors or start_executors(settings, registry))
@@ -107,6 +113,8 @@ def open_more(
         others = standby_servers(settings, joining.tls)
         opened = _stood_by_others(settings, registry, joining, others, new)
     else:
+        from djinn_core.runtime.connecting.embedded import open_embedded
+
         opened = _stood_by_engine(settings, registry, open_embedded(settings, registry, joining))
     _tell_of(opened, registry)
     return opened
@@ -175,6 +183,8 @@ def _stood_by_engine(settings: Settings, registry: Registry, opened: tuple[Opene
     def candidates(one: Opened) -> tuple[str, list[StandbyServer]]:
         found = [_candidate(settings, registry, other, one.attached) for other in in_order]
         if ENGINE in settings.standby and one.executor is not None:
+            from djinn_core.runtime.connecting.embedded import open_again
+
             dial = partial(open_again, settings, registry, one.executor)
             found.insert(settings.standby.index(ENGINE), StandbyServer("its engine", one.attached, dial))
         return one.server, found
@@ -315,7 +325,7 @@ def _dial_once(
     if reached.connection is not gateway.connection:
         gateway.connection.close()
     number = str(gateway.welcome.number)
-    channel = lasting(reached, urls, token, number, registry.transports, settings.connect_timeout)
+    channel = resumable_channel(reached, urls, token, number, registry.transports, settings.connect_timeout)
     return _Begun(channel, reached, gateway.welcome)
 
 
@@ -327,7 +337,7 @@ def _opened(begun: _Begun, configured: tuple[str, ...]) -> Opened:
         dialled.url,
         dialled.fallbacks,
         addresses=begun.welcome.gateway,
-        server=called(configured),
+        server=server_name(configured),
     )
 
 

@@ -25,7 +25,6 @@ from djinn_core.errors import (
     TransportError,
 )
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, SecurableTransport, TlsOptions, Transport
-from djinn_core.ir.operators import operators_digest
 from djinn_core.launch.addresses import (
     at_host,
     has_transport,
@@ -38,7 +37,8 @@ from djinn_core.launch.tls_transports import secure_schemes, trusting
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.printable import one_line
-from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS
+from djinn_core.runtime.connecting.close_reason import REASON_SECONDS
+from djinn_core.runtime.connecting.kept_digest import kept_operators_digest
 from djinn_core.system.files import user_id
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import (
@@ -166,7 +166,7 @@ def attach(connection: Connection, ticket: str, timeout: float, url: str = "the 
         TransportError: no proper answer within `timeout` seconds.
         AccessRefused: the executor said no.
     """
-    attached = ask(connection, Attach(ticket, operators_digest()), Attached, timeout, url)
+    attached = ask(connection, Attach(ticket, kept_operators_digest()), Attached, timeout, url)
     connection.limits = Limits()
     return attached
 
@@ -287,7 +287,7 @@ def _answer_to(connection: Connection, question: Message, timeout: float) -> Fra
     except TransportError as error:
         # The other end may have said why it hung up before it heard the question.
         try:
-            return connection.receive(LAST_WORDS_SECONDS)
+            return connection.receive(REASON_SECONDS)
         except (TransportError, TimeoutError):
             raise error from None
     return connection.receive(timeout)

@@ -1,4 +1,7 @@
-"""Embedded executors: processes that a launcher starts, on this machine by default, or a thread of this process."""
+"""Embedded executors: processes that a launcher starts, on this machine by default, or a thread of this process.
+
+Where one dies, a process that is started in its place recovers the session from its journal.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,26 @@ import attrs
 from djinn_core.backoff import Backoff
 from djinn_core.config import Settings
 from djinn_core.directories import cache_directory
-from djinn_core.errors import ConfigurationError, TransportError
+from djinn_core.errors import AccessRefused, ConfigurationError, TransportError
 from djinn_core.hookspecs.launchers import Launcher, LaunchWish
-from djinn_core.hookspecs.transports import Connection, Limits
+from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
 from djinn_core.launch.launchers import LOCAL, EngineConfig, launcher_named
 from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_core.launch.own_journals import own_journals
-from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import check_platform
 from djinn_core.logs import get_logger
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
-from djinn_core.runtime.connecting.dialling import attach, client_name
+from djinn_core.runtime.connecting.dialling import ask, attach, client_name
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.plugin_reach import names_for_executors
-from djinn_core.runtime.connecting.restarting import outliving
+from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
+from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -121,7 +125,7 @@ def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> 
     channel: ClientChannel = PlainClientChannel(connection)
     if attached.recoverable:
         seconds = settings.connect_timeout, settings.start_timeout
-        channel = outliving(connection, attached, executor, registry.transports, seconds)
+        channel = recoverable_channel(connection, attached, executor, registry.transports, seconds)
     return Opened(channel, attached, url, executor=executor)
 
 
@@ -154,3 +158,77 @@ def open_inline(settings: Settings) -> Opened:
     begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_core.server.inline").begin
     connection, ticket = begin(settings, client_name())
     return Opened(PlainClientChannel(connection), attach(connection, ticket, settings.connect_timeout), "inline")
+
+
+@attrs.define
+class Restarting:
+    """Resumes a session: with its executor, or with another one that is started where that has ended.
+
+    Attributes:
+        timeout: seconds that any single step may take. start_timeout: seconds until an executor is ready.
+        how: how the last executor that died has ended. instance: of the process that had the session last.
+    """
+
+    executor: OwnExecutor
+    transports: tuple[Transport, ...]
+    timeout: float
+    start_timeout: float
+    session: str
+    secret: str = attrs.field(repr=False)
+    instance: str = ""
+    how: str = ""
+
+    def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
+        """A connection that goes on with the session, and how many frames the executor has received.
+
+        Raises:
+            AccessRefused: the session is over.
+            TransportError: the executor does not answer, for the time being.
+            StartupError: another one did not start.
+        """
+        if not self.executor.alive:  # one that is about to end refuses connections, and is asked again
+            self.how = self.executor.ending
+            if not self.executor.recoverable:
+                raise AccessRefused(f"its executor {self.how} and left no journal")
+            self.executor.start_again()
+        url, connection = self._dial(min(self.start_timeout, seconds))
+        resume = Resume(self.session, self.secret, received)
+        try:
+            resumed = ask(connection, resume, Resumed, self.timeout, url)
+        except AccessRefused as error:
+            raise AccessRefused(
+                f"{error} (the last executor that died {self.how})" if self.how else str(error)
+            ) from error
+        self.instance = resumed.instance
+        return connection, resumed.received
+
+    def control_channel(self) -> Connection:
+        """A control channel of the session.
+
+        Raises:
+            DjinnError: there is none, for the time being.
+        """
+        url, connection = self._dial(self.start_timeout)
+        ask(connection, ControlAttach(self.session, self.secret), Resumed, self.timeout, url)
+        return connection
+
+    def _dial(self, seconds: float) -> tuple[str, Connection]:
+        """The address of the executor, and a connection; `seconds`: until it is ready."""
+        url = self.executor.wait_ready(seconds).urls[0]
+        transports = self.executor.trusted(self.transports)
+        return url, transport_for(url, transports).connect(url, Limits(), self.timeout)
+
+
+def recoverable_channel(
+    connection: Connection,
+    attached: Attached,
+    executor: OwnExecutor,
+    transports: tuple[Transport, ...],
+    seconds: tuple[float, float],
+) -> ClientChannel:
+    """The channel of a session that has begun with `executor`, which is started again when it dies.
+
+    `seconds`: that any single step may take, and until an executor is ready.
+    """
+    redial = Restarting(executor, transports, *seconds, attached.session, attached.secret, attached.instance)
+    return ResumingConnection(connection, redial, LEASE_SECONDS + seconds[1], "the executor of this program")

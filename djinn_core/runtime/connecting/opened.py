@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
-from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.wire.messages import Attached
+
+if TYPE_CHECKING:
+    from djinn_core.launch.own_executor import OwnExecutor
 
 
 @attrs.frozen

@@ -7,7 +7,7 @@ import attrs
 from djinn_core.delivery.reconnect_limit import STARTING_SECONDS
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
-from djinn_core.launch.addresses import called, transport_for
+from djinn_core.launch.addresses import server_name, transport_for
 from djinn_core.launch.tls_transports import trusting
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
@@ -32,9 +32,9 @@ class Redialling:
     """Dials an executor again and asks it to go on with a session.
 
     Attributes:
-        urls: of the gateway. token: what it is shown. device: the executor's number there.
-        direct: the executor's own address, empty if the gateway passes frames on. fingerprint: as in `Welcome`.
-        recoverable: whether the executor that takes the place of one that died goes on with its sessions.
+        urls, token: of the gateway. device: number of the executor there.
+        direct: address of the executor; empty if the gateway relays. fingerprint: as in `Welcome`.
+        recoverable: True if an executor that is started in the place of one that died recovers its sessions.
         timeout: seconds that any single step may take.
         instance: of the process that had the session last.
     """
@@ -62,8 +62,8 @@ class Redialling:
         self.instance = resumed.instance
         return connection, resumed.received
 
-    def aside(self) -> Connection:
-        """A connection to say something beside the session.
+    def control_channel(self) -> Connection:
+        """A control channel of the session.
 
         Raises:
             AccessRefused: there is no such session there.
@@ -78,13 +78,13 @@ class Redialling:
             except TransportError as error:
                 if not isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
                     raise
-                # Executors listen as long as they live.
+                # An executor listens until it ends.
                 if not self.recoverable:
                     raise AccessRefused(f"no executor listens at {self.direct} any more") from error
         return self._ask_gateway(question, timeout)
 
     def _ask_gateway(self, question: Message, timeout: float) -> Reached:
-        """By way of the gateway, which knows whether there is another executor in its place."""
+        """Ask by way of the gateway, which knows if another executor has taken its place."""
         try:
             gateway = reach_gateway(self.urls, self.token, self.device, self.transports, timeout, secondary=True)
         except AccessRefused as error:
@@ -98,7 +98,7 @@ class Redialling:
         return found
 
     def _ask_by(self, gateway: GatewayConnection, timeout: float, question: Message) -> Reached:
-        """At the executor that the gateway names, or over the gateway's own connection."""
+        """Ask the executor that the gateway names, directly or over the gateway's connection."""
         self.fingerprint = gateway.welcome.fingerprint
         for url, _ in direct_ways(gateway, self.transports) if self.direct else ():
             try:
@@ -115,10 +115,10 @@ class Redialling:
         return connection, ask(connection, question, Resumed, self.timeout, url)
 
 
-def lasting(
+def resumable_channel(
     reached: Dialled, urls: tuple[str, ...], token: str, device: str, transports: tuple[Transport, ...], timeout: float
 ) -> ClientChannel:
-    """The channel of a session that has begun; one that is dialled again where the executor waits for that."""
+    """The channel of a session that has begun; where the executor has a lease for it, one that outlives a break."""
     attached = reached.attached
     if not attached.lease:
         return PlainClientChannel(reached.connection)
@@ -126,4 +126,4 @@ def lasting(
     where = (urls, token, device, direct, attached.recoverable, transports, timeout)
     redial = Redialling(*where, attached.session, attached.secret, attached.instance, reached.fingerprint)
     patience = attached.lease + (STARTING_SECONDS if attached.recoverable else 0.0)
-    return ResumingConnection(reached.connection, redial, patience, called(urls))
+    return ResumingConnection(reached.connection, redial, patience, server_name(urls))

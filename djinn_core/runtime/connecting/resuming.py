@@ -1,4 +1,4 @@
-"""Client side of session resumption: it dials again after a break, and goes on where it was."""
+"""Client side of session resumption: after a break the client dials again and resumes the session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import Reconnection
-from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS
+from djinn_core.runtime.connecting.close_reason import REASON_SECONDS
 from djinn_core.wire.messages import Attached
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
@@ -24,7 +24,7 @@ _log = get_logger("djinn.session")
 
 
 class ResumingConnection(ReliableConnection):
-    """Implements `ClientChannel`: dialled again when it breaks, for as long as the executor keeps the session."""
+    """Implements `ClientChannel` over one connection after the other, for as long as the executor has a lease for the session."""
 
     _probes = True
 
@@ -34,10 +34,10 @@ class ResumingConnection(ReliableConnection):
         self._redial = redial
         self._patience = patience
         self._server = server
-        self._mending = threading.Lock()
+        self._reconnecting = threading.Lock()
         self._reconnects = ReconnectLimit((0, 0))  # frames received at both ends
         self.resumed = 0
-        self.crashes_executors = False  # whether it is what the session does that kills executors
+        self.crashes_executors = False
         self.logged = False
         self.successor: Attached | None = None
         self._when_resumed: list[Callable[[float], None]] = []
@@ -56,18 +56,18 @@ class ResumingConnection(ReliableConnection):
         self._when_resumed.append(resumed)
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
-        while not self._mending.acquire(timeout=LOOK_SECONDS):
-            _leave_if_interrupted()
+        while not self._reconnecting.acquire(timeout=LOOK_SECONDS):
+            _raise_if_interrupted()
         try:
             if self._inner is not broken:
                 return
             if self._closed:
                 raise TransportError(self._closed)
-            self._take_last_words()
+            self._take_close_reason()
             if self._expired:
                 raise error
             received = self._retire()
-            self._notice_vanity(received, error)
+            self._check_limit(received, error)
             _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
             started = time.monotonic()
             self._dial_until(started + self._patience, received, error)
@@ -76,18 +76,18 @@ class ResumingConnection(ReliableConnection):
                 resumed(seconds)
             _log.warning("connected again", server=self._server, seconds=round(seconds, 3))
         finally:
-            self._mending.release()
+            self._reconnecting.release()
 
-    def _notice_vanity(self, received: int, error: TransportError) -> None:
-        """Give up where connections break repeatedly before any frame is received: the frames that are sent break them."""
+    def _check_limit(self, received: int, error: TransportError) -> None:
+        """Give up where connections break again and again before a frame is received: the frames that are sent cause it."""
         if self._reconnects.record_break((received, self._outbox.acknowledged)):
             self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was received over them")
 
-    def _take_last_words(self) -> None:
-        """Take in what came before the connection broke: the other end may have said why."""
+    def _take_close_reason(self) -> None:
+        """Receive the frames that came before the connection broke: the reason may be among them."""
         if not self._reading.acquire(blocking=False):
             return
-        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        deadline = time.monotonic() + REASON_SECONDS
         try:
             while (left := deadline - time.monotonic()) > 0:
                 frame = self._read(self._inner, left)
@@ -101,7 +101,7 @@ class ResumingConnection(ReliableConnection):
     def _dial_until(self, deadline: float, received: int, error: TransportError) -> None:
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._expired:
-            _leave_if_interrupted()
+            _raise_if_interrupted()
             try:
                 inner, theirs = self._dial(received, max(0.1, deadline - time.monotonic()))
                 self._adopt(inner, theirs)
@@ -135,10 +135,10 @@ class ResumingConnection(ReliableConnection):
 def _sleep(seconds: float) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        _leave_if_interrupted()
+        _raise_if_interrupted()
         time.sleep(min(left, LOOK_SECONDS))
 
 
-def _leave_if_interrupted() -> None:
+def _raise_if_interrupted() -> None:
     if held.pending:
         raise NotReconnected

@@ -34,18 +34,23 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
         return {}
     transports = servers.transports(registry.transports)
     answers: dict[str, Status | DjinnError] = {}
-    seen: set[tuple[int, ...]] = set()
+    seen: set[str | tuple[int, ...]] = set()
     for url in servers.urls:
         try:
             status = ask_status(url, servers.token, transports, settings.connect_timeout)
         except DjinnError as error:
             answers[url] = error
             continue
-        processes = (status.process, *(executor.process for executor in status.executors))
-        if processes not in seen:
+        identity = _identity(status)
+        if identity not in seen:
             answers[url] = status
-        seen.add(processes)
+        seen.add(identity)
     return answers
+
+
+def _identity(status: Status) -> str | tuple[int, ...]:
+    """Identity of the server that answered. Numbers of processes, which older servers tell alone, are the same in many containers."""
+    return status.instance or (status.process, *(executor.process for executor in status.executors))
 
 
 def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) -> dict[str, Status | DjinnError]:

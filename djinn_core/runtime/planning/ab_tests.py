@@ -10,18 +10,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from djinn_core.hookspecs.optimizations import Judge, Trial
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
-from djinn_core.ir.result import PipelineResult
 from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
 from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
+
+if TYPE_CHECKING:
+    from djinn_core.hookspecs.optimizations import Judge, Trial
+    from djinn_core.ir.result import PipelineResult
 
 MIN_RUNS: Final = 16  # runs of a plan before anything is tried
 PLANNING_PAYBACK: Final = 20  # as many times longer than planning must have been spent on running it
@@ -32,11 +34,6 @@ _log = get_logger("djinn.trials")
 Without = Mapping[str, str]  # optimizations that are left out, each with the reason
 NOTHING: Final[Without] = MappingProxyType({})
 MakePlan = Callable[[Program, Without], Prepared]
-
-
-def judge_among(optimizations: object) -> Judge | None:
-    """The first of the optimizations that judges the others."""
-    return next((o for o in optimizations if isinstance(o, Judge)), None)  # type: ignore[attr-defined]
 
 
 def substituting_optimizations(result: PipelineResult) -> tuple[str, ...]:
@@ -166,6 +163,8 @@ class AbTests:
 
     def _is_settled(self, tried: Experiment, arms: tuple[Variant, Variant]) -> bool:
         """Ask the judge, and do as it says; False if more runs are needed."""
+        from djinn_core.hookspecs.optimizations import Trial  # with what plans
+
         assert self._judge is not None
         ours, other = arms
         name = tried.names[0]

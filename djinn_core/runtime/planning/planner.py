@@ -10,24 +10,24 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from djinn_core.hookspecs.optimizations import Judge
 from djinn_core.interrupts import held
-from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
-from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.schedule import Run
 from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, substituting_optimizations
-from djinn_core.runtime.planning.placement_trials import PlacementTrials
 from djinn_core.runtime.planning.plans import Found, PlansByStructure
-from djinn_core.runtime.planning.residency_history import RECENT, Recent
 from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.sending.template import Prepared, make_template, relied_on
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_private import modes_as_before
+
+if TYPE_CHECKING:
+    from djinn_core.hookspecs.optimizations import Judge
+    from djinn_core.ir.profile import WorkloadProfile
+    from djinn_core.ir.result import PipelineResult
+    from djinn_core.runtime.planning.placement_trials import PlacementTrials
 
 # A program is small that has few instructions, or whose instructions all take small tensors.
 FEW_INSTRUCTIONS = 48
@@ -35,7 +35,10 @@ SMALL_BYTES = 64 << 10
 # A tiny one has both. Planning it takes as many Python calls as eight to ten of its runs.
 TINY_INSTRUCTIONS = 16
 UNPLANNED_RUNS = 8
+RECENT = 24  # submissions: several steps of a loop, also where each is sent in pieces
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
+
+Recent = deque[tuple[Any, Sequence[int]]]  # plans of whatever kind a session has, with the values that each stood for
 
 _SIZES_CHANGE = "the program's sizes keep changing, and this substitution is valid for one size only"
 
@@ -67,10 +70,30 @@ class PlanKeeper(Protocol):
         """A plan was made of `program`."""
 
 
+@attrs.frozen
+class Planning:
+    """Planning of a session's programs, and what plans depend on by the plugins in use.
+
+    Attributes:
+        plan: makes a plan. made: is told of each new one and its program. keeper: keeps plans for later processes.
+        factor: as in `PlansByStructure`.
+        judge: decides which optimizations are faster, if a plugin offers one.
+        unsure: names of optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
+    """
+
+    plan: PlanProgram
+    made: Callable[[Prepared, Program, PlannedProgram], None] = lambda *_: None
+    keeper: PlanKeeper | None = None
+    factor: int = FACTOR
+    judge: Judge | None = None
+    unsure: Container[str] = frozenset()
+
+
 class Planner:
     """From programs to prepared templates. Not thread-safe: the session's lock is held around it.
 
     Attributes:
+        recent: plans that were asked for, the latest last.
         placements: tries placements over several executors, where the client chose the policy and a plugin judges.
         learns_margin: whether such placements have to be predicted to save more where predictions were wrong.
     """
@@ -79,43 +102,44 @@ class Planner:
     learns_margin = False
 
     def __init__(
-        self,
-        plan: PlanProgram,
-        stats: Stats,
-        made: Callable[[Prepared, Program, PlannedProgram], None] = lambda *_: None,
-        factor: int = FACTOR,
-        judge: Judge | None = None,
-        unsure: Container[str] = frozenset(),
-        recent: Recent | None = None,
-        needs_plan: Callable[[], bool] = lambda: True,
-        keeper: PlanKeeper | None = None,
+        self, stats: Stats, planning: Callable[[Recent], Planning], needs_plan: Callable[[], bool] = lambda: True
     ) -> None:
-        """`made` is told of each new plan and its program; `recent` gets plans that were asked for, the latest last.
+        """`planning`: is called with `recent` before the first program is planned, as it imports most of what plans.
 
-        `needs_plan`: whether a small program is planned when it comes for the first time, too. `keeper`: keeps plans for later processes.
-
-        `factor`: as in `PlansByStructure`. `judge`: decides which optimizations are faster, if a plugin offers one. `unsure`: names of
-        optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
+        `needs_plan`: whether a small program is planned when it comes for the first time, too.
         """
-        self.factor = factor
-        self.unsure = unsure
+        self._begin_planning = planning
+        self._begun: Planning | None = None
         self._needs_plan = needs_plan
-        self._keeper = keeper
-        self.recent: Recent = deque(maxlen=RECENT) if recent is None else recent
-        self._plan = plan
-        self._made = made
+        self.recent: Recent = deque(maxlen=RECENT)
         self._stats = stats
-        self._planned: PlansByStructure[Prepared] = PlansByStructure(factor)
+        self._planned: PlansByStructure[Prepared] = PlansByStructure(FACTOR)
         self.verdicts = Verdicts()
-        self._trials = AbTests(judge, self._make_other, stats, self.verdicts)
+        self._trials = AbTests(None, self._make_other, stats, self.verdicts)
+
+    @property
+    def planning(self) -> Planning:
+        """Planning, which begins now where nothing was planned before."""
+        return self._begun or self.begin()
+
+    def begin(self) -> Planning:
+        """Begin to plan: a program is to be planned, or what is imported for that is there anyway."""
+        self._begun = planning = self._begin_planning(self.recent)
+        self._trials = AbTests(planning.judge, self._make_other, self._stats, self.verdicts)
+        if planning.factor != FACTOR:
+            self._planned = PlansByStructure(planning.factor)
+        return planning
 
     def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
         """The plan of a program, and its values by first appearance."""
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
-        first = not variants and self._planned.ranges_left == left and not self._needs_plan()
-        if first and _is_tiny(program):  # a plan of an earlier process is looked for when it would be made
-            return self._unplanned(program, variants, values, UNPLANNED_RUNS)
+        if self._begun is None:
+            if self._runs_before_plans(program, variants):
+                return self._unplanned(program, variants, values)
+            self.begin()
+            return self.prepare(program)
+        seen = bool(variants) or self._planned.ranges_left > left
         if variants and (recorded := variants[0]).recorded is not None:
             if recorded.runs_unplanned > 0 and not self._needs_plan():
                 return self._once_more(recorded, values)
@@ -124,8 +148,8 @@ class Planner:
             variants.append(kept)
             self.recent.append((kept, values))
             return kept, list(values)
-        if first and _is_small(program):
-            return self._unplanned(program, variants, values, 1)
+        if not seen and _is_small(program) and not self._needs_plan():
+            return self._unplanned(program, variants, values)
         for prepared in variants:
             if prepared.holds_for(program):
                 self._stats.plans_reused += 1
@@ -143,30 +167,39 @@ class Planner:
             self._stats.plans_for_sizes += 1
         planned = self._planned_program(program, without)
         prepared = self._prepared(planned, program)
-        if self._keeper is not None and not without:
-            self._keeper.keep(program, found, prepared, planned)
+        if (keeper := self.planning.keeper) is not None and not without:
+            keeper.keep(program, found, prepared, planned)
         self._trials.begin(prepared, substituting_optimizations(planned.result), time.perf_counter() - began, program)
         self.recent.append((prepared, values))
         variants.append(prepared)
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)
 
+    def _runs_before_plans(self, program: Program, variants: Sequence[Prepared]) -> bool:
+        """True if a program is tiny and runs as it was recorded, so that nothing has to be known for it of what plans depend on."""
+        if variants:
+            return variants[0].runs_unplanned > 0 and not self._needs_plan()
+        return _is_tiny(program) and not self._needs_plan()
+
     def _restored(self, program: Program) -> Prepared | None:
         """The plan of an earlier process; None without one."""
-        if self._keeper is None:
+        keeper = self.planning.keeper
+        if keeper is None:
             return None
-        prepared = self._keeper.restore(program, self._planned.latest)
+        prepared = keeper.restore(program, self._planned.latest)
         if prepared is not None:
             self._stats.plans_restored += 1
         return prepared
 
     def _unplanned(
-        self, program: Program, variants: list[Prepared], values: Sequence[int], runs: int
+        self, program: Program, variants: list[Prepared], values: Sequence[int]
     ) -> tuple[Prepared, list[int]]:
-        """A template of the program as it was recorded, for so many runs."""
+        """A run of the program as it was recorded."""
+        if variants:
+            return self._once_more(variants[0], values)
         prepared = make_template(program, range(len(program)), {}, ())
         prepared.recorded = program
-        prepared.runs_unplanned = runs
+        prepared.runs_unplanned = UNPLANNED_RUNS if _is_tiny(program) else 1
         variants.append(prepared)
         return self._once_more(prepared, values)
 
@@ -192,9 +225,11 @@ class Planner:
     def _planned_program(self, program: Program, without: Without) -> PlannedProgram:
         self._stats.plans_made += 1
         with modes_as_before(), held.let_through():
-            return self._plan(program, without)
+            return self.planning.plan(program, without)
 
     def _prepared(self, planned: PlannedProgram, program: Program) -> Prepared:
+        from djinn_core.ir.schedule import Run  # with what plans
+
         result = planned.result
         schedule = result.schedule
         assert schedule is not None
@@ -203,14 +238,14 @@ class Planner:
         prepared = make_template(
             schedule.program, nodes, schedule.replace, schedule.equal_slots, rewritten=schedule.rewritten
         )
-        prepared.relied, prepared.fixed = relied_on(program, result, self.unsure)
+        prepared.relied, prepared.fixed = relied_on(program, result, self.planning.unsure)
         results = result.plan.results if result.plan is not None else ()
-        unsure = (r.optimization for r in results if r.applied and r.optimization in self.unsure)
+        unsure = (r.optimization for r in results if r.applied and r.optimization in self.planning.unsure)
         prepared.substituted = tuple(dict.fromkeys((*substituting_optimizations(result), *unsure)))
         prepared.profile = planned.whole
         if result.costs is not None:
             prepared.predicted = result.costs.seconds(next(iter(schedule.steps)))
-        self._made(prepared, program, planned)
+        self.planning.made(prepared, program, planned)
         return prepared
 
     @property

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from djinn_core.builtins import builtin_plugins
-from djinn_core.config import Settings, resolve
+from djinn_core.config import Settings
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
@@ -19,8 +18,7 @@ from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.logs import get_logger
 from djinn_core.pipeline import Fewer, Plugins, Request, plan
-from djinn_core.plugins.kinds import CLIENT_KINDS
-from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.planning.calibrations import calibration_of
 from djinn_core.runtime.planning.constraints import NOT_OCCUPIED, MemoryInUse, limits_of, policy_for, within
 from djinn_core.stages.annotate import NOTHING_KNOWN, Known
@@ -31,26 +29,6 @@ NOWHERE = DeviceInfo(id="remote_accelerator:0", kind="unknown", name="no server 
 
 _log = get_logger("djinn.runtime")
 NOTHING_LEFT_OUT: Mapping[str, str] = {}
-
-
-def load_plugins(settings: Settings) -> Registry:
-    """The plugins that the settings select.
-
-    Raises:
-        PluginError: one that they name cannot be used.
-    """
-    return load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
-
-
-def load_selected(*kinds: str) -> Registry:
-    """The plugins that the settings select, which stay as they are; those with hooks of these kinds alone, or of all that clients use.
-
-    Raises:
-        ConfigurationError: a setting is wrong.
-        PluginError: a plugin that they name cannot be used.
-    """
-    selection = Selection.from_settings(resolve().settings)
-    return load_registry(selection, builtins=builtin_plugins(), kinds=kinds or CLIENT_KINDS)
 
 
 def topology_of(device: DeviceInfo) -> NetworkTopology:

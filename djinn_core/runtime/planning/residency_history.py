@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 
@@ -18,16 +17,14 @@ from djinn_core.ir.profile import DataResidency, Lineage, Modality
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
 from djinn_core.lru import LruCache
+from djinn_core.runtime.planning.planner import Recent
 from djinn_core.stages.annotate import Known
 from djinn_core.stages.annotating.lineage import kind_of
 
-RECENT = 24  # submissions: several steps of a loop, also where each is sent in pieces
 _PLANS = 512
 _CARRIED = frozenset({
     DataResidency.GRADIENT, DataResidency.OPTIMIZER_STATE, DataResidency.PERSISTENT_WEIGHT, DataResidency.STATEFUL_KV_CACHE,
 })  # fmt: skip
-
-Recent = deque[tuple[Any, Sequence[int]]]  # plans of whatever kind a session has
 
 
 @attrs.frozen

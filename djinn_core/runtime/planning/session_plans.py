@@ -1,17 +1,13 @@
-"""Plans of the open session, and what is known of the programs that were planned in it."""
+"""Plans of the open session, and what is known of the programs that were planned in it. Imported when the first program is planned."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 from djinn_core.config import Settings
 from djinn_core.hookspecs.growth import tolerates_growth
-from djinn_core.interception.recording.recorder import recorders
-from djinn_core.interception.runtime_interface import port
+from djinn_core.hookspecs.optimizations import Judge
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
@@ -19,15 +15,15 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.pipeline import asked_by_size, plan
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.context import ClientContext
-from djinn_core.runtime.planning.ab_tests import Without, judge_among
+from djinn_core.runtime.planning.ab_tests import Without
 from djinn_core.runtime.planning.constraints import policy_for
 from djinn_core.runtime.planning.kept_plans import KeptPlans, kept_plan, plans_file
 from djinn_core.runtime.planning.placement_trials import PlacementTrials, placement_judge_among
-from djinn_core.runtime.planning.planner import PlannedProgram, Planner
+from djinn_core.runtime.planning.planner import PlannedProgram, Planner, Planning, Recent
 from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
 from djinn_core.runtime.planning.plans import Found
 from djinn_core.runtime.planning.program_index import KnownPrograms
-from djinn_core.runtime.planning.residency_history import RECENT, Recent, ResidencyHistory
+from djinn_core.runtime.planning.residency_history import ResidencyHistory
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.planning.value_hints import hints_for, hints_from, kinds_from, letters_of
 from djinn_core.runtime.pool.planner import Whereabouts
@@ -37,11 +33,11 @@ from djinn_core.runtime.sending.template import Prepared
 class SessionPlans:
     """Plans the programs of a session with one executor, with what is known of those that came before."""
 
-    def __init__(self, context: ClientContext) -> None:
+    def __init__(self, context: ClientContext, recent: Recent) -> None:
+        """`recent`: as the planner has it."""
         self._context = context
         self._wholes = KnownPrograms()
-        self.recent: Recent = deque(maxlen=RECENT)
-        self._earlier = ResidencyHistory(self.recent)
+        self._earlier = ResidencyHistory(recent)
         self._kept: KeptPlans | None = None
         self._asked_for_kept = False
 
@@ -61,13 +57,6 @@ class SessionPlans:
             self._wholes.remember(program, about)
         _tell_planned(context, result, len(program), started)
         return PlannedProgram(result, about, about if piece is None else piece[1])
-
-    def needs_plan(self) -> bool:
-        """True where even a program that may not come again has to be planned: for its values to fit, or to be shown."""
-        context = self._context
-        settings = context.configured()[1]
-        hinted = bool(context.opened and context.opened[0].attached.device.spill)  # its evictions follow what plans say
-        return settings.plan_first_runs or bool(settings.memory_limits or context.recordings) or hinted
 
     def made(self, prepared: Prepared, program: Program, planned: PlannedProgram) -> None:
         """A template was made of a plan."""
@@ -106,7 +95,9 @@ class SessionPlans:
 
     def _wants_plans(self) -> bool:
         """True where plans are to be made, to be shown or because a plugin is being written."""
-        return bool(self._context.recordings) or self._context.configured()[1].plan_first_runs
+        settings = self._context.settings
+        assert settings is not None
+        return bool(self._context.recordings) or settings.plan_first_runs
 
     def _kept_plans(self) -> KeptPlans | None:
         """The plans of earlier processes; None where there are none and none are kept."""
@@ -129,53 +120,26 @@ def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tu
     return asked_by_size(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
 
 
-def new_planner(context: ClientContext, devices: int) -> Planner:
-    """The planner of a session on `devices` devices; what is known of programs and of their values begins again with it."""
+def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Planning:
+    """Planning of the programs of a session on `devices` devices; what is known of them and of their values begins again with it."""
     registry, settings = context.configured()
+    plans = context.plans = SessionPlans(context, recent)
     context.asked_by_size = asked_by_size_in(registry, settings, devices)
     unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))
     factor = NARROW_FACTOR if context.asked_by_size else FACTOR
-    plans, judge = SessionPlans(context), judge_among(registry.optimizations)
-    planner = Planner(
-        plans.plan,
-        context.stats,
-        plans.made,
-        factor,
-        judge,
-        unsure,
-        plans.recent,
-        plans.needs_plan,
-        plans if devices == 1 else None,
-    )
-    save_plans(context)
-    context.plans = plans
-    if devices > 1 and not settings.placement_policy:  # a policy that was named is followed
-        planner.learns_margin = True
-        if (placements := placement_judge_among(registry.optimizations)) is not None:
-            name = policy_for(settings, registry.placement_policies, devices)
-            planner.placements = PlacementTrials(placements, name, context.stats, planner.verdicts)
-    context.planner = planner
-    return planner
+    keeper = plans if devices == 1 else None
+    judge = next((o for o in registry.optimizations if isinstance(o, Judge)), None)
+    return Planning(plans.plan, plans.made, keeper, factor, judge, unsure)
 
 
-def save_plans(context: ClientContext) -> None:
-    """Write the plans of the session that is open, or has just ended, for later processes."""
-    if context.plans is not None:
-        with recorders.sending:
-            context.plans.save()
-
-
-def plan_anew(context: ClientContext) -> None:
-    """Forget the plans of the open session: settings or plugins have changed that they depend on."""
-    with recorders.sending:
-        planner = new_planner(context, max(1, len(context.opened)))
-        if context.session is not None:
-            context.session.plan_by(planner)
-
-
-def switched_off(context: ClientContext, program: Program | ProgramGraph) -> Without:
-    """Optimizations that were found not to pay for such a program in this session, each with the reason."""
-    return context.planner.verdicts.about(program) if context.planner is not None else NOTHING_LEFT_OUT
+def placement_trials(context: ClientContext, planner: Planner, devices: int) -> PlacementTrials | None:
+    """Trials of placements on several devices; None where no plugin judges them."""
+    registry, settings = context.configured()
+    placements = placement_judge_among(registry.optimizations)
+    if placements is None:
+        return None
+    name = policy_for(settings, registry.placement_policies, devices)
+    return PlacementTrials(placements, name, context.stats, planner.verdicts)
 
 
 def plan_whole(
@@ -194,25 +158,3 @@ def _tell_planned(context: ClientContext, result: PipelineResult, instructions: 
     context.observers.tell("planned", instructions=instructions, duration=time.monotonic() - started)
     for recording in context.recordings:
         recording.append(result)
-
-
-@contextmanager
-def record_plans(context: ClientContext) -> Iterator[list[PipelineResult]]:
-    """Collects the result of every plan that is made meanwhile, of programs as they are and not in pieces."""
-    recording: list[PipelineResult] = []
-    context.recordings.append(recording)
-    try:
-        with whole_programs():
-            yield recording
-    finally:
-        context.recordings.remove(recording)
-
-
-@contextmanager
-def whole_programs() -> Iterator[None]:
-    """Send programs whole inside the block, and not in pieces while they are recorded."""
-    port.whole_programs += 1
-    try:
-        yield
-    finally:
-        port.whole_programs -= 1

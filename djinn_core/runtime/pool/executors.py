@@ -22,9 +22,9 @@ from djinn_core.runtime.planning.constraints import limits_of, within
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.planning.planning import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
-from djinn_core.runtime.pool.introductions import Introductions
 from djinn_core.runtime.pool.links import PresentLinks
 from djinn_core.runtime.pool.membership import Membership
+from djinn_core.runtime.pool.peer_reconnection import PeerReconnection
 from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.relay import Relay, look_after_each_other
 from djinn_core.runtime.pool.residency import Residency
@@ -56,7 +56,7 @@ class PoolExecutors:
     routes: Routes
     links: PresentLinks
     uploads: HeldUploads
-    introductions: Introductions
+    peer_reconnection: PeerReconnection
     elastic: set[int] = attrs.field(factory=set)  # numbers of those that take `DropPeer`
 
     def join(self, opened: Sequence[Opened]) -> None:
@@ -107,7 +107,7 @@ class PoolExecutors:
             self.relays.append(Relay(session))
             if one.attached.elastic:
                 self.elastic.add(number)
-            self.introductions.join(number, one.connection, one.url, one.attached.instance)
+            self.peer_reconnection.join(number, one.connection, one.url, one.attached.instance)
             self.planner.join(device.id)
             self.links.know(device)
         try:
@@ -115,7 +115,7 @@ class PoolExecutors:
         except (DjinnError, KeyboardInterrupt):
             for number in range(first, len(membership.members)) if first else ():
                 membership.leave(number, membership.present[0])
-                self.introductions.leave(number)
+                self.peer_reconnection.leave(number)
             raise
 
     def _plan_anew(self, links: Sequence[Link]) -> None:
@@ -165,7 +165,7 @@ class PoolExecutors:
                 heirs = {target: len(s) for (source, target), s in targets.items() if source == number}
                 membership.leave(number, max(heirs, key=heirs.__getitem__, default=rest[0]))
                 self.residency.leave(number)
-                self.introductions.leave(number)
+                self.peer_reconnection.leave(number)
             self._plan_anew(self.links.among(frozenset(rest)))
             if state is not None:
                 self.planner.random = membership.number_at(numbers[0] + 1)

@@ -13,9 +13,9 @@ from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.executors import PoolExecutors
 from djinn_core.runtime.pool.held_uploads import HeldUploads
-from djinn_core.runtime.pool.introductions import Introductions
 from djinn_core.runtime.pool.links import PresentLinks
 from djinn_core.runtime.pool.membership import Membership
+from djinn_core.runtime.pool.peer_reconnection import PeerReconnection
 from djinn_core.runtime.pool.planner import PoolPlanner, Whereabouts
 from djinn_core.runtime.pool.relay import Relay
 from djinn_core.runtime.pool.residency import Residency
@@ -51,9 +51,9 @@ def open_pool(
     links = PresentLinks(relays, (), ())
     pool_planner = PoolPlanner(lambda graph, where: plan(graph, where, links.topology), stats, residency, planner)
     uploads = HeldUploads(membership, (), residency)
-    introductions = Introductions(routes.pairs_of)
+    peer_reconnection = PeerReconnection(routes.pairs_of)
     failures = only.replies.reader.failures if only is not None else Failures()
-    parts = (membership, relays, residency, pool_planner, routes, links, uploads, introductions)
+    parts = (membership, relays, residency, pool_planner, routes, links, uploads, peer_reconnection)
     executors = PoolExecutors(settings, planner, stats, observers, failures, *parts)
     pool = PoolSession(executors)
     if only is None:

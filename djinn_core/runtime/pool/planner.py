@@ -20,10 +20,10 @@ from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.constraints import MemoryInUse
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
-from djinn_core.runtime.planning.planner import Planner
+from djinn_core.runtime.planning.planner import RECENT, Planner, Recent
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.prediction_errors import PredictionErrors, margin_of
-from djinn_core.runtime.planning.residency_history import RECENT, Recent, ResidencyHistory
+from djinn_core.runtime.planning.residency_history import ResidencyHistory
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.parts import PooledPlan
@@ -69,15 +69,15 @@ class PoolPlanner:
         plan: PlanForPool,
         stats: Stats,
         residency: Residency,
-        rules: Planner,
+        planner: Planner,
     ) -> None:
-        """`rules`: as the session's planner has them. Executors `join`."""
-        self._rules = rules
+        """`planner`: has the rules, and the placements that are tried. Executors `join`."""
+        self._planner = planner
         self._plan = plan
         self.devices: tuple[str, ...] = ()  # ids, by number of the executor
         self._stats = stats
         self._residency = residency
-        self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(rules.factor)
+        self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(planner.planning.factor)
         self._recent: Recent = deque(maxlen=RECENT)
         self._earlier = ResidencyHistory(self._recent)
         self.random: int | None = None
@@ -85,10 +85,10 @@ class PoolPlanner:
         self.errors = PredictionErrors()
         self._free: FreeCopies = lambda _: None
 
-    def forget_plans(self, rules: Planner) -> None:
+    def forget_plans(self, planner: Planner) -> None:
         """Make all plans again, since what they depend on has changed."""
-        self._rules = rules
-        self._plans = PlansByStructure(rules.factor)
+        self._planner = planner
+        self._plans = PlansByStructure(planner.planning.factor)
 
     def join(self, device: str) -> None:
         """There is one more executor, with this device."""
@@ -97,7 +97,7 @@ class PoolPlanner:
 
     def make_anew(self) -> None:
         """Make all plans again: other executors are there."""
-        self.forget_plans(self._rules)
+        self.forget_plans(self._planner)
 
     def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
         """The devices were measured: what was predicted before says nothing of predictions from now on."""
@@ -147,7 +147,7 @@ class PoolPlanner:
 
     def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:
         """True if a program that a policy would divide is to run on one executor this time."""
-        tried, placements = alike.tried, self._rules.placements
+        tried, placements = alike.tried, self._planner.placements
         if tried is None or placements is None:
             return False
         if tried.link_changes != self.link_changes:
@@ -171,7 +171,7 @@ class PoolPlanner:
         where = {v: names[e] for v, e in homes.items()}
         known = self._earlier.residency(program)
         there = (where, copies, stream, self.derived.places, self._occupied(graph), known)
-        judged = self._rules.placements is not None
+        judged = self._planner.placements is not None
         # Where inputs follow each other, nothing is measured that could say whether it pays to divide each of them.
         together = alone or (judged and turn is not None and alike.tried is None)
         whereabouts = Whereabouts(*there, 1.0 if together else self.margin)
@@ -193,10 +193,10 @@ class PoolPlanner:
         plan = build_plan(planned, residency, self.random)
         plan.link_changes = self.link_changes
         plan.alone = alone
-        plan.relied = relied_on(program, result, self._rules.unsure)
+        plan.relied = relied_on(program, result, self._planner.planning.unsure)
         plan.profile = result.recorded or result.profile
         plan.crowded = not self._has_room(plan)  # and no plan would have
-        if self._rules.learns_margin:
+        if self._planner.learns_margin:
             self._watch(plan, result)
         if turn is not None:
             follows = result.plan is not None and result.plan.by_turn
@@ -227,7 +227,7 @@ class PoolPlanner:
     @property
     def margin(self) -> float:
         """The share of its time that several executors have to be predicted to save a program."""
-        if not self._rules.learns_margin:
+        if not self._planner.learns_margin:
             return MARGIN
         return margin_of(self.errors.found, calibrated=self.calibrated)
 

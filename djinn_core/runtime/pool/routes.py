@@ -12,9 +12,9 @@ import msgspec
 from djinn_core.ir.costs import EVERYWHERE, Link
 from djinn_core.logs import get_logger
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.pool.introductions import invitation
 from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.parts import TransferStep
+from djinn_core.runtime.pool.peer_reconnection import connect_request
 from djinn_core.runtime.pool.relay import Relay
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.peer_messages import (
@@ -43,37 +43,45 @@ class Routes:
         self._members = membership.members
         self._observers = observers
         self._relays = relays
-        self._met: dict[tuple[int, int], ConnectPeerReply] = {}
+        self._connections: dict[tuple[int, int], ConnectPeerReply] = {}
         self._transfers = itertools.count(1)
         self._under_way: dict[TransferStep, list[int]] = {}
 
-    def meet(self, source: int, target: int) -> ConnectPeerReply:
+    def connect_peers(self, source: int, target: int) -> ConnectPeerReply:
         """Have one executor connect to another; what it found. Once for each pair."""
-        met = self._met.get((source, target))
-        if met is None and any(self._members[one].link.channel.logged for one in (source, target)):
-            met = self._met[source, target] = ConnectPeerReply(
+        reply = self._connections.get((source, target))
+        if reply is None and any(self._members[one].link.channel.logged for one in (source, target)):
+            reply = self._connections[source, target] = ConnectPeerReply(
                 target + 1, error="what it takes is logged, for a standby"
             )
-        if met is None:
+        if reply is None:
             there = self._members[target]
-            invited = there.replies.ask(PeerTicketRequest(source + 1), PeerTicket)
-            met = self._members[source].replies.ask(invitation(source, target, invited, there.server), ConnectPeerReply)
-            self._met[source, target] = met
-            if met.error:
+            ticket = there.replies.ask(PeerTicketRequest(source + 1), PeerTicket)
+            reply = self._members[source].replies.ask(
+                connect_request(source, target, ticket, there.server), ConnectPeerReply
+            )
+            self._connections[source, target] = reply
+            if reply.error:
                 log.warning(
                     "an executor does not reach another one: values between them pass through this process",
                     source=self._members[source].server,
                     target=there.server,
-                    error=met.error,
+                    error=reply.error,
                 )
             else:
-                log.info("executors have met", source=source, target=target, url=met.url, bandwidth=met.bandwidth)
-        return met
+                log.info(
+                    "executors are connected", source=source, target=target, url=reply.url, bandwidth=reply.bandwidth
+                )
+        return reply
 
     def pairs_of(self, executor: int) -> list[tuple[int, int]]:
         """Pairs of sender and receiver with a direct route, of those that an executor is part of."""
         here = set(self._membership.present)
-        return [pair for pair, met in list(self._met.items()) if executor in pair and here >= {*pair} and not met.error]
+        return [
+            pair
+            for pair, reply in list(self._connections.items())
+            if executor in pair and here >= {*pair} and not reply.error
+        ]
 
     def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
         """The measured links between all that are there; `devices`: their devices, by number.
@@ -90,10 +98,10 @@ class Routes:
         return (*found, Link(EVERYWHERE, EVERYWHERE, *middle))
 
     def _measured(self, devices: Sequence[str], pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
-        found = [(a, b, self.meet(a, b)) for a, b in pairs]
+        found = [(a, b, self.connect_peers(a, b)) for a, b in pairs]
         return tuple(
-            Link(devices[a], devices[b], *(ROUNDABOUT if met.error else (met.bandwidth, met.latency + HANDLING)))
-            for a, b, met in found
+            Link(devices[a], devices[b], *(ROUNDABOUT if reply.error else (reply.bandwidth, reply.latency + HANDLING)))
+            for a, b, reply in found
         )
 
     def ship(self, carry: TransferStep, value: int) -> None:
@@ -117,7 +125,7 @@ class Routes:
     def _send(self, source: int, target: int, values: Sequence[int], *, move: bool) -> int:
         transfer = next(self._transfers)
         ship = SendValues(transfer, target + 1, pack_handles(values), move)
-        if not self.meet(source, target).error:
+        if not self.connect_peers(source, target).error:
             self._relays[source].tell(ship)
             return transfer
         for frame in self._relays[source].take_over(msgspec.structs.replace(ship, peer=CLIENT)):

@@ -127,7 +127,7 @@ class PoolSession:
         self._routes = executors.routes
         self._uploads = executors.uploads
         self._links = executors.links
-        self._introductions = executors.introductions
+        self._peer_reconnection = executors.peer_reconnection
         self._numbers = itertools.count(1)
         self._tables = InterruptibleLock()  # uploads come from any thread, while another one submits
         self._asked: dict[int, _Asked] = {}
@@ -584,7 +584,7 @@ class PoolSession:
 
     def close(self) -> None:
         """End all sessions."""
-        self._introductions.close()
+        self._peer_reconnection.close()
         for member in self.membership.here:
             member.close()
 

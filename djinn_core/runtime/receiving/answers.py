@@ -17,7 +17,7 @@ from djinn_core.ir.values import tensor_meta
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.wire.message_base import Failure
-from djinn_core.wire.messages import Completed, Described, TensorHeader
+from djinn_core.wire.messages import Completed, TensorHeader, ValueDescription
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 
 _LARGEST: Final = 2**63 - 1  # what PyTorch counts to
@@ -64,7 +64,7 @@ class AnswerReader:
         """
         return tuple([self._described(one) for one in completed.described])
 
-    def _described(self, described: Described | Failure) -> DescribedValue:
+    def _described(self, described: ValueDescription | Failure) -> DescribedValue:
         if isinstance(described, Failure):
             raise self.failures.error(self._own(described))
         if not _is_possible(described.shape, described.stride):

@@ -27,7 +27,7 @@ class Bound(msgspec.Struct, frozen=True):
     written: tuple[int, ...]
 
     def as_first(self) -> InitialBindings:
-        """All of it, for an executor that has not run the template before."""
+        """All bindings, for an executor that has not run the template before."""
         written = [self.values[i] for i in self.written]
         return InitialBindings(self.slots, pack_handles(self.inputs), pack_handles(written))
 
@@ -65,7 +65,7 @@ def _claims_of(instruction: int, call: Call) -> list[Claim]:
 
 
 def settle_claims(prepared: Prepared, program: Program, claimed: Sequence[int], completed: Completed) -> None:
-    """Note which predictions of layouts came true, and learn from those that did not."""
+    """Note which predicted layouts the executor has confirmed, and learn from those that it has not."""
     calls = [prepared.call(instruction, program) for instruction in range(len(prepared.nodes))]
     for mismatch in completed.layout_mismatches:
         learn_layout(calls[mismatch.instruction], mismatch.result, mismatch.stride)

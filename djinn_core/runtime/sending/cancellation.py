@@ -1,4 +1,4 @@
-"""Cancellation of submissions whose answers are not wanted any more: after Ctrl-C, a deadline or `djinn.cancel`."""
+"""Cancellation of submissions that no thread waits for any more: after Ctrl-C, a deadline or `djinn.cancel`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import encode
 
-# Before executors are told what an interrupted wait does not want any more: what is nearly done gets done.
+# Between an interrupt and the message that has the executor stop: a submission that ends in this time is not stopped.
 GRACE_SECONDS = 0.2
 log = get_logger("djinn.session")
 
 
 class Cancellation:
-    """Stops unanswered submissions, and knows whose failures are no news.
+    """Stops unanswered submissions, and keeps the numbers of those whose failures `synchronize()` does not raise.
 
     Attributes:
-        excused: submissions whose failures only those hear of who use what depends on them.
+        excused: submissions whose failures are raised only where a value is used that depends on them.
         cancelled: submissions for which no thread may wait any more.
     """
 
     def __init__(self, link: ExecutorLink, pending: Mapping[int, PendingSubmission]) -> None:
-        """`pending`: the submissions that were not answered yet, by number."""
+        """`pending`: the unanswered submissions, by number."""
         self._link = link
         self._pending = pending
         self.excused: set[int] = set()
@@ -40,7 +40,7 @@ class Cancellation:
         self.stop_waiting(GRACE_SECONDS)
 
     def stop_waiting(self, grace: float = 0.0) -> None:
-        """Cancel this thread's unanswered submissions; executors are told after `grace` seconds."""
+        """Cancel this thread's unanswered submissions; the executor is told after `grace` seconds."""
         thread = threading.get_ident()
         self._stop_those([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
 
@@ -51,14 +51,14 @@ class Cancellation:
         self._stop_those(numbers)
 
     def excuse_after(self, number: int) -> None:
-        """Excuse this thread's unanswered submissions after that one."""
+        """Excuse this thread's unanswered submissions with higher numbers."""
         thread = threading.get_ident()
         self.excused.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
 
     def _stop_those(self, numbers: Sequence[int], grace: float = 0.0) -> None:
         if numbers and not self._link.lost:
             self.excused.update(numbers)
-            # Not here: another thread may be sending for as long as the executor does not read.
+            # In a thread, because another one may be sending for as long as the executor does not read.
             stop = tuple(numbers)[-limits.STOPS :]
             threading.Thread(target=self._stop, args=(stop, grace), name="djinn-stop", daemon=True).start()
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-PATIENCE: Final = 2.0  # seconds of uploading before anything is shown, and of silence after which another upload begins
-_REFRESH: Final = 0.1  # seconds between two pictures
+PATIENCE: Final = 2.0  # seconds of an upload before a bar is shown, and of a pause after which another upload begins
+_REFRESH: Final = 0.1  # seconds between two updates
 _AT_SERVER: Final = MappingProxyType({"downloading": "The server downloads", "reading": "The server reads"})
 
 
 def progress_observers(wanted: bool) -> list[Observer]:
-    """The progress bars, where people see them."""
+    """The progress bars, where standard error output is a terminal or a notebook shows them."""
     if not wanted:
         return []
     if shows_html():
@@ -36,13 +36,13 @@ def progress_observers(wanted: bool) -> list[Observer]:
 
 
 class ProgressBar(Protocol):
-    """A bar on a screen."""
+    """A progress bar in a terminal or a notebook."""
 
     def draw(self, done: int, total: int, seconds: float, about: str) -> None:
         """Show `done` bytes of `total` (0: unknown), after so many seconds."""
 
     def remove(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
 
 
 class UploadProgress:
@@ -59,7 +59,7 @@ class UploadProgress:
         self._began = self._last = self._drawn = 0.0
 
     def observe(self, event: Event) -> None:
-        """Take note of `uploading` (bytes that will follow) and `uploaded` (bytes that have arrived)."""
+        """Show `uploading` (bytes that will follow) and `uploaded` (bytes that have arrived)."""
         if event.name == "uploaded":
             self._uploaded(int(event.fields["bytes"]), bool(event.fields["recalled"]), event.seconds)
         elif event.name == "uploading":
@@ -109,7 +109,7 @@ class ServerProgress:
         self._began = 0.0
 
     def observe(self, event: Event) -> None:
-        """Take note of `downloading` and `reading` (bytes that are there, bytes that are expected); all else ends them."""
+        """Show `downloading` and `reading` (bytes that are there, bytes that are expected); any other event ends them."""
         if event.name not in _AT_SERVER:
             self._end()
             return
@@ -132,7 +132,7 @@ class ServerProgress:
 
 
 class TerminalBar:
-    """Implements `ProgressBar` in a terminal. Without a thread that refreshes it: it would take the interpreter's lock from the program."""
+    """Implements `ProgressBar` in a terminal, without a thread that refreshes it and takes the interpreter's lock from the program."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import (
@@ -157,7 +157,7 @@ class TerminalBar:
         self._task: TaskID = self._bar.add_task("Uploading")
         self._bar.start()
 
-    def draw(self, done: int, total: int, seconds: float, about: str) -> None:  # noqa: ARG002 - it has a clock
+    def draw(self, done: int, total: int, seconds: float, about: str) -> None:  # noqa: ARG002 - the bar has a clock of its own
         """As `ProgressBar.draw`."""
         self._bar.update(self._task, completed=done, total=total or None, description=about)
         self._bar.refresh()

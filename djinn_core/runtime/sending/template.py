@@ -1,22 +1,25 @@
-"""Programs to templates: what stays the same, and where the rest goes."""
+"""Templates of programs: the part that stays the same from run to run, and the positions of the rest."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from djinn_core.ir.form import Form
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import Rewrite, conditions_hold, interchangeable
-from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Call, Instruction, Program, Slot
-from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.substitution import Recipe, Rewritten
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.templates import digest_of
+
+if TYPE_CHECKING:
+    from djinn_core.ir.profile import WorkloadProfile
+    from djinn_core.ir.result import PipelineResult
 
 
 @attrs.frozen(eq=False)
@@ -24,11 +27,11 @@ class Remade:
     """Additions of a template that was made from a rewritten program.
 
     Attributes:
-        rewritten: how.
-        calls: by instruction of the template its call, where it is not one of the program's.
+        rewritten: the rewrite.
+        calls: calls that are not the program's, by instruction of the template.
         constants: slots that are not the program's.
-        fixed: slots of the program, by position, that have to be what they were.
-        recipes: each with its identity and the positions of the weights that it starts from.
+        fixed: positions of slots of the program whose numbers must be the same as when it was planned, and these numbers.
+        recipes: each with its identity and the positions of the weights from which it derives values.
     """
 
     rewritten: Rewritten
@@ -51,7 +54,7 @@ def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed
 
 
 def nodes_rewritten(graph: ProgramGraph, rewrites: Iterable[Rewrite]) -> tuple[int, ...]:
-    """The nodes that rewrites drop, and those that make what they replace and what they put in its place."""
+    """The nodes that rewrites drop, and those that make the values which are replaced and those that replace them."""
     found: set[int] = set()
     for rewrite in rewrites:
         found.update(rewrite.drop)
@@ -66,8 +69,8 @@ Relied = tuple[tuple[tuple[int, Call], ...], tuple[tuple[int, Slot], ...]]
 def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) -> Relied:
     """Instructions with their calls, and slots with their numbers, for which the plan of `program` holds.
 
-    They are those that optimizations rewrote which may have looked at sizes (`unsure`, by name); all where the program was
-    made again, because nodes are then numbered otherwise.
+    They are those that were rewritten by the optimizations in `unsure`, by name, which may have looked at sizes; all of them where
+    the program was recorded again, because its nodes then have other numbers.
     """
     results = result.plan.results if result.plan is not None else ()
     rewrites = [r.rewrite for r in results if r.applied and r.optimization in unsure]
@@ -92,16 +95,17 @@ class Prepared:
         equal_slots: pairs of positions in the program's slots that must be equal for this to hold.
         claims: instructions of the template whose layout no executor has confirmed yet.
         written: positions, among the program's values, of those that are written into.
-        remade: how the program came of another one, where it did. Positions and nodes are those of the other one then, and
-            negative positions of slots count the constants from the end.
-        predicted: seconds that cost models say a run takes; None where none was asked.
-        took: optional callback that gets the seconds that the executor took for a run.
-        relied, fixed: instructions whose calls, and positions of slots whose numbers, have to be what they were, because an
-            optimization rewrote them that may have looked at sizes.
-        substituted: names of the optimizations for which this holds for some sizes only.
-        hints: kinds of its values, for an executor that may have to evict some. hinted: whether the executor was told.
-        profile: of the whole program that it was planned for, or for a piece of.
-        recorded: the program that it runs as recorded; None where it was planned. runs_unplanned: how often it may run so yet.
+        remade: additions of a template of a rewritten program. Positions and nodes are then those of the original program, and
+            negative positions of slots count `remade.constants` from the end.
+        predicted: seconds that a run takes by the cost models; None where none was asked.
+        took: callback for the seconds that the executor took for a run.
+        relied, fixed: instructions whose calls, and positions of slots whose numbers, must be the same as when it was planned,
+            because an optimization rewrote them that may have looked at sizes.
+        substituted: names of the optimizations because of which it is valid for some sizes only.
+        hints: kinds of its values, for an executor that may have to evict some. hinted: True once they were sent.
+        profile: profile of the program that it was planned for; for a piece, that of the whole program.
+        recorded: the program that it runs as recorded; None where it was planned. runs_unplanned: number of further runs before
+            it is planned.
         restored: the program for which it was found on disk; None where this process planned it.
     """
 
@@ -133,7 +137,7 @@ class Prepared:
         return self.remade is not None or bool(self.relied)
 
     def holds_for(self, program: Program) -> bool:
-        """True if `program`, of the right structure, also has the scalars that the plan relied on."""
+        """True if the plan is valid for the calls and scalars of `program`, which has the structure that it was made for."""
         if self.remade is not None and not self.remade.holds_for(program):
             return False
         if self.relied and not are_as_they_were(program, self.relied, self.fixed):
@@ -141,7 +145,7 @@ class Prepared:
         return not self.equal_slots or conditions_hold(self.equal_slots, program.slots)
 
     def call(self, instruction: int, program: Program) -> Call:
-        """The call that an instruction of the template stands for, in a run for `program`."""
+        """The call of an instruction of the template, in a run for `program`."""
         if self.remade is not None and (own := self.remade.calls.get(instruction)) is not None:
             return own
         return program.calls[self.nodes[instruction]]
@@ -155,10 +159,15 @@ def make_template(
     dead: Container[int] | None = None,
     rewritten: Rewritten | None = None,
 ) -> Prepared:
-    """The template that runs `nodes` of `program`, with values replaced as the plan says.
+    """The template that runs `nodes` of `program`, with values replaced as in the plan.
 
-    `dead`: values that are forgotten when it has run; None: those that die with the program. `rewritten`: how the program
-    came of another one, where it did; what is prepared is valid for that one then.
+    Args:
+        program: the program.
+        nodes: its nodes that run, in order.
+        replace: by value the one that is used in its place.
+        equal_slots: pairs of positions of slots that must be equal.
+        dead: values that are freed when the template has run; None: those that die with the program.
+        rewritten: the rewrite by which the program was made, for whose original program the result is then valid.
     """
     builder = _Builder(program, replace, program.dead if dead is None else dead)
     instructions, starts = _laid_out(program)
@@ -171,7 +180,7 @@ def make_template(
     return _for_origin(prepared, rewritten, equal_slots)
 
 
-@functools.lru_cache(maxsize=2)  # several parts are prepared of one program
+@functools.lru_cache(maxsize=2)  # a program may be prepared in several parts
 def _laid_out(program: Program) -> tuple[list[Instruction], list[int]]:
     """The instructions, and the position of the first slot of each in the program's."""
     instructions = list(program.instructions())
@@ -205,7 +214,7 @@ def _for_origin(prepared: Prepared, rewritten: Rewritten, equal_slots: tuple[tup
 def _conditions(
     rewritten: Rewritten, equal_slots: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[tuple[int, Slot], ...], tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]]:
-    """The slots of the original that have to be what they were; and the recipes, each with its identity and its sources."""
+    """`fixed` and `recipes` of `Remade`."""
     _, starts = _laid_out(rewritten.origin)
     compared = {rewritten.slots[i] for pair in equal_slots for i in pair} - {-1}
     compared.update(p for node, _ in rewritten.relied for p in range(starts[node], starts[node + 1]))

@@ -17,7 +17,7 @@ from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.receiving.replies import Replies
-from djinn_core.runtime.sending.compressing import Compressing
+from djinn_core.runtime.sending.compressing import UploadCompressor
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_objects import writes_to
 from djinn_core.wire import limits
@@ -36,20 +36,20 @@ from djinn_core.wire.upload_messages import (
 )
 from djinn_core.wire.weight_messages import ReadWeights
 
-CHUNK: Final = 4 << 20  # bytes of an upload that travel in one frame, and again if it is lost on the way
-OFFER_BYTES: Final = 64 << 10  # smaller tensors travel at once
-COPY_BYTES: Final = 32 << 20  # a larger tensor is not copied: its upload waits for the answer
-HELD_BYTES: Final = 256 << 20  # copies that may wait for answers at a time
+CHUNK: Final = 4 << 20  # bytes of an upload in one frame, which are sent again if the frame is lost
+OFFER_BYTES: Final = 64 << 10  # tensors of fewer bytes are sent without an offer
+COPY_BYTES: Final = 32 << 20  # a tensor of more is not copied: its upload waits for the answer to the offer
+HELD_BYTES: Final = 256 << 20  # of the copies that wait for answers, all together
 
 
 @attrs.define
 class _Upload:
-    """A tensor on its way: its bytes, and how many of them were sent."""
+    """A tensor that is being uploaded: its bytes, and the number of those that were sent."""
 
     header: TensorHeader
     data: memoryview
     copied: bool = False  # `data` is not the caller's memory
-    promised: bool = False  # the executor holds on to these bytes
+    promised: bool = False  # the executor has said that it has these bytes
     sent: int = 0
 
 
@@ -63,7 +63,7 @@ def _content(tensor: torch.Tensor) -> _Content:
 
 @attrs.frozen
 class _Expected:
-    """Tensor that will be uploaded next. It keeps the memory: another tensor there would be taken for this one."""
+    """A tensor that will be uploaded next. While it lives, no other tensor has its memory and could be taken for it."""
 
     tensor: torch.Tensor
     digest: bytes
@@ -73,7 +73,9 @@ class Uploader:
     """Sends tensors to the executor, and holds the offers that it has not answered.
 
     Attributes:
-        unsent: handles of what the executor wants and has not been sent, oldest first.
+        open: offers without an answer, or whose bytes are not sent yet, by handle.
+        unsent: handles of those whose bytes the executor needs, oldest first.
+        asked: digests of each `BlobQuery` without an answer.
     """
 
     def __init__(
@@ -83,15 +85,15 @@ class Uploader:
         stats: Stats,
         observers: Observers,
         offers: bool,
-        compressing: Compressing,
+        compressor: UploadCompressor,
     ) -> None:
-        """`offers`: whether the executor keeps weights, so that large tensors are offered first."""
+        """`offers`: True if the executor keeps weights, so that large tensors are offered first."""
         self._link = link
         self._replies = replies
         self._stats = stats
         self._observers = observers
         self._offers = offers
-        self._compressing = compressing
+        self._compressor = compressor
         self.open: dict[int, _Upload] = {}
         self._held = 0
         self.unsent: deque[int] = deque()
@@ -143,9 +145,9 @@ class Uploader:
         self._stats.bytes_read += stored.nbytes
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These will be uploaded next: ask for all large ones at once whether the executor has them.
+        """Ask in one message which of the large tensors among these, which will be uploaded next, the executor has.
 
-        What was expected before is not any more.
+        They take the place of those that were expected before.
         """
         self._expected.clear()
         large = [t for t in tensors if t.nbytes > COPY_BYTES][: limits.BLOBS_ASKED] if self._offers else []
@@ -162,10 +164,10 @@ class Uploader:
         self._replies.tell_waited(begun)
 
     def _answered(self, answer: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
-        """Note what the executor says of an offer; what it wants goes with the next `send_wanted`.
+        """Note the executor's answer to an offer or a query; bytes that it needs are sent by the next `send_wanted`.
 
         Raises:
-            ProtocolError: there was no such offer, or it wants what it has promised to hold.
+            ProtocolError: there was no such offer, or it needs bytes that it has said to have.
         """
         if isinstance(answer, BlobQueryReply):
             asked = self.asked.popleft() if self.asked else []
@@ -188,9 +190,9 @@ class Uploader:
             self._observers.tell("uploaded", bytes=size, recalled=True)
 
     def send_wanted(self) -> None:
-        """Upload what the executor wants. More may be wanted meanwhile: one call does it all, and no other is inside it.
+        """Send the bytes that the executor needs, those included that it asks for meanwhile.
 
-        What an interrupt leaves unsent, the next call sends.
+        A call from within this one does nothing. What an interrupt leaves unsent is sent by the next call.
         """
         if self._sending:
             return
@@ -205,9 +207,9 @@ class Uploader:
             self._sending = False
 
     def _offer(self, handle: int, header: TensorHeader, data: memoryview, digest: bytes) -> None:
-        """Offer `data`. A copy is kept, unless the executor has promised to have it, or it is large: then this waits.
+        """Offer `data`. A copy of it is kept, unless the executor has it, or it is large: then this waits for the answer.
 
-        `digest` may be empty; then it is that of the copy, which another thread cannot write meanwhile.
+        `digest`: empty for that of the copy, which another thread cannot write meanwhile.
         """
         promised = digest in self._promised
         self._promised.discard(digest)  # once
@@ -227,7 +229,7 @@ class Uploader:
         self._await(handle, offered, large)
 
     def _await(self, handle: int, offered: _Upload, large: bool) -> None:
-        """Wait until the caller's memory is not needed any more, and not too much waits."""
+        """Wait until the caller's memory is not needed any more, and copies have at most `HELD_BYTES`."""
         try:
             self._replies.take_what_came()
             waits, begun = large and handle in self.open, time.perf_counter()
@@ -236,20 +238,20 @@ class Uploader:
                 self._replies.take_next()
             if waits:
                 self._replies.tell_waited(begun)
-        except BaseException:  # the caller takes its memory back, and the executor waits for what it wants
+        except BaseException:  # the caller's memory is its own again, and the executor still waits for the bytes
             if large and handle in self.open:
                 offered.data = memoryview(bytes(offered.data))
             raise
 
     def _close(self, handle: int) -> int:
-        """The offer is answered, and its bytes were sent if they were wanted; how many they are."""
+        """Remove an offer that is answered, and whose bytes were sent if they were needed; the number of its bytes."""
         offered = self.open.pop(handle, None)
         size = offered.data.nbytes if offered is not None else 0
         self._held -= size if offered is not None and offered.copied else 0
         return size
 
     def _send_or_withdraw(self, handle: int, upload: _Upload) -> None:
-        """Send an upload; after an interrupt the executor is told that the rest does not come."""
+        """Send an upload; after an interrupt the executor is told that the rest will not come."""
         try:
             self._send(handle, upload)
         except KeyboardInterrupt:
@@ -273,10 +275,10 @@ class Uploader:
 
     def _send_part(self, handle: int, upload: _Upload, part: memoryview) -> None:
         header, size = upload.header, upload.data.nbytes
-        coded = self._compressing.smaller(part, dtype_from_name(header.dtype).itemsize)
+        coded = self._compressor.compress(part, dtype_from_name(header.dtype).itemsize)
         coding = (PLANES_ZSTD, part.nbytes) if coded is not None else ("", 0)
         message = UploadPart(handle, header.dtype, header.shape, header.stride, size, upload.sent, *coding)
         body = part if coded is None else coded
         started = time.perf_counter()
         self._link.send(Frame(encode(message), [body]))
-        self._compressing.sent(part.nbytes, time.perf_counter() - started, compressed=coded is not None)
+        self._compressor.note_sent(part.nbytes, time.perf_counter() - started, compressed=coded is not None)

@@ -2,7 +2,8 @@
 
 A session is a deterministic state machine: the frames that were sent determine its state. They are logged, and sent again to
 another server when the first one does not answer any more. Repeated answers are compared with the earlier ones and dropped.
-Now and then the executor is asked for a snapshot of the session, to which the log is compacted.
+Now and then the executor is asked for a snapshot of the session, to which the log is compacted. Standby servers are those that the
+settings name, with a device of the same kind.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
+import attrs
+
+from djinn_core.config import Settings, bytes_of
 from djinn_core.delivery.reliable_connection import ReconnectingConnection
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
@@ -30,28 +34,13 @@ _PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chan
 _log = get_logger("djinn.session")
 
 
-class Other(Protocol):
-    """A server that may take over."""
-
-    @property
-    def name(self) -> str:
-        """Name of the server in messages."""
-
-    def begin(self) -> tuple[ClientChannel, Attached]:
-        """A channel to an executor of it, in a new session, and what that said.
-
-        Raises:
-            DjinnError: it cannot be had.
-        """
-
-
 class StandbyConnection(ReconnectingConnection):
     """Implements `ClientChannel` over a session with one server after the other.
 
     `send` may be called from several threads, `receive` from one at a time.
     """
 
-    def __init__(self, inner: ClientChannel, server: str, others: Iterable[Other], limit: int) -> None:
+    def __init__(self, inner: ClientChannel, server: str, others: Iterable[StandbyServer], limit: int) -> None:
         """`others`: servers that may take over, in this order.
 
         `limit`: bytes that may be logged.
@@ -249,7 +238,7 @@ class StandbyConnection(ReconnectingConnection):
                 return
         self._end(f"{error}; no standby server goes on: {'; '.join(failed)}")
 
-    def _adopt(self, inner: ClientChannel, attached: Attached, other: Other) -> None:
+    def _adopt(self, inner: ClientChannel, attached: Attached, other: StandbyServer) -> None:
         self._kept.drop_state()
         self._channel = inner
         self._follow(inner)
@@ -305,3 +294,53 @@ class StandbyConnection(ReconnectingConnection):
         self._closed = self._closed or "the connection was closed"
         self._inner.close()
         self._kept.close()
+
+
+@attrs.frozen
+class StandbyServer:
+    """A server that may take over a session, which began with an executor that answered `first`."""
+
+    name: str
+    first: Attached
+    dial: Callable[[], tuple[ClientChannel, Attached]]
+
+    def begin(self) -> tuple[ClientChannel, Attached]:
+        """A channel to an executor of this server, in a new session, and its answer.
+
+        Raises:
+            TransportError: it cannot be reached, or has another kind of device.
+            AccessRefused: it does not let this client in.
+        """
+        channel, attached = self.dial()
+        reason = _unlike(self.first, attached)
+        if reason:
+            channel.close()
+            raise TransportError(reason)
+        return channel, attached
+
+
+def _unlike(first: Attached, now: Attached) -> str:
+    """Reason why an executor would not compute the same as the first one; empty if it would."""
+    if first.device.kind != now.device.kind:
+        return f"it has a {now.device.kind} where there was a {first.device.kind}"
+    if first.torch.partition("+")[0] != now.torch.partition("+")[0]:
+        return f"it runs torch {now.torch} where there was {first.torch}"
+    if not set(first.compressions) <= set(now.compressions):
+        return (
+            f"it cannot read {', '.join(set(first.compressions) - set(now.compressions))}, in which uploads were sent"
+        )
+    return ""
+
+
+def with_standby(
+    connection: ClientChannel, server: str, others: Sequence[StandbyServer], settings: Settings, sessions: int
+) -> ClientChannel:
+    """Wrap a session's connection for failover to other servers; unchanged, with a log line, where no file can be written.
+
+    `sessions`: how many share what the settings allow to be logged.
+    """
+    try:
+        return StandbyConnection(connection, server, others, bytes_of(settings.standby_gib) // sessions)
+    except OSError as error:
+        _log.warning("no standby server can take this session over: nothing can be logged", reason=str(error))
+        return connection

@@ -24,7 +24,7 @@ def mark_of(frame: Frame) -> int:
     return answer_checksum(frame.body, zlib.crc32(frame.head[_OPENING]))
 
 
-class Answers:
+class AnswerChecksums:
     """The answers that were taken, in order, as checksums."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class FailoverLog:
             OSError: nothing can be logged.
         """
         self.sent: SentFrames | None = SentFrames()
-        self.answers = Answers()
+        self.answers = AnswerChecksums()
         self.why_not = ""
         self.base = 0
         self.coming: SnapshotReceiver | None = None

@@ -17,7 +17,7 @@ _Reference = weakref.ref[torch.nn.Module]
 
 
 @attrs.define
-class ModuleNames:
+class ModulePaths:
     """Names of modules, by the outermost one that they are called in; each outermost one is walked through once, while it is there."""
 
     _tables: dict[_Reference, dict[_Reference, str]] = attrs.field(factory=dict)
@@ -58,7 +58,7 @@ class ModuleNames:
 
 
 def module_changes(
-    moments: Moments, calls: ForwardCalls, names: ModuleNames
+    moments: Moments, calls: ForwardCalls, names: ModulePaths
 ) -> Iterator[tuple[float, Keys, tuple[str, ...]]]:
     """From when on a thread was in which modules: for each moment a key and a name for each of them, from the outermost inwards.
 

@@ -1,7 +1,7 @@
 """Recording of a timeline: what is called while `djinn.profile()` is in force, and nothing of it otherwise.
 
 It stands in the place of `port.dispatch`, so that an op costs two looks at the clock more; recorders note when modules are entered and left, and
-everything else is told of submissions and waits. Raw facts are kept as they come: lines, names and events are made of them when the block has ended.
+everything else is told of submissions and waits. Raw facts are kept as they come: lines, names, spans and events are looked up in them when the block has ended.
 Limits bound what a long run keeps: what is beyond them is counted.
 """
 
@@ -11,10 +11,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import attrs
 import torch
 from torch.autograd.profiler import record_function
 
@@ -25,11 +26,66 @@ from djinn_core.interception.recording.recorder import Recorder, current, record
 from djinn_core.interception.runtime_interface import port
 from djinn_core.runtime.sending.pending import PendingSubmission
 from djinn_core.runtime.timeline.clocks import ClientClock
-from djinn_core.runtime.timeline.looking_up import UserLines, of_submissions, samples_of, span_of
-from djinn_core.runtime.timeline.module_changes import ModuleNames, module_changes
-from djinn_core.runtime.timeline.recorded import Noted, Range, SubmissionRecord, ThreadRecord
-from djinn_core.runtime.timeline.user_places import UserPlaces
+from djinn_core.runtime.timeline.module_changes import ModulePaths, module_changes
+from djinn_core.runtime.timeline.recorded import (
+    SEND,
+    WAIT,
+    Noted,
+    Range,
+    Span,
+    SubmissionRecord,
+    ThreadRecord,
+    UserLine,
+)
+from djinn_core.runtime.timeline.user_places import OTHER, UserPlace, UserPlaces, line_of
 from djinn_core.wire.messages import Completed
+
+
+@attrs.define
+class UserLines:
+    """Lines of places in the program, and what was waited for there; each looked up once."""
+
+    _known: dict[tuple[int, int, str], tuple[UserPlace, UserLine, str]] = attrs.field(factory=dict)
+
+    def find(self, place: UserPlace) -> tuple[UserLine, str]:
+        """The line, and what was waited for as far as its text tells."""
+        key = id(place[0]), *place[1:]
+        known = self._known.get(key)
+        if known is None:
+            file, line, function, cause = line_of(place)
+            known = self._known[key] = place, UserLine(file, line, function), cause
+        return known[1:]
+
+
+def span_of(noted: Noted, lines: UserLines) -> Span:
+    """A span of what a thread noted."""
+    kind, name, begun, ended, place, executor, number = noted
+    line, cause = lines.find(place) if place is not None else (UserLine(), "")
+    return Span(kind, name or cause, begun, ended, line, cause, executor, number)
+
+
+def of_submissions(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines: UserLines) -> None:
+    """Give submissions, and the spans in which they were sent, their lines: that of the wait, where there was one."""
+    awaited: dict[tuple[int, int], UserLine] = {}
+    for span in spans:
+        if span.kind == WAIT and span.number:
+            awaited.setdefault((span.executor, span.number), span.line)
+    found: dict[tuple[int, int], UserLine] = {}
+    for record in records:
+        key = record.executor, record.number
+        line = awaited.get(key) if record.answered else None
+        found[key] = record.line = line or lines.find((*record.site, OTHER))[0]
+    for span in spans:
+        if span.kind == SEND:
+            span.line = found.get((span.executor, span.number), span.line)
+
+
+def samples_of(records: Iterable[SubmissionRecord]) -> Iterator[tuple[int, str, float, float, float, float]]:
+    """Submissions as round trips that compare clocks: executor, instance, and the moments as `ClientClock.sample` has them."""
+    for record in records:
+        if (times := record.times) is not None:
+            yield record.executor, times.instance, record.sending, times.taken, times.done, record.received
+
 
 OPS_LIMIT: Final = 1_000_000  # calls on the device, and as many of modules, of all threads together; 72 bytes each
 SUBMISSIONS_LIMIT: Final = 200_000
@@ -65,7 +121,7 @@ class Recording:
         self.submissions: list[SubmissionRecord] = []
         self.samples: list[tuple[int, str, float, float, float, float]] = []
         self.clocks: dict[tuple[int, str], ClientClock] = {}
-        self.names = ModuleNames()
+        self.names = ModulePaths()
         self.names_of_calls: dict[int, tuple[str, ...]] = {}
         self.lost = 0
         self.ops_end = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Final
 
 import attrs
 
@@ -20,7 +21,7 @@ from djinn_core.logs import get_logger
 from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRate
 from djinn_core.server.gateway.assignment import Assigner
 from djinn_core.server.gateway.context import GatewayContext
-from djinn_core.server.gateway.relay import Relays, both_ways, relay
+from djinn_core.server.gateway.relay import Relays, relay, relay_directions
 from djinn_core.server.gateway.server_status import status_of
 from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
 from djinn_core.server.malloc_trim import MemoryTrimmer
@@ -37,26 +38,28 @@ from djinn_core.wire.messages import (
 )
 from djinn_core.wire.resume_messages import ControlAttach, Resume
 
-HELLO_SECONDS = 5.0  # a client sends its token as soon as it is connected
-REFUSAL_SECONDS = (0.05, 0.25)  # slows guessing down and blurs what little the timing tells
+HELLO_SECONDS = 5.0  # for a client's first message, which it sends as soon as it is connected
+REFUSAL_SECONDS = (
+    0.05,
+    0.25,
+)  # pause before a refusal, at random: it slows guessing down and hides how long a check took
 WRONG_A_SECOND = 20.0
+_FIRST: Final = "the first message must be one that shows a token"
 _log = get_logger("djinn.server")
-
-
-_FIRST = "the first message must be one that shows a token"
 
 
 @attrs.frozen
 class Admission:
-    """Admits clients with good credentials: with a ticket for an executor, a relay to it where they need one, or the status.
+    """Admits clients with valid credentials: to an executor, by a ticket and where necessary a relay, or to the status.
 
     Attributes:
-        transports: ways to the executors.
-        rate: limits how often tenants connect. policies: those of plugins.
+        transports: those with which executors are reached.
+        rate: limits how often tenants connect.
+        policies: admission policies of plugins.
         assigner: chooses the executors of new sessions.
-        wrong: limits how often wrong tokens are answered; valid ones never wait.
         relays: limits the relayed connections of each tenant.
         trimmer: returns memory to the system after connections have ended.
+        wrong: limits how often wrong tokens are answered; clients with valid ones never wait.
     """
 
     context: GatewayContext
@@ -69,7 +72,7 @@ class Admission:
     wrong: Bucket = attrs.field(factory=lambda: Bucket(WRONG_A_SECOND, 5 * WRONG_A_SECOND))
 
     def serve(self, connection: Connection) -> None:
-        """One connection from its first message to its last, in a thread of its own."""
+        """Serve one connection until it ends, in a thread of its own."""
         connection.limits = UNAUTHENTICATED_LIMITS
         self.context.events.note("connected", peer=_peer(connection))
         self.trimmer.soon()
@@ -85,7 +88,7 @@ class Admission:
                 self._kill(connection, message, identity)
             elif isinstance(message, StatusRequest):
                 self.context.events.note("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
-                connection.limits = Limits()  # it is longer than what clients without a token are sent
+                connection.limits = Limits()  # a status is longer than what clients without a token are sent
                 send_message(connection, status_of(self.context, self.assigner.policy.name, _scope(identity)))
             else:
                 self._welcome(connection, message, identity)
@@ -96,12 +99,12 @@ class Admission:
             complain(connection, str(error))
 
     def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
-        """The identity behind a first message; None if the client was refused and has been told why."""
+        """The identity of the client by its first message; None: it was refused."""
         if not isinstance(message, Hello | StatusRequest | Kill):
             self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
             return None
         certificate = connection.certificate if isinstance(connection, PeerCertified) else b""
-        identity = self.context.gatekeeper.identify(Credentials(message.token, certificate, _peer(connection)))
+        identity = self.context.authentication.identify(Credentials(message.token, certificate, _peer(connection)))
         if isinstance(identity, Denial):
             self._refuse(connection, identity, type(message).__name__)
             return None
@@ -112,16 +115,16 @@ class Admission:
             denied = Denial("this token is valid for watching the server only", "monitor")
             self._refuse(connection, denied, type(message).__name__, identity)
             return None
-        held_up = self._denied_now(connection, message, identity)
-        if held_up is not None:
-            self._refuse(connection, held_up, type(message).__name__, identity)
+        denial = self._denial(connection, message, identity)
+        if denial is not None:
+            self._refuse(connection, denial, type(message).__name__, identity)
             return None
         return identity
 
-    def _denied_now(
+    def _denial(
         self, connection: Connection, message: Hello | StatusRequest | Kill, identity: Identity
     ) -> Denial | None:
-        """The reason why a client that is known may not connect now; None: it may."""
+        """The denial of a client with valid credentials, which may not connect now; None: it may."""
         request = AdmissionRequest(
             CONNECTION,
             identity.tenant,
@@ -137,15 +140,15 @@ class Admission:
             return None
         return Denial(refusal.reason, refusal.kind, refusal.after is not None, refusal.after or 0.0)
 
-    def _refuse(self, connection: Connection, denied: Denial, asked: str, who: Identity | None = None) -> None:
+    def _refuse(self, connection: Connection, denial: Denial, asked: str, who: Identity | None = None) -> None:
         if who is None and self.wrong.take():
-            self.context.events.note("refused", why="flood", asked=asked, peer=_peer(connection), of=denied.kind)
-            return  # without an answer: a client that has a token does not send wrong ones by the hundred
+            self.context.events.note("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
+            return  # without an answer: a client that has a token does not send hundreds of wrong ones
         known = {} if who is None else {"tenant": who.tenant, "key": who.key}
-        self.context.events.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
+        self.context.events.note("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
-        refuse(connection, denied.reason, retry=denied.again, retry_after=denied.after)
+        refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
 
     def _first_message(self, connection: Connection) -> AnyMessage | None:
         try:
@@ -161,7 +164,7 @@ class Admission:
         return None
 
     def _kill(self, connection: Connection, kill: Kill, identity: Identity) -> None:
-        """End a session that the one who asks may see."""
+        """End a session that the client may see."""
         shown = self.context.tenants.statuses(_scope(identity))
         sessions = [session for executor in shown for session in executor.sessions]
         found = {s.session: s.client for s in sessions if s.session.startswith(kill.session)}
@@ -207,11 +210,11 @@ class Admission:
         offered = (ready.device, self.context.urls, pool.devices, number)
         welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered, executor.fingerprint)
         send_message(connection, welcome)
-        attach = _wish_for_relay(connection)
+        attach = _receive_attach(connection)
         if attach is None:
             return
-        with self.relays.one_more(identity.tenant) as there_is_room:
-            if there_is_room:
+        with self.relays.reserve(identity.tenant) as reserved:
+            if reserved:
                 self._relay(connection, attach, executor, identity.tenant)
             else:
                 reason = (
@@ -224,8 +227,8 @@ class Admission:
     ) -> None:
         url = executor.ready.urls[0]
         try:
-            ways = trusting(self.transports, executor.fingerprint)
-            inner = transport_for(url, ways).connect(url, Limits(), HELLO_SECONDS)
+            transports = trusting(self.transports, executor.fingerprint)
+            inner = transport_for(url, transports).connect(url, Limits(), HELLO_SECONDS)
         except DjinnError as error:
             _log.error("cannot reach an executor", executor=executor.process_id, error=str(error))
             refuse(connection, "the executor cannot be reached: connect again", retry=True)
@@ -234,8 +237,8 @@ class Admission:
         self.context.events.note("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
         try:
             send_message(inner, attach)
-            pair = both_ways(connection, inner)
-            with self.relays.watching(tenant, *pair):
+            pair = relay_directions(connection, inner)
+            with self.relays.limiting(tenant, *pair):
                 relay(*pair)
         finally:
             inner.close()
@@ -252,8 +255,8 @@ def _peer(connection: Connection) -> str:
     return connection.peer.removeprefix("client ") if isinstance(connection, PeerNamed) else ""
 
 
-def _wish_for_relay(connection: Connection) -> Attach | Resume | ControlAttach | None:
-    """The client's `Attach`, `Resume` or `ControlAttach`, or None if it reached the executor by itself and hung up."""
+def _receive_attach(connection: Connection) -> Attach | Resume | ControlAttach | None:
+    """The message with which a client asks for a relay; None: it has closed the connection, because it reached the executor directly."""
     try:
         message = receive_message(connection, TICKET_SECONDS)
     except (TransportError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Assignment of new sessions to executors: how loaded these are, and the policy that chooses one."""
+"""Assignment of new sessions to executors: the load of each, and the policy that chooses one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.wire.executor_reports import Sessions
 
-LOOK_SECONDS: Final = 1.0  # for which a report says how loaded an executor is
+LOAD_SECONDS: Final = 1.0  # after which a report is too old to give the load of an executor
 RECENT_SECONDS: Final = 60.0
 _HINTS: Final = 32  # of an executor, the latest
 _REASON: Final = 1000  # characters
@@ -24,33 +24,35 @@ _log = get_logger("djinn.server")
 
 
 class LoadMeter:
-    """Meter of the load of one executor, from its reports; for any number of threads."""
+    """Load of one executor, from its reports and its assignments. Methods may be called from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen = 0.0
-        self._executed: tuple[float, float] | None = None  # when it was reported, and seconds
+        self._reported_at = 0.0
+        self._executed: tuple[float, float] | None = (
+            None  # time of the last report, and seconds of running programs by then
+        )
         self._load = ExecutorLoad()
-        self.assigned = 0  # sessions, since the executor's place was made
+        self.assigned = 0  # sessions, those of earlier processes included
         self._assigned: list[float] = []
         self._hints: dict[str, None] = {}
 
     @property
     def is_due(self) -> bool:
         """True if the last report is too old."""
-        return time.monotonic() - self._seen > LOOK_SECONDS
+        return time.monotonic() - self._reported_at > LOAD_SECONDS
 
     def note(self, report: Sessions) -> None:
-        """Note what the executor reports now."""
+        """Note a report that has just come."""
         now = time.monotonic()
         executed = report.metered.counters.get("execute_seconds", 0.0)
         with self._lock:
             before, self._executed = self._executed, (now, executed)
             if not report.sessions and not self._beginning():
                 self._hints.clear()
-            self._seen = now
+            self._reported_at = now
             busy = 0.0
-            if before is not None and executed >= before[1]:  # else another process has taken its place
+            if before is not None and executed >= before[1]:  # otherwise another process has taken its place
                 busy = min(1.0, (executed - before[1]) / max(now - before[0], 1e-3))
             self._load = ExecutorLoad(
                 busy=busy,
@@ -80,7 +82,7 @@ class LoadMeter:
             return attrs.evolve(self._load, beginning=beginning, recent=recent, hints=tuple(self._hints))
 
     def _beginning(self) -> int:
-        return sum(at > self._seen for at in self._assigned)
+        return sum(at > self._reported_at for at in self._assigned)
 
 
 @attrs.define
@@ -97,7 +99,7 @@ class Assigner:
     """The assignment policy of a gateway, and `least_loaded` where it fails.
 
     Attributes:
-        policy: the policy that is used. plugin: the plugin that it is of, as messages name it. counts: what it decided.
+        policy: the policy. plugin: name of its plugin for messages. counts: counters of its decisions.
     """
 
     policy: AssignmentPolicy = attrs.field(factory=LeastLoaded)
@@ -127,17 +129,17 @@ class Assigner:
 
     def _decide(self, request: AssignmentRequest) -> int | AssignmentRefusal:
         try:
-            answer: object = self.policy.assign(request)  # of a plugin: anything
+            answer: object = self.policy.assign(request)  # a plugin may return anything
         except Exception as raised:
-            return self._instead(request, f"`assign` raised {raised!r}")
+            return self._fallback(request, f"`assign` raised {raised!r}")
         if isinstance(answer, AssignmentRefusal):
             return AssignmentRefusal(str(answer.reason)[:_REASON], bool(answer.retry))
         numbers = [load.number for load in request.executors]
         if isinstance(answer, int) and answer in numbers:
             return answer
-        return self._instead(request, f"`assign` answered with {answer!r}, which is none of {numbers}")
+        return self._fallback(request, f"`assign` answered with {answer!r}, which is none of {numbers}")
 
-    def _instead(self, request: AssignmentRequest, error: str) -> int | AssignmentRefusal:
+    def _fallback(self, request: AssignmentRequest, error: str) -> int | AssignmentRefusal:
         self.counts.failed[self.policy.name] += 1
         facts = {"policy": self.policy.name, "plugin": self.plugin, "error": error}
         _log.warning("an assignment policy failed: the least loaded executor is taken", **facts)

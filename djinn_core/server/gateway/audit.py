@@ -16,7 +16,7 @@ import msgspec
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.logs import get_logger, redact
-from djinn_core.server.gateway.log_rate_limit import Sparing
+from djinn_core.server.gateway.log_rate_limit import LogRateLimit
 from djinn_core.system.files import CLOEXEC
 
 EVENTS: Final = frozenset({"admitted", "refused", "status", "evicted", "killed", "started", "stopped"})
@@ -24,7 +24,7 @@ _log = get_logger("djinn.server")
 
 
 class Audit:
-    """A server observer that writes to a file which only its owner can read, or nowhere; the server's log says the same.
+    """A server observer that writes a file which only its owner can read, where there is one, and the server's log.
 
     The file is opened again where another process (logrotate) has moved it away.
     """
@@ -33,7 +33,7 @@ class Audit:
 
     def __init__(self, path: Path | None = None) -> None:
         """Raises `ConfigurationError` where the file cannot be written."""
-        self._sparing = Sparing()
+        self._log_limit = LogRateLimit()
         try:
             self._file = None if path is None else _AuditFile(path)
         except OSError as error:
@@ -48,7 +48,7 @@ class Audit:
             return
         facts = dict(event.fields)
         if event.name == "refused":
-            left_out = self._sparing.count(f"{facts.get('why')} {facts.get('tenant', '')}")
+            left_out = self._log_limit.count(f"{facts.get('why')} {facts.get('tenant', '')}")
             if left_out is None:
                 return
             if left_out:

@@ -14,7 +14,7 @@ from djinn_core.launch.token_table import check_tenant
 from djinn_core.logs import HIDDEN, get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.server.admission_policies import KIND, LATEST
-from djinn_core.server.gateway.log_rate_limit import Sparing
+from djinn_core.server.gateway.log_rate_limit import LogRateLimit
 from djinn_core.server.gateway.tenants import MOST
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 
@@ -28,30 +28,30 @@ _log = get_logger("djinn.server")
 
 
 class Authentication:
-    """Tells who clients are. Where an authenticator fails, the client is refused."""
+    """Gives the identity of clients. Where an authenticator fails, the client is refused."""
 
     def __init__(self, tokens: TokenAuthenticator) -> None:
         self._tokens = tokens
         self._chosen: dict[str, tuple[Authenticator, str]] = {}
-        self._sparing = Sparing()
+        self._log_limit = LogRateLimit()
 
     def use(self, registry: Registry, names: Sequence[str]) -> None:
-        """Ask these authenticators of plugins, too, from now on, in this order.
+        """From now on, ask these authenticators of plugins as well, in this order.
 
         Raises:
-            ConfigurationError: one cannot be used as it is set up.
-            PluginError: there is none of such a name, or one failed.
+            ConfigurationError: an authenticator cannot be used as it is configured.
+            PluginError: there is none of a name, or one failed.
         """
         self._chosen = {name: _prepared(registry, name) for name in names if name != self._tokens.name}
 
     @property
     def tenants(self) -> frozenset[str]:
-        """All tenants that have a token which is good now; authenticators of plugins may know more."""
+        """Tenants that have a valid token; authenticators of plugins may know others."""
         return self._tokens.tenants
 
     @property
     def expected(self) -> int:
-        """Number of tenants that may come."""
+        """Number of tenants that may connect."""
         return MOST if self._chosen else len(self.tenants)
 
     @property
@@ -60,7 +60,7 @@ class Authentication:
         return self._tokens.has_table or bool(self._chosen)
 
     def identify(self, credentials: Credentials) -> Identity | Denial:
-        """The identity of a client, or why it is refused."""
+        """The identity of a client, or the denial with which it is refused."""
         found = self._tokens.authenticate(credentials)
         if found is not None:
             return found
@@ -71,17 +71,17 @@ class Authentication:
         return _UNKNOWN
 
     def is_valid(self, key: str) -> bool:
-        """True while sessions of credentials with this key may go on."""
+        """True while sessions that were begun with the credentials of this key may go on."""
         name, separator, own = key.partition(":")
         if not separator:
             return self._tokens.is_valid(key)
-        if name not in self._chosen:  # of an earlier server, which used another authenticator
+        if name not in self._chosen:  # the key is of an earlier server, which used another authenticator
             return False
         authenticator, plugin = self._chosen[name]
         try:
             return authenticator.is_valid(own) is True
         except Exception as error:
-            self._tell("an authenticator failed: sessions are ended", authenticator, plugin, _described(error))
+            self._log_failure("an authenticator failed: sessions are ended", authenticator, plugin, _described(error))
             return False
 
     def _ask(self, authenticator: Authenticator, plugin: str, credentials: Credentials) -> Identity | Denial | None:
@@ -93,7 +93,9 @@ class Authentication:
                 return _without(credentials, answer)
             self._check(answer)
         except Exception as error:
-            self._tell("an authenticator failed: the client is refused", authenticator, plugin, _described(error))
+            self._log_failure(
+                "an authenticator failed: the client is refused", authenticator, plugin, _described(error)
+            )
             return _FAILED
         quota = self._tokens.quota_of(answer.tenant) if answer.quota == Quota() else answer.quota
         key = answer.key and f"{authenticator.name}:{answer.key}"
@@ -112,8 +114,8 @@ class Authentication:
         except (ConfigurationError, TypeError):
             raise _WrongAnswer("the `tenant` of an identity is not a valid name") from None
 
-    def _tell(self, what: str, authenticator: Authenticator, plugin: str, error: str) -> None:
-        left_out = self._sparing.count(f"{what} {authenticator.name}")
+    def _log_failure(self, what: str, authenticator: Authenticator, plugin: str, error: str) -> None:
+        left_out = self._log_limit.count(f"{what} {authenticator.name}")
         if left_out is not None:
             _log.error(what, authenticator=authenticator.name, plugin=plugin, error=error, left_out=left_out)
 
@@ -141,7 +143,7 @@ def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
 
 
 def _without(credentials: Credentials, denial: Denial) -> Denial:
-    """A denial of a plugin as clients and logs may see it."""
+    """A denial of a plugin, as clients and logs may see it: without the token."""
     reason = str(denial.reason)[:_REASON]
     if credentials.token:
         reason = reason.replace(credentials.token, HIDDEN)
@@ -155,7 +157,7 @@ def _untyped(value: object) -> object:
 
 
 def _described(error: Exception) -> str:
-    """Type and place of an exception; its message may hold what a client showed."""
+    """Type and line of an exception, without its message, which may have the credentials in it."""
     if isinstance(error, _WrongAnswer):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -62,7 +62,7 @@ class GatewayCounters:
 
 
 class RecentEvents:
-    """A server observer that keeps the latest events for `djinn status` and dashboards: refusals, deaths of executors, what was ended."""
+    """A server observer that keeps the latest refusals, deaths of executors and ends of sessions for `djinn status` and dashboards."""
 
     name = "recent"
 
@@ -91,19 +91,20 @@ class GatewayContext:
     """State of a gateway.
 
     Attributes:
-        gatekeeper: checks credentials.
+        authentication: gives the identities of clients.
         tenants: the executors by tenant.
-        events: tells observers of every connection.
-        counts: numbers for metrics, one of those observers; recent: another, the latest events.
-        unauthenticated: connections that have not shown a token yet, at all addresses together.
-        keys: ids of the credentials that clients have shown.
+        events: tells the observers, among them `counts` and `recent`.
+        counts: numbers for metrics.
+        recent: the latest events.
+        unauthenticated: connections without a valid token so far, of all listeners.
+        keys: those of the identities of clients that were admitted.
         pages: pages of plugins for the operations listener, by name.
-        listeners: those for clients, which are all there when the gateway is ready.
-        draining: set when no further clients are admitted.
-        since: when it started, by the monotonic clock.
+        listeners: those for clients; all of them, once the gateway is ready.
+        draining: set once no further clients are admitted.
+        since: time of its start, in seconds of the monotonic clock.
     """
 
-    gatekeeper: Authentication
+    authentication: Authentication
     tenants: Tenants
     events: ServerEvents
     counts: GatewayCounters = attrs.field(factory=GatewayCounters)
@@ -117,5 +118,5 @@ class GatewayContext:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """URLs at which it listens for clients by now."""
+        """URLs of its listeners for clients."""
         return tuple(listener.url for listener in self.listeners)

@@ -22,8 +22,8 @@ from djinn_core.hookspecs.operations import WatchedServer
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.launchers import LOCAL, launcher_named
-from djinn_core.launch.listen_addresses import Listening, advertised, chosen_by
-from djinn_core.launch.private_directory import make_private_directory
+from djinn_core.launch.listen_addresses import ListeningTransport, advertised, configured_transports
+from djinn_core.launch.private_directories import make_run_directory
 from djinn_core.logs import get_logger
 from djinn_core.net.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.plugins.kinds import GATEWAY_KINDS
@@ -43,8 +43,13 @@ from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.reaper import SessionReaper
 from djinn_core.server.gateway.server_status import status_of
 from djinn_core.server.gateway.tenants import Tenants
-from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
-from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
+from djinn_core.server.gateway.token_authenticator import (
+    Token,
+    TokenAuthenticator,
+    check_exposure,
+    find_token,
+    has_table,
+)
 from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.rlimits import allow_many_files, leave_no_cores
@@ -61,7 +66,7 @@ _log = get_logger("djinn.server")
 class GatewayHandle:
     """A gateway that is ready: its addresses, its devices, and the connection file for clients.
 
-    `dialled`: the same addresses as other machines connect to them. `authenticators`, `pages`: those of plugins.
+    `dialled`: the same as other machines connect to them. `authenticators`, `pages`: names of those of plugins.
     """
 
     urls: tuple[str, ...]
@@ -78,22 +83,22 @@ class GatewayHandle:
 class Gateway:
     """A gateway: its executors, listeners and connection file."""
 
-    def __init__(self, config: GatewayConfig, token: Token, gatekeeper: Authentication, audit: Audit) -> None:
+    def __init__(self, config: GatewayConfig, token: Token, authentication: Authentication, audit: Audit) -> None:
         self._config = config
         self._token = token
-        self._gatekeeper = gatekeeper
+        self._authentication = authentication
         self._audit = audit
         self._counts = GatewayCounters()
         self._recent = RecentEvents()
         self._events = ServerEvents.of("gateway", self._counts, audit, self._recent)
         self._context: GatewayContext | None = None
         self._operations: OperationsListener | None = None
-        self._watch: SessionReaper | None = None
+        self._reaper: SessionReaper | None = None
         self._file: tuple[Path, ConnectionFile] | None = None
-        self._accounts: tuple[str, int] | None = None  # a directory, and what holds it
+        self._accounts: tuple[str, int] | None = None  # a directory, and the descriptor that locks it
 
     def start(self, tell: Callable[[str], None]) -> GatewayHandle:
-        """Start the executors, listen, and write the connection file. `tell` hears what takes long.
+        """Start the executors, listen, and write the connection file. `tell` is called with messages about what takes long.
 
         Raises:
             StartupError: an executor did not start.
@@ -101,30 +106,32 @@ class Gateway:
             ConfigurationError: the connection file cannot be written, or an authenticator is not set up.
             PluginError: there is no such authenticator or assignment policy.
         """
-        expected = lambda: self._gatekeeper.expected  # noqa: E731 - asked again and again
-        self._config.network.places.check_ports(self._config.access.operations_port)
+        self._config.network.listen_at.check_ports(self._config.access.operations_port)
         try:
-            self._accounts = make_private_directory()
+            self._accounts = make_run_directory()
             executors = _executors(self._config, Path(self._accounts[0]))
-            names = ", ".join(executor.device or "the best device" for executor in executors)
-            tell(f"Starting an executor for {names}: this takes some seconds")
+            names = ", ".join(dict.fromkeys(executor.device or "the best device" for executor in executors))
+            number = "an executor" if len(executors) == 1 else f"{len(executors)} executors"
+            tell(f"Starting {number} for {names}: this takes some seconds")
         except OSError as error:
             raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
         elsewhere = self._config.engine.name not in {"", LOCAL}
-        early = self._plugins() if elsewhere else None  # one of them starts the executors
+        early = self._plugins() if elsewhere else None  # a plugin starts the executors
         tenants = Tenants(
             executors,
             self._config.start_timeout,
-            expected,
+            lambda: self._authentication.expected,
             events=self._events,
             launcher=launcher_named(self._config.engine.name or LOCAL, early.launchers if early is not None else ()),
             wishes=partial(self._config.engine.wishes, len(executors), tell),
         )
-        self._context = context = GatewayContext(self._gatekeeper, tenants, self._events, self._counts, self._recent)
+        self._context = context = GatewayContext(
+            self._authentication, tenants, self._events, self._counts, self._recent
+        )
         self._operations = self._listen_for_operations(context)
         registry = early or self._plugins()
         assigner = Assigner.of(registry, self._config.assignment, self._counts.assignments)
-        chosen = chosen_by(registry.transports, self._config.network.tls, self._config.network.places)
+        chosen = configured_transports(registry.transports, self._config.network.tls, self._config.network.listen_at)
         ready = tenants.wait_ready()
         self._begin_pages(registry, assigner.policy.name)
         urls = self._listen(chosen, registry, context, assigner)
@@ -139,18 +146,18 @@ class Gateway:
         _log.info("ready", urls=urls, process=os.getpid())
         self._events.note("started", urls=urls, process=os.getpid())
         operations = self._operations.url if self._operations is not None else ""
-        said = (
+        others = (
             self._token.origin,
             self.fingerprint,
             operations,
             self._config.access.authenticators,
             tuple(context.pages),
         )
-        return GatewayHandle(urls, dialled, ready, path, *said)
+        return GatewayHandle(urls, dialled, ready, path, *others)
 
     @property
     def fingerprint(self) -> str:
-        """Of the certificate that is shown; empty if there is no TLS."""
+        """Fingerprint of its certificate; empty where it has none."""
         tls = self._config.network.tls
         return fingerprint_of_file(tls.certificate) if tls is not None and tls.certificate is not None else ""
 
@@ -160,8 +167,8 @@ class Gateway:
         if context is not None:
             context.draining.set()
             self._end_pages(context)
-        if self._watch is not None:
-            self._watch.close()
+        if self._reaper is not None:
+            self._reaper.close()
         while context is not None and context.listeners:
             context.listeners.pop().close()
         if self._file is not None:
@@ -185,7 +192,7 @@ class Gateway:
 
         kinds = GATEWAY_KINDS - {"devices"}  # those are queried in a process of their own
         registry = load_registry(self._config.executor.plugins, builtins=builtin_plugins(), kinds=kinds)
-        self._gatekeeper.use(registry, self._config.access.authenticators)
+        self._authentication.use(registry, self._config.access.authenticators)
         self._events.observe_with(registry)
         return registry
 
@@ -212,14 +219,14 @@ class Gateway:
                 _log.exception("pages of a plugin do not end", pages=pages.name, error=repr(error))
 
     def _listen(
-        self, chosen: Sequence[Listening], registry: Registry, context: GatewayContext, assigner: Assigner
+        self, chosen: Sequence[ListeningTransport], registry: Registry, context: GatewayContext, assigner: Assigner
     ) -> tuple[str, ...]:
         policies = AdmissionPolicies.of(registry)
         admission = Admission(context, registry.transports, policies=policies, assigner=assigner)
-        self._watch = SessionReaper(context)
+        self._reaper = SessionReaper(context)
         for one in chosen:
             try:
-                listener = one.transport.listen(one.at(one.place.port), UNAUTHENTICATED_LIMITS, admission.serve)
+                listener = one.transport.listen(one.url(one.address.port), UNAUTHENTICATED_LIMITS, admission.serve)
             except ImportError as error:
                 name = one.transport.name
                 raise PluginError(
@@ -238,7 +245,7 @@ class Gateway:
         network = self._config.network
         tls = None if network.tls is None else server_context(network.tls)
         return _operations_listener()(
-            network.places.host, port, Operations(context, exporter(context), access.open_probes), tls
+            network.listen_at.host, port, Operations(context, exporter(context), access.open_probes), tls
         )
 
 
@@ -247,7 +254,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let sessions end; `announce` is called when clients can connect.
 
-    `tell` hears meanwhile what is under way.
+    `tell` is called meanwhile with messages about what takes long.
 
     Must run in the main thread, because of the signals. A second signal ends the process at once, and with it the
     executors.
@@ -261,17 +268,17 @@ def serve(
     access, network = config.access, config.network
     table = access.token_file if access.token_file is not None and has_table(access.token_file) else None
     token = find_token(None if table else access.token_file, {} if table else os.environ)
-    gatekeeper = Authentication(TokenAuthenticator(token, table))
+    authentication = Authentication(TokenAuthenticator(token, table))
     authenticated = token.supplied or table is not None or bool(access.authenticators)
-    for host in network.places.hosts:
+    for host in network.listen_at.hosts:
         check_exposure(host, authenticated, network.tls is not None or access.plaintext_accepted)
     if network.tls is not None:
-        server_context(network.tls)  # what is wrong with the certificate is said before anything starts
+        server_context(network.tls)  # raises the error of a wrong certificate before anything starts
     become_server("gateway")
     keep_few_arenas()
     allow_many_files()
     leave_no_cores()
-    gateway = Gateway(config, token, gatekeeper, Audit(access.audit_log))
+    gateway = Gateway(config, token, authentication, Audit(access.audit_log))
     try:
         with _signals_stop():
             announce(gateway.start(tell))
@@ -310,7 +317,7 @@ def default_connection_file() -> Path:
 
 
 class _Stop(BaseException):
-    """A signal asked the server to stop. It is no `Exception`, so that no handler takes it for an error."""
+    """Raised where a signal asks the server to stop. It is no `Exception`, so that no handler takes it for an error."""
 
 
 @contextmanager
@@ -329,7 +336,7 @@ def _signals_stop() -> Iterator[None]:
 
 
 def _executors(config: GatewayConfig, accounts: Path) -> tuple[ExecutorConfig, ...]:
-    """`accounts`: where tenants' time on the devices is recorded."""
+    """Configurations of the executors, one for each device. `accounts`: directory for the device time that tenants use."""
     devices: Sequence[str]
     if config.engine.name in {"", LOCAL}:
         devices = offered(config.devices, config.executor.plugins, config.start_timeout) or ("",)

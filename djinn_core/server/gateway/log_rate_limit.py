@@ -1,4 +1,4 @@
-"""Rate limits for repeated log lines: the first ones are all written, then some, with the number of lines left out."""
+"""Rate limit for repeated log lines: the first ones are all written, then one a second, with the number of those left out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ AT_ONCE: Final = 50
 A_SECOND: Final = 1.0
 
 
-class Sparing:
-    """Decides which lines to write. A client that causes many of them could otherwise fill a disk, or hide among them."""
+class LogRateLimit:
+    """Decides which lines are written. A client that causes many could otherwise fill a disk, or hide others among them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._buckets = Buckets(clock)
@@ -23,7 +23,7 @@ class Sparing:
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int | None:
-        """Number of lines of that kind that were left out before this one; None: leave this one out, too."""
+        """Number of lines of that kind that were left out before this one; None: this one is left out, too."""
         wait = self._buckets.of(kind, A_SECOND, AT_ONCE).take()
         with self._lock:
             if wait:

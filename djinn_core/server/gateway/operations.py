@@ -1,7 +1,7 @@
 """HTTP routes for operators: liveness (`/livez`), readiness (`/readyz`) and Prometheus metrics (`/metrics`).
 
-Every route requires a token, but for the probes where the operator opens them: `Authorization: Bearer TOKEN`. `djinn token create NAME --monitor` makes one that is valid for
-nothing else. Pages of plugins lie below the names of these.
+Every route requires a token (`Authorization: Bearer TOKEN`), except the probes where the operator opens them. `djinn token create NAME
+--monitor` makes one that is valid for status, metrics and health alone. Pages of a plugin lie below its name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Operations:
     """The routes and the state that they report.
 
     Attributes:
-        export: the metrics and their content type, for an `Accept` header.
-        open_probes: True if the probes answer without a token, without a reason.
+        export: gives the metrics and their content type for an `Accept` header.
+        open_probes: True if the probes answer without a token, with a status alone.
     """
 
     context: GatewayContext
@@ -35,12 +35,12 @@ class Operations:
     open_probes: bool = False
 
     def serves_browsers(self, path: str) -> bool:
-        """True for pages of plugins; no page of any site gets an answer from the others."""
+        """True for pages of plugins: the routes of operations answer no request of a web page."""
         return path.partition("?")[0] not in ROUTES
 
     def admits(self, shown: Credentials) -> bool:
-        """True while credentials are good."""
-        return not isinstance(self.context.gatekeeper.identify(shown), Denial)
+        """True while the credentials are valid."""
+        return not isinstance(self.context.authentication.identify(shown), Denial)
 
     def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
         """The response to `GET path` from a client with these credentials."""
@@ -52,7 +52,7 @@ class Operations:
             return _ask(pages, PageRequest(rest))
         if pages is None and path not in ROUTES and not self.context.listeners:
             return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the server is starting or ends\n")
-        who = self.context.gatekeeper.identify(shown)
+        who = self.context.authentication.identify(shown)
         if isinstance(who, Denial):
             self.context.events.note("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
             return HttpResponse(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
@@ -76,7 +76,7 @@ class Operations:
         return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, f"{reason or 'ok'}\n".encode())
 
     def metrics(self, who: Identity, accept: str) -> HttpResponse:
-        """Counters and gauges for Prometheus; of all tenants, so not for each of them."""
+        """Counters and gauges for Prometheus, of all tenants, and therefore for the operator alone."""
         if not who.sees_all:
             return HttpResponse(
                 HTTPStatus.FORBIDDEN, b"metrics are for the operator: ask for a token that may watch the server\n"
@@ -84,13 +84,13 @@ class Operations:
         return HttpResponse(HTTPStatus.OK, *self.export(accept))
 
     def _probe(self, path: str) -> HttpResponse:
-        """The status alone: what a client without a token learns is that there is a server, and if it is ready."""
+        """Response to a probe without a token: a status alone, which says that there is a server and if it is ready."""
         if path == "/readyz" and self._why_not_ready():
             return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n")
         return HttpResponse(HTTPStatus.OK, b"ok\n")
 
     def _why_not_ready(self) -> str:
-        """The reason why a client that connects now is not served; empty: it is."""
+        """The reason why a client that connects now is not admitted; empty: it is."""
         if self.context.draining.is_set():
             return "draining: no further clients are admitted"
         if not self.context.listeners:
@@ -99,7 +99,7 @@ class Operations:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """The name of pages in a path, and what follows it."""
+    """The first name in a path, and what follows it."""
     name, slash, rest = path.partition("?")[0].removeprefix("/").partition("/")
     return name, slash + rest
 

@@ -1,4 +1,4 @@
-"""HTTP server for the routes of operations and pages of plugins: one thread with an event loop, one request a connection."""
+"""HTTP server for the routes of operations and for pages of plugins: one thread with an event loop, one request for each connection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST: Final = 64  # connections at a time
 _REQUEST_BYTES: Final = 16 << 10  # of a connection: nothing but a line and headers is expected
 _MOST_FEEDS: Final = 64
 _WRITE_SECONDS: Final = 20.0  # in which a client takes an event
-_AGAIN_SECONDS: Final = 2.0  # after which the token of a feed is checked again
+_CHECK_SECONDS: Final = 2.0  # after which the token of a feed is checked again
 _PAUSE_SECONDS: Final = 0.1
 # What browsers may do with a page: nothing from elsewhere, no scripts or styles in markup, in no frame of another page.
 _POLICY: Final = (
@@ -52,7 +52,7 @@ _log = get_logger("djinn.server")
 
 
 class _Malformed(logging.Filter):
-    """A line about a request that is no HTTP, in place of a traceback: any client can send as many as it likes."""
+    """Logs a line in place of a traceback for a request that is not HTTP: any client can send many."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """As `logging.Filter`."""
@@ -67,34 +67,34 @@ _requests = logging.getLogger("djinn.server.operations")
 _requests.addFilter(_Malformed())
 
 
-class Answers(Protocol):
-    """Gives the responses of an HTTP server, in threads."""
+class HttpResponder(Protocol):
+    """Gives the responses of an HTTP server; called in threads."""
 
     def serves_browsers(self, path: str) -> bool:
         """True for paths that scripts of this server's own pages may ask for."""
 
     def admits(self, shown: Credentials) -> bool:
-        """True while credentials are good."""
+        """True while the credentials are valid."""
 
     def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
         """The response to `GET path` from a client with these credentials."""
 
 
 class OperationsListener:
-    """An HTTP server for the routes of `Operations`, or for other `Answers`.
+    """An HTTP server for the routes of `Operations`, or those of another `HttpResponder`.
 
     Attributes:
         url: where it listens.
     """
 
-    def __init__(self, host: str, port: int, operations: Answers, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, host: str, port: int, operations: HttpResponder, context: ssl.SSLContext | None = None) -> None:
         """Listen, under TLS where there is a context.
 
         Raises:
             TransportError: the address cannot be bound.
         """
         try:
-            self._socket = _bound(host, port)
+            self._socket = _listening_socket(host, port)
         except OSError as error:
             raise TransportError(f"cannot listen for operations at {network_location(host, port)}: {error}") from error
         scheme = "http" if context is None else "https"
@@ -144,7 +144,7 @@ class OperationsListener:
             task.add_done_callback(tasks.discard)
 
     async def _converse(self, sock: socket.socket, peer: str, http: web.Server) -> None:
-        """One connection, with a limit on how long it may take in all; it is ended as well where there are too many."""
+        """Serve one connection, within a time limit; where there are too many connections, it is ended before."""
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
@@ -152,11 +152,11 @@ class OperationsListener:
         self._connections[handler] = connection = _Connection(handler, loop.create_future(), loop.create_future())
         transport: asyncio.BaseTransport | None = None
         try:
-            with self._unauthenticated.entered(_Cut(task)):
+            with self._unauthenticated.entered(_TaskCloser(task)):
                 async with asyncio.timeout(REQUEST_SECONDS):
                     transport, _ = await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._context)
-                    await asyncio.wait({connection.ended, connection.goes_on}, return_when=asyncio.FIRST_COMPLETED)
-            await connection.ended  # a feed, whose client has shown a token
+                    await asyncio.wait({connection.ended, connection.is_feed}, return_when=asyncio.FIRST_COMPLETED)
+            await connection.ended  # of a feed, whose client has shown a valid token
         except (OSError, TimeoutError) as error:
             _log.info("a connection for operations broke off", peer=peer, error=repr(error))
         finally:
@@ -178,7 +178,7 @@ class OperationsListener:
         return response
 
     async def _feed(self, request: web.BaseRequest, feed: EventFeed) -> web.StreamResponse:
-        """Send events until the client is gone, its token is not good any more, or the feed ends."""
+        """Send events until the client is gone, its token is not valid any more, or the feed ends."""
         if self._feeds >= _MOST_FEEDS:
             return web.Response(
                 status=HTTPStatus.SERVICE_UNAVAILABLE, text="too many pages are open\n", headers=_HEADERS
@@ -189,14 +189,14 @@ class OperationsListener:
         try:
             await response.prepare(request)
             if (connection := self._connections.get(request.protocol)) is not None:
-                connection.goes_on.set_result(None)
+                connection.is_feed.set_result(None)
             loop, shown = asyncio.get_running_loop(), _credentials(request)
             checked = loop.time()
             while (data := await asyncio.to_thread(feed.next)) is not None:
                 async with asyncio.timeout(_WRITE_SECONDS):
                     await response.write(b"data: " + data + b"\n\n" if data else b":\n\n")
                 await asyncio.sleep(feed.seconds)
-                if loop.time() - checked > _AGAIN_SECONDS:
+                if loop.time() - checked > _CHECK_SECONDS:
                     checked = loop.time()
                     if not await asyncio.to_thread(self._operations.admits, shown):
                         break
@@ -211,7 +211,7 @@ class OperationsListener:
     async def _answer(self, request: web.BaseRequest) -> HttpResponse | EventFeed:
         hosts = request.headers.getall("Host", [])
         path = request.rel_url.raw_path
-        if not _from_here(request) or (_from_page(request) and not self._operations.serves_browsers(path)):
+        if not _same_origin(request) or (_from_browser(request) and not self._operations.serves_browsers(path)):
             return HttpResponse(HTTPStatus.FORBIDDEN, b"this server does not talk to web pages\n")
         if len(hosts) != 1 or not is_called(hosts[0], self._names):
             return HttpResponse(
@@ -228,30 +228,30 @@ class OperationsListener:
 
 
 @attrs.frozen
-class _Cut:
+class _TaskCloser:
     """Ends a connection by cancelling its task."""
 
     task: asyncio.Task[None]
 
     def close(self) -> None:
-        """As `Closable.close`; connections enter, and push out others, in the event loop alone."""
+        """As `Closable.close`; called in the event loop alone, where a further connection takes the place of this one."""
         self.task.cancel()
 
 
 class _Connection(asyncio.Protocol):
-    """aiohttp's protocol of a connection, of which it reads `_REQUEST_BYTES` at most.
+    """aiohttp's protocol for a connection, limited to a request of `_REQUEST_BYTES`.
 
     Attributes:
         ended: done when the connection is over.
-        goes_on: done when the response is a feed, for as long as its client likes.
+        is_feed: done when the response is a feed, which has no time limit.
     """
 
-    def __init__(self, http: web.RequestHandler, ended: asyncio.Future[None], goes_on: asyncio.Future[None]) -> None:
+    def __init__(self, http: web.RequestHandler, ended: asyncio.Future[None], is_feed: asyncio.Future[None]) -> None:
         self._http = http
         self._left = _REQUEST_BYTES
         self._transport: asyncio.Transport | None = None
         self.ended = ended
-        self.goes_on = goes_on
+        self.is_feed = is_feed
         self.pause_writing, self.resume_writing = http.pause_writing, http.resume_writing  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -281,20 +281,20 @@ class _Connection(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _listening_socket(host: str, port: int) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     sock = socket.create_server(address[:2], family=family, backlog=_MOST)
     sock.setblocking(False)
     return sock
 
 
-def _from_page(request: web.BaseRequest) -> bool:
-    """True for the request of a page, of this or another site, or of one that a user has opened."""
+def _from_browser(request: web.BaseRequest) -> bool:
+    """True for a request of a browser."""
     return "Origin" in request.headers or "Sec-Fetch-Site" in request.headers
 
 
-def _from_here(request: web.BaseRequest) -> bool:
-    """True unless a page of another site asks."""
+def _same_origin(request: web.BaseRequest) -> bool:
+    """True unless the request is of a page of another site."""
     origin = request.headers.get("Origin")
     own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
     return own and request.headers.get("Sec-Fetch-Site", "none") in {"none", "same-origin"}

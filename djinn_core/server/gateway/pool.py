@@ -34,8 +34,8 @@ SHOWN: Final = frozenset(
 _log = get_logger("djinn.server")
 
 
-class Seat:
-    """The place of one executor in a pool, kept when its process is replaced."""
+class SupervisedExecutor:
+    """An executor of a pool: its process is watched, and replaced when it dies."""
 
     def __init__(
         self, config: ExecutorConfig, start_timeout: float, events: ServerEvents, launcher: Launcher, wish: LaunchWish
@@ -53,7 +53,7 @@ class Seat:
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
     def wait_ready(self) -> None:
-        """Wait until the first process is ready, and watch it from then on.
+        """Wait until the first process is ready, then watch it.
 
         Raises:
             StartupError: it did not start.
@@ -63,13 +63,13 @@ class Seat:
         self._watcher.start()
 
     @property
-    def executor(self) -> Launched | None:
-        """The process, if it is ready."""
+    def launched(self) -> Launched | None:
+        """Its process; None while that is not ready."""
         return self._process if self._state == "ready" else None
 
     @property
     def device_id(self) -> str:
-        """Id of the device, also while an executor for it is started again."""
+        """Id of its device, also while its process is started again."""
         return self._device_id
 
     def status(self) -> ExecutorStatus:
@@ -99,12 +99,12 @@ class Seat:
 
     @property
     def restarts(self) -> int:
-        """Number of restarts of the executor."""
+        """Number of times that its process was started again."""
         return self._restarts
 
     @property
     def assigned(self) -> int:
-        """Number of sessions that were assigned to it, to earlier processes too."""
+        """Number of sessions that were assigned to it, those of earlier processes included."""
         return self._meter.assigned
 
     def report(self) -> Sessions | None:
@@ -117,13 +117,13 @@ class Seat:
             _log.warning("an executor does not report", process=self._process.process_id, error=str(error))
             return None
 
-    def look(self) -> None:
-        """Ask for a report if the last one is too old to say how loaded it is."""
+    def refresh_load(self) -> None:
+        """Ask for a report where the last one is too old to give its load."""
         if self._meter.is_due:
             self.report()
 
     def _report(self) -> Sessions:
-        """A report, which says how loaded it is as well.
+        """A report, from which its load is noted where that is due.
 
         Raises:
             StartupError: it does not answer.
@@ -135,7 +135,7 @@ class Seat:
 
     @property
     def load(self) -> ExecutorLoad:
-        """Its load, by its last report and what was assigned to it since."""
+        """Its load, by its last report and the sessions that were assigned to it since."""
         return self._meter.load()
 
     def assign(self, hint: str = "") -> None:
@@ -143,20 +143,20 @@ class Seat:
         self._meter.assign(hint)
 
     def evict(self, tokens: tuple[str, ...]) -> None:
-        """End the sessions of tokens that are not good any more."""
+        """End the sessions of these tokens, which are no longer valid."""
         self._process.evict(tokens)
 
     def end(self, session: str, reason: str) -> None:
-        """End a session, if it is here."""
+        """End a session, where it has that session."""
         self._process.end(session, reason)
 
     def drain(self, seconds: float) -> None:
-        """Let its sessions end within `seconds`; returns at once."""
+        """Begin no further session, and end with its last one or after `seconds`; returns at once."""
         self._closing.set()
         self._process.drain(seconds)
 
     def close(self, drain_seconds: float) -> None:
-        """End it, and wait until it has ended."""
+        """End its process, and wait until that has ended."""
         self._closing.set()
         self._process.close(drain_seconds)
         if self._watcher.is_alive():
@@ -185,7 +185,7 @@ class Seat:
                 _log.error("an executor does not start again", error=str(error), next_try_seconds=pause)
                 self._closing.wait(pause)
                 continue
-            if self._closing.is_set():  # closed while it was starting: `close` had the process before this one
+            if self._closing.is_set():  # while it was starting: `close` has ended the process before this one
                 self._process.close(0.0)
                 return False
             self._state = "ready"
@@ -197,7 +197,7 @@ class Seat:
 
 
 def _figures(report: Sessions) -> Iterator[tuple[str, float]]:
-    """All metrics of a report, the labelled ones added up."""
+    """All metrics of a report; values of a labelled one are added up."""
     metered = report.metered
     yield from metered.counters.items()
     yield from metered.gauges.items()
@@ -215,19 +215,19 @@ class Pool:
         launcher: Launcher = LocalLauncher(),  # noqa: B008 - has no state
         wishes: Sequence[LaunchWish] = (),
     ) -> None:
-        """Start them all at once, without waiting.
+        """Start all executors at the same time, without waiting for them.
 
-        `launcher`: starts them. `wishes`: where, one for each; none: the launcher does not look at them.
+        `launcher`: starts their processes. `wishes`: where, one for each; none: the launcher does not look at them.
 
         Raises:
             StartupError: a process cannot be started.
         """
-        self._seats: list[Seat] = []
+        self._executors: list[SupervisedExecutor] = []
         self._assigning = threading.Lock()
         try:
             for number, one in enumerate(configs):
                 wish = wishes[number] if wishes else LaunchWish(number, len(configs))
-                self._seats.append(Seat(one, start_timeout, events, launcher, wish))
+                self._executors.append(SupervisedExecutor(one, start_timeout, events, launcher, wish))
         except StartupError:
             self.close(0.0)
             raise
@@ -238,12 +238,12 @@ class Pool:
         Raises:
             StartupError: one did not start; the message says why.
         """
-        for seat in self._seats:
-            seat.wait_ready()
-        return tuple(seat.executor for seat in self._seats if seat.executor is not None)
+        for supervised in self._executors:
+            supervised.wait_ready()
+        return tuple(supervised.launched for supervised in self._executors if supervised.launched is not None)
 
     def find(self, device: str) -> tuple[int, Launched] | Refusal:
-        """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or why there is none."""
+        """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or a refusal with the reason."""
         found = self._candidates(device)
         return found if isinstance(found, Refusal) else found[0]
 
@@ -255,10 +255,13 @@ class Pool:
         *,
         counts: bool = True,
     ) -> tuple[int, Launched] | Refusal:
-        """As `find`; of several with the same kind of device that which the policy chooses.
+        """The executor for a new session; of several with devices of the same kind and name, the policy chooses.
 
-        `newcomer`: the session, without executors. `others`: the pools of other tenants, with their names.
-        `counts`: whether it is load to come for the executor.
+        Args:
+            newcomer: the session, without executors.
+            assigner: has the policy.
+            others: the pools of other tenants, with their names.
+            counts: True if the session is load to come for the executor.
         """
         found = self._candidates(newcomer.device)
         if isinstance(found, Refusal):
@@ -271,30 +274,34 @@ class Pool:
         }
         if len(alike) > 1:
             for number in alike:
-                self._seats[number].look()
-        with self._assigning:  # one client after the other: each assignment is load for the next
+                self._executors[number].refresh_load()
+        with self._assigning:  # one client at a time: an assignment counts as load for the next
             loads = tuple(self._load(number, executor, others) for number, executor in alike.items())
             chosen = assigner.assign(attrs.evolve(newcomer, executors=loads))
             if isinstance(chosen, AssignmentRefusal):
                 return Refusal(chosen.reason, chosen.retry)
             if counts:
-                self._seats[chosen].assign(newcomer.hint)
+                self._executors[chosen].assign(newcomer.hint)
         return chosen, alike[chosen]
 
-    def look(self) -> None:
-        """Ask those executors for a report whose last one is too old to say how loaded they are."""
-        for seat in self._seats:
-            seat.look()
+    def refresh_loads(self) -> None:
+        """As `SupervisedExecutor.refresh_load`, for all."""
+        for supervised in self._executors:
+            supervised.refresh_load()
 
     def _load(self, number: int, executor: Launched, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
-        there = [(tenant, pool.seats[number].load) for tenant, pool in others]
-        loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in there)
+        theirs = [(tenant, pool.executors[number].load) for tenant, pool in others]
+        loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in theirs)
         present = tuple(load for load in loads if load.sessions)
-        return attrs.evolve(self._seats[number].load, number=number, device=executor.ready.device.id, others=present)
+        return attrs.evolve(
+            self._executors[number].load, number=number, device=executor.ready.device.id, others=present
+        )
 
     def _candidates(self, device: str) -> list[tuple[int, Launched]] | Refusal:
-        ready = [(n, seat.executor) for n, seat in enumerate(self._seats) if seat.executor is not None]
-        full, found = "", []
+        ready = [
+            (n, supervised.launched) for n, supervised in enumerate(self._executors) if supervised.launched is not None
+        ]
+        full, found = "", []  # reason of one that has no room; those that have
         for number, executor in ready:
             if not device or device in {str(number), executor.ready.device.id, executor.ready.device.kind}:
                 reason = executor.full()
@@ -305,7 +312,7 @@ class Pool:
             return found
         if full:
             return Refusal(full, retry=True)
-        if len(ready) < len(self._seats):
+        if len(ready) < len(self._executors):
             return Refusal("an executor is being started again after it died: try again in a few seconds", retry=True)
         offered = ", ".join(executor.ready.device.id for _, executor in ready)
         return Refusal(f"this server has no device {device!r}, it offers {offered}")
@@ -313,30 +320,30 @@ class Pool:
     @property
     def devices(self) -> tuple[str, ...]:
         """Ids of the devices, in the order of their numbers, as the executors said at first."""
-        return tuple(seat.device_id for seat in self._seats)
+        return tuple(supervised.device_id for supervised in self._executors)
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
-        """The places of the executors, in the order of their numbers."""
-        return tuple(self._seats)
+    def executors(self) -> tuple[SupervisedExecutor, ...]:
+        """The executors, in the order of their numbers."""
+        return tuple(self._executors)
 
     def evict(self, tokens: tuple[str, ...]) -> None:
-        """End the sessions of tokens that are not good any more."""
-        for seat in self._seats:
-            seat.evict(tokens)
+        """End the sessions of these tokens, which are no longer valid."""
+        for supervised in self._executors:
+            supervised.evict(tokens)
 
     def end(self, session: str, reason: str) -> None:
-        """End a session, on whichever executor it is."""
-        for seat in self._seats:
-            seat.end(session, reason)
+        """End a session, on the executor that has it."""
+        for supervised in self._executors:
+            supervised.end(session, reason)
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
         """Entries of all executors in `djinn status`."""
-        return tuple(seat.status() for seat in self._seats)
+        return tuple(supervised.status() for supervised in self._executors)
 
     def close(self, drain_seconds: float) -> None:
         """Let sessions end for at most `drain_seconds`, then end all processes."""
-        for seat in self._seats:
-            seat.drain(drain_seconds)
-        for seat in self._seats:
-            seat.close(drain_seconds)
+        for supervised in self._executors:
+            supervised.drain(drain_seconds)
+        for supervised in self._executors:
+            supervised.close(drain_seconds)

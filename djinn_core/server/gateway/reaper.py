@@ -1,4 +1,4 @@
-"""Reaper of the gateway: periodically ends sessions whose token is no longer valid, and executors of absent tenants; notes loads."""
+"""Reaper of the gateway: every two seconds it ends sessions whose token is no longer valid and executors of idle tenants."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ _log = get_logger("djinn.server")
 
 
 class SessionReaper:
-    """A thread that ends expired sessions and unused executors."""
+    """A thread that ends such sessions and executors, and refreshes the loads of the others."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
-        self._over = threading.Event()
-        threading.Thread(target=self._run, name="djinn-looking-after", daemon=True).start()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="djinn-reaper", daemon=True).start()
 
     def close(self) -> None:
-        """Look after nothing any more."""
-        self._over.set()
+        """Have the thread end."""
+        self._closed.set()
 
     def _run(self) -> None:
-        while not self._over.wait(PAUSE_SECONDS):
+        while not self._closed.wait(PAUSE_SECONDS):
             try:
-                self.look()
+                self.reap()
             except Exception as error:
-                _log.exception("what should not go on could not be ended; trying again", error=repr(error))
+                _log.exception("sessions or executors could not be ended; trying again", error=repr(error))
 
-    def look(self) -> None:
-        """Once."""
-        gone = self._gone(self._context.keys | self._seen())
-        if gone:
-            self._context.tenants.evict(gone)
-            self._context.keys.difference_update(gone)
-            self._context.events.note("evicted", keys=gone, why="revoked or expired")
+    def reap(self) -> None:
+        """End what is to be ended now."""
+        invalid = self._invalid(self._context.keys | self._reported())
+        if invalid:
+            self._context.tenants.evict(invalid)
+            self._context.keys.difference_update(invalid)
+            self._context.events.note("evicted", keys=invalid, why="revoked or expired")
         self._context.tenants.release_idle()
-        self._context.tenants.look()
+        self._context.tenants.refresh_loads()
 
-    def _gone(self, keys: Collection[str]) -> tuple[str, ...]:
-        return tuple(sorted(key for key in keys if not self._context.gatekeeper.is_valid(key)))
+    def _invalid(self, keys: Collection[str]) -> tuple[str, ...]:
+        return tuple(sorted(key for key in keys if not self._context.authentication.is_valid(key)))
 
-    def _seen(self) -> frozenset[str]:
-        """Tokens of the live sessions, including those admitted by an older gateway or with a ticket that was used late."""
-        if not self._context.gatekeeper.has_keys:
+    def _reported(self) -> frozenset[str]:
+        """Keys of the live sessions: also of those that an earlier gateway admitted, or whose ticket was used late."""
+        if not self._context.authentication.has_keys:
             return frozenset()
-        reports = [seat.report() for _, pool in self._context.tenants.pools() for seat in pool.seats]
+        reports = [supervised.report() for _, pool in self._context.tenants.pools() for supervised in pool.executors]
         return frozenset(token for report in reports if report is not None for token in report.tokens)

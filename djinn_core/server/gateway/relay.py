@@ -17,13 +17,12 @@ from djinn_core.wire.frames import weight
 
 MOST: Final = 512  # twice the sessions that an executor serves: those beside sessions are short
 EACH_BYTES: Final = 2 << 30  # a frame may have 1 GiB, and one goes each way
-# How long the other direction may go on where one cannot send any more: it may be bringing the reason.
-_LAST_WORDS_SECONDS = 5.0
-_LOOK_SECONDS = 0.25
+_REASON_SECONDS: Final = 5.0  # for which the other direction goes on where one cannot send: it may bring the reason
+_CHECK_SECONDS: Final = 0.25
 _log = get_logger("djinn.server")
 
 
-class Way:
+class RelayDirection:
     """One direction of a relayed connection."""
 
     def __init__(self, source: Connection, target: Connection, name: str) -> None:
@@ -31,10 +30,10 @@ class Way:
         self._target = target
         self._name = name
         self._sending = 0  # bytes of the frame that is being sent
-        self._over = threading.Event()  # nothing more is sent
+        self._ended = threading.Event()  # nothing more is sent
 
     def held(self) -> int:
-        """Bytes that came and were not passed on: of a frame that is not whole, or whose receiver is slow."""
+        """Bytes that were received and not sent on: of a frame that is not whole yet, or whose receiver is slow."""
         return self._sending + (self._source.held if isinstance(self._source, Holding) else 0)
 
     def close(self) -> None:
@@ -42,22 +41,22 @@ class Way:
         self._source.close()
         self._target.close()
 
-    def run(self, other: Way) -> None:
-        """From the first frame until both connections are closed.
+    def run(self, other: RelayDirection) -> None:
+        """Send frames on until the source ends or the target takes no more, then close both connections.
 
-        Where the target takes no more, what it has said before can still come by the `other` direction, which is waited for.
+        Where the target takes no more, the `other` direction is waited for: the reason may be among its frames.
         """
         try:
-            takes_more = self._pass_on()
-            self._over.set()
-            if not takes_more:
-                other._over.wait(_LAST_WORDS_SECONDS)
+            source_ended = self._send_on()
+            self._ended.set()
+            if not source_ended:
+                other._ended.wait(_REASON_SECONDS)
         finally:
-            self._over.set()
+            self._ended.set()
             self.close()
 
-    def _pass_on(self) -> bool:
-        """Pass frames on until the source has no more (True) or the target takes no more (False)."""
+    def _send_on(self) -> bool:
+        """Send frames on until the source ends (True) or the target takes no more (False)."""
         try:
             while True:
                 frame = self._source.receive()
@@ -76,13 +75,13 @@ class Way:
         return True
 
 
-def both_ways(client: Connection, executor: Connection) -> tuple[Way, Way]:
-    """Up and down."""
-    return Way(client, executor, "client"), Way(executor, client, "executor")
+def relay_directions(client: Connection, executor: Connection) -> tuple[RelayDirection, RelayDirection]:
+    """The directions of a connection that is relayed: from the client, and from the executor."""
+    return RelayDirection(client, executor, "client"), RelayDirection(executor, client, "executor")
 
 
-def relay(up: Way, down: Way) -> None:
-    """Pass frames on both ways until either side ends, then close both.
+def relay(up: RelayDirection, down: RelayDirection) -> None:
+    """Relay frames in both directions until one of the connections ends, then close both.
 
     A sender that is faster than its receiver is slowed down, because `send` waits.
     """
@@ -93,77 +92,81 @@ def relay(up: Way, down: Way) -> None:
 
 
 class Relays:
-    """Limits of relaying by tenant: number of connections, and bytes that were received and are not sent on yet."""
+    """Limits of relaying by tenant: number of connections, and bytes that were received and not sent on yet."""
 
     def __init__(self, most: int = MOST, each: int = EACH_BYTES, together: int = 0) -> None:
-        """`each`: bytes for a tenant. `together`: for all; 0: half of the machine's memory."""
+        """`most`: connections of a tenant. `each`: bytes of a tenant. `together`: bytes of all; 0: half of the machine's memory."""
         self._most = most
         self._each = each
         self._together = together or total_bytes() // 2
         self._lock = threading.Lock()
         self._running: Counter[str] = Counter()
-        self._ways: dict[Way, str] = {}
-        self._looking = False
+        self._directions: dict[RelayDirection, str] = {}
+        self._checking = False
 
     @contextmanager
-    def one_more(self, tenant: str) -> Iterator[bool]:
+    def reserve(self, tenant: str) -> Iterator[bool]:
         """Reserve one more relayed connection while the block lasts; False if the tenant has too many."""
         with self._lock:
-            there_is_room = self._running[tenant] < self._most
-            self._running[tenant] += there_is_room
+            reserved = self._running[tenant] < self._most
+            self._running[tenant] += reserved
         try:
-            yield there_is_room
+            yield reserved
         finally:
             with self._lock:
-                self._running[tenant] -= there_is_room
+                self._running[tenant] -= reserved
 
     @contextmanager
-    def watching(self, tenant: str, *ways: Way) -> Iterator[None]:
-        """See to it, while the block lasts, that they do not hold too much."""
+    def limiting(self, tenant: str, *directions: RelayDirection) -> Iterator[None]:
+        """Apply the limit of bytes to these directions while the block lasts: those that hold most are closed where it is exceeded."""
         with self._lock:
-            self._ways.update(dict.fromkeys(ways, tenant))
-            if not self._looking:
-                self._looking = True
-                threading.Thread(target=self._look, name="djinn-relays", daemon=True).start()
+            self._directions.update(dict.fromkeys(directions, tenant))
+            if not self._checking:
+                self._checking = True
+                threading.Thread(target=self._run, name="djinn-relays", daemon=True).start()
         try:
             yield
         finally:
             with self._lock:
-                for way in ways:
-                    del self._ways[way]
+                for direction in directions:
+                    del self._directions[direction]
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_CHECK_SECONDS)
             with self._lock:
-                if not self._ways:
-                    self._looking = False
+                if not self._directions:
+                    self._checking = False
                     return
             try:
-                self._end_most()
+                self._close_largest()
             except Exception as error:
-                _log.exception("connections that hold most could not be ended; trying again", error=repr(error))
+                _log.exception(
+                    "relayed connections over the limit could not be closed; trying again", error=repr(error)
+                )
 
-    def _end_most(self) -> None:
-        held: dict[str, dict[Way, int]] = {}
+    def _close_largest(self) -> None:
+        held: dict[str, dict[RelayDirection, int]] = {}
         with self._lock:
-            for way, tenant in self._ways.items():
-                held.setdefault(tenant, {})[way] = way.held()
-        for way, tenant in too_much(held, self._each, self._together).items():
+            for direction, tenant in self._directions.items():
+                held.setdefault(tenant, {})[direction] = direction.held()
+        for direction, tenant in over_limits(held, self._each, self._together).items():
             _log.warning("a relayed connection is ended: too much is under way for its tenant", tenant=tenant)
-            way.close()
+            direction.close()
 
 
-def too_much(held: Mapping[str, Mapping[Way, int]], each: int, together: int) -> dict[Way, str]:
-    """Those to end, with their tenants: where most is held, of the tenant that has most, until the rest is within the limits."""
-    left = {tenant: dict(ways) for tenant, ways in held.items()}
-    found: dict[Way, str] = {}
+def over_limits(
+    held: Mapping[str, Mapping[RelayDirection, int]], each: int, together: int
+) -> dict[RelayDirection, str]:
+    """The directions to close, with their tenants, so that the rest is within the limits: the largest first, of the tenant that holds most."""
+    left = {tenant: dict(directions) for tenant, directions in held.items()}
+    found: dict[RelayDirection, str] = {}
     while left:
-        sums = {tenant: sum(ways.values()) for tenant, ways in left.items()}
+        sums = {tenant: sum(directions.values()) for tenant, directions in left.items()}
         most = max(sums, key=sums.__getitem__)
         if sums[most] <= each and sum(sums.values()) <= together:
             break
-        way = max(left[most], key=left[most].__getitem__)
-        del left[most][way]
-        found[way] = most
+        largest = max(left[most], key=left[most].__getitem__)
+        del left[most][largest]
+        found[largest] = most
     return found

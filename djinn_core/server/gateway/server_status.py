@@ -10,14 +10,15 @@ import msgspec
 
 from djinn_core.launch.version import djinn_version
 from djinn_core.server.gateway.context import GatewayContext
+from djinn_core.server.greetings import instance
 from djinn_core.wire.messages import ExecutorStatus, Status
 
-WORDY: Final = 100  # sessions up to which what their plans decided is told
+MOST_WITH_DECISIONS: Final = 100  # sessions
 
 
 def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
-    """The same without the decisions of plans where there are many sessions: a client takes an answer of 4 MiB."""
-    if sum(len(executor.sessions) for executor in executors) <= WORDY:
+    """The same without the decisions of plans where there are many sessions: an answer may have 4 MiB."""
+    if sum(len(executor.sessions) for executor in executors) <= MOST_WITH_DECISIONS:
         return executors
     replace = msgspec.structs.replace
     return tuple(
@@ -27,8 +28,9 @@ def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, .
 
 
 def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> Status:
-    """The status as a tenant sees it, or (None) the operator. `assignment`: name of the policy."""
+    """The status as a tenant sees it, or (None) the operator. `assignment`: name of the assignment policy."""
     age = time.monotonic() - context.since
     executors = _shortened(context.tenants.statuses(tenant))
     least = context.tenants.least_load()
-    return Status(djinn_version(), os.getpid(), age, executors, *least, assignment, context.recent.of(tenant))
+    told = context.recent.of(tenant)
+    return Status(djinn_version(), os.getpid(), age, executors, *least, assignment, told, instance())

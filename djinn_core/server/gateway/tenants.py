@@ -21,8 +21,8 @@ from djinn_core.server.greetings import Refusal
 from djinn_core.wire.messages import ExecutorStatus
 
 MOST: Final = 16  # tenants that have executors at a time
-STARTS: Final = 2  # tenants whose executors start at the same time: many at once would all be too slow
-IDLE_SECONDS: Final = 600.0  # after which a tenant without sessions gives its executors back
+STARTS: Final = 2  # tenants whose executors start at the same time: more would make all of them slow
+IDLE_SECONDS: Final = 600.0  # after which the executors of a tenant without sessions are ended
 _log = get_logger("djinn.server")
 
 
@@ -44,7 +44,7 @@ class Tenants:
     ) -> None:
         """Start the first pool, without waiting for it.
 
-        `expected`: how many tenants there may be. `launcher`, `wishes`: as for a `Pool`, fresh wishes for each.
+        `expected`: gives the number of tenants that may connect. `launcher`: as for a `Pool`. `wishes`: makes those of a new pool.
 
         Raises:
             StartupError: a process cannot be started.
@@ -75,13 +75,13 @@ class Tenants:
         return ready
 
     def start_pool(self, tenant: str, memory: int = 0) -> Pool | Refusal:
-        """Start the tenant's executors where it has none; its executors, or why there are none.
+        """The tenant's executors, started where it has none, or a refusal with the reason.
 
-        `memory`: bytes that each of them may hold, for a tenant whose memory is limited; 0: as much as is configured.
+        `memory`: the tenant's quota of memory on each of them, in bytes; 0: as much as is configured.
         """
         with self._lock:
             starting = self._starting.setdefault(tenant, threading.Lock())
-        with starting:  # one tenant's executors are started once, others do not wait for them
+        with starting:  # executors of a tenant are started once, while other tenants do not wait for them
             with self._lock:
                 found = self._pools.get(tenant) or (None if memory else self._take_reserve(tenant))
                 if found is not None:
@@ -96,12 +96,12 @@ class Tenants:
             return self._start(tenant, memory)
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
-        """Entries in `djinn status` of one tenant's executors, or of all."""
+        """Entries in `djinn status` of one tenant's executors, or (None) of all."""
         owned = [(name, pool.statuses()) for name, pool in self._owned(tenant)]
         return tuple(msgspec.structs.replace(one, tenant=name) for name, statuses in owned for one in statuses)
 
     def pools(self) -> list[tuple[str, Pool]]:
-        """All pools with their tenants; the one in reserve under an empty name."""
+        """All pools with their tenants; that in reserve has an empty name."""
         return self._owned(None)
 
     def others(self, tenant: str) -> list[tuple[str, Pool]]:
@@ -109,26 +109,26 @@ class Tenants:
         return [(name, pool) for name, pool in self._owned(None) if name not in {"", tenant}]
 
     def least_load(self) -> tuple[float, int]:
-        """Load of the least loaded device, by all tenants, and sessions that were assigned to it within a minute."""
+        """Load of the least loaded device, of all tenants together, and number of sessions that were assigned to it within a minute."""
         pools = [pool for _, pool in self._owned(None)]
-        loads = [[pool.seats[number].load for pool in pools] for number in range(len(self._configs))]
+        loads = [[pool.executors[number].load for pool in pools] for number in range(len(self._configs))]
         devices = ((sum(one.busy + one.beginning for one in of), sum(one.recent for one in of)) for of in loads)
         return min(((round(busy, 1), recent) for busy, recent in devices), default=(0.0, 0))
 
-    def look(self) -> None:
-        """Keep the loads known where several tenants share the devices: each asks its own executors when a session begins."""
+    def refresh_loads(self) -> None:
+        """Refresh the loads of all executors where several tenants share the devices: a new session refreshes its own tenant's alone."""
         owned = [pool for name, pool in self._owned(None) if name]
         if len(owned) > 1:
             for pool in owned:
-                pool.look()
+                pool.refresh_loads()
 
     def evict(self, tokens: tuple[str, ...]) -> None:
-        """End the sessions of tokens that are not good any more."""
+        """End the sessions of these tokens, which are no longer valid."""
         for _, pool in self._owned(None):
             pool.evict(tokens)
 
     def end(self, session: str, reason: str) -> None:
-        """End a session, whose ever it is."""
+        """End a session, of any tenant."""
         for _, pool in self._owned(None):
             pool.end(session, reason)
 
@@ -138,7 +138,7 @@ class Tenants:
         return not self._closed and all(isinstance(pool.find(""), tuple) for _, pool in self._owned(None))
 
     def release_idle(self) -> None:
-        """End the executors of tenants that have had no session for long; where there is one tenant, they stay."""
+        """End the executors of tenants that have had no session for `IDLE_SECONDS`; where one tenant is expected, they stay."""
         if self._expected() < 2:
             return
         for tenant, pool in self._owned(None):
@@ -150,7 +150,7 @@ class Tenants:
             for tenant in idle:
                 del self._used[tenant]
         for tenant, pool in idle.items():
-            _log.info("a tenant has not come for long: its executors end", tenant=tenant)
+            _log.info("a tenant has had no session for long: its executors are ended", tenant=tenant)
             pool.close(0.0)
 
     def close(self, drain_seconds: float) -> None:
@@ -173,7 +173,7 @@ class Tenants:
         return [(name, pool) for name, pool in pools if tenant is None or name == tenant]
 
     def _take_reserve(self, tenant: str) -> Pool | None:
-        """Give the reserve to a tenant, and have another one started where more tenants may come."""
+        """The pool in reserve, from now on the tenant's; another one is started where more tenants may connect."""
         pool, self._reserve = self._reserve, None
         if pool is None:
             return None

@@ -5,6 +5,10 @@ shows it (`PeerAttach`). From then on values travel on that connection in one di
 neither executor waits for the link before it has to. A sent transfer is kept until the receiver has acknowledged it
 (`server/peers/route.py`), and the receiver journals it first (`server/peers/inbox.py`): neither a broken connection nor the
 death of an executor loses a value.
+
+A client has a control channel beside the connection of its session, over which executors are connected with each other again after one
+was recovered: it is another process then, with other addresses, and the tickets in its journal are used up. The session may be waiting
+for that executor, and reads no messages meanwhile.
 """
 
 from __future__ import annotations
@@ -18,19 +22,28 @@ from functools import partial
 
 import attrs
 
-from djinn_core.errors import ConfigurationError, DjinnError, ProtocolError
+from djinn_core.errors import ConfigurationError, DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, is_own_socket, transport_for
 from djinn_core.launch.tls_transports import with_tls
 from djinn_core.logs import get_logger
 from djinn_core.net.tls_contexts import fingerprint_of_file
+from djinn_core.server.greetings import complain, instance, receive_message, refuse, send_message
 from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
 from djinn_core.server.peers.link_probe import Sightings, measure
 from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.peers.route import Route
 from djinn_core.server.recovery.transfer_log import Accepted, PastTransfers, PoolCounts, Record, WriteDown
 from djinn_core.wire.messages import encode, expect
-from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerAttach, PeerAttached, PeerTicket
+from djinn_core.wire.peer_messages import (
+    ConnectPeer,
+    ConnectPeerReply,
+    PeerAttach,
+    PeerAttached,
+    PeerTicket,
+    PeerTicketRequest,
+)
+from djinn_core.wire.resume_messages import Resumed
 
 JOIN_SECONDS = 60.0  # for which a ticket is good
 DIAL_SECONDS = 5.0
@@ -56,8 +69,8 @@ class PeerListener:
         self._open: dict[bytes, tuple[PeerConnection, float]] = {}
         self._known: dict[bytes, PeerConnection] = {}
 
-    def invite(self, inbox: TransferInbox, source: int) -> PeerTicket:
-        """A ticket for executor `source`, good once and for a minute."""
+    def issue_ticket(self, inbox: TransferInbox, source: int) -> PeerTicket:
+        """A ticket for executor `source`, valid once and for a minute."""
         ticket, now = secrets.token_urlsafe(32), time.monotonic()
         secret = secrets.token_urlsafe(32) if self.patience else ""
         with self._lock:
@@ -66,7 +79,7 @@ class PeerListener:
         return PeerTicket(ticket, self.urls, self._shown())
 
     def _shown(self) -> str:
-        """Of the certificate, which may have been renewed."""
+        """Fingerprint of the certificate, which may have been renewed."""
         if self._tls.certificate is not None:
             try:
                 self._fingerprint = fingerprint_of_file(self._tls.certificate)
@@ -86,22 +99,22 @@ class PeerListener:
             known = self._known.get(_key(ticket))
             if known is not None:
                 return known
-            guest, until = self._open.pop(_key(ticket), (None, 0.0))
-            if guest is None or time.monotonic() >= until:
+            peer, until = self._open.pop(_key(ticket), (None, 0.0))
+            if peer is None or time.monotonic() >= until:
                 return None
-            if guest.secret:
-                self._known[_key(guest.secret)] = guest
-            return guest
+            if peer.secret:
+                self._known[_key(peer.secret)] = peer
+            return peer
 
     def forget(self, inbox: TransferInbox, source: int | None = None) -> None:
         """Admit no further peers to a session, or none that has the number `source`."""
 
-        def stays(guest: PeerConnection) -> bool:
-            return guest.inbox is not inbox or source not in {None, guest.source}
+        def stays(peer: PeerConnection) -> bool:
+            return peer.inbox is not inbox or source not in {None, peer.source}
 
         with self._lock:
             self._open = {key: entry for key, entry in self._open.items() if stays(entry[0])}
-            self._known = {key: guest for key, guest in self._known.items() if stays(guest)}
+            self._known = {key: peer for key, peer in self._known.items() if stays(peer)}
 
 
 def _key(ticket: str) -> bytes:
@@ -157,45 +170,45 @@ class PeerExchange:
 
     # --- others ------------------------------------------------------------------------------------------------
 
-    def invite(self, source: int) -> PeerTicket:
-        """Let executor `source` of the pool come to this session.
+    def issue_ticket(self, source: int) -> PeerTicket:
+        """A ticket with which executor `source` of the pool connects to this session.
 
         Raises:
             ProtocolError: the session has ended.
         """
         if self._closed:
             raise ProtocolError("the session has ended")
-        return self._peer_listener.invite(self.inbox, source)
+        return self._peer_listener.issue_ticket(self.inbox, source)
 
-    def meet(self, meet: ConnectPeer) -> ConnectPeerReply:
-        """Connect to another executor; the answer says why there is no connection, where there is none."""
+    def connect(self, request: ConnectPeer) -> ConnectPeerReply:
+        """Connect to another executor; the reply has the reason where there is no connection."""
         if self._closed:
-            return ConnectPeerReply(meet.peer, error="the session has ended")
-        self.number = meet.me
+            return ConnectPeerReply(request.peer, error="the session has ended")
+        self.number = request.me
         reasons: list[str] = []
-        for url in meet.urls:
-            if not has_transport(url, self._peer_listener.ways_to(meet.fingerprint)):
+        for url in request.urls:
+            if not has_transport(url, self._peer_listener.ways_to(request.fingerprint)):
                 reasons.append(f"{url}: no transport")
                 continue
             if url.startswith("unix:") and not is_own_socket(url):  # a client could make it connect to any process here
                 reasons.append(f"{url}: no socket of an executor")
                 continue
             try:
-                connection, joined = self._dial(url, meet.fingerprint, meet.ticket)
+                connection, joined = self._dial(url, request.fingerprint, request.ticket)
                 latency, bandwidth = _measured(connection)
             except (DjinnError, TimeoutError) as error:
                 reasons.append(f"{url}: {error}")
                 continue
-            again = partial(self._dial_again, url, meet.fingerprint, joined.secret)
-            self._route(meet.peer).adopt(connection, joined.received, again)
-            return ConnectPeerReply(meet.peer, url, latency, bandwidth)
-        return ConnectPeerReply(meet.peer, error="; ".join(reasons) or "it listens nowhere")
+            again = partial(self._dial_again, url, request.fingerprint, joined.secret)
+            self._route(request.peer).adopt(connection, joined.received, again)
+            return ConnectPeerReply(request.peer, url, latency, bandwidth)
+        return ConnectPeerReply(request.peer, error="; ".join(reasons) or "it listens nowhere")
 
-    def met(self, meet: ConnectPeer, met: ConnectPeerReply) -> None:
-        """Another process has met that executor; this one will be told where it is now."""
-        self.number = meet.me
-        if not met.error:
-            self._route(meet.peer)
+    def note_connected(self, request: ConnectPeer, reply: ConnectPeerReply) -> None:
+        """Note a connection of the process before this one, which the client will have this one make again."""
+        self.number = request.me
+        if not reply.error:
+            self._route(request.peer)
 
     def _dial(self, url: str, fingerprint: str, ticket: str) -> tuple[Connection, PeerAttached]:
         ways = self._peer_listener.ways_to(fingerprint)
@@ -302,3 +315,28 @@ def _measured(connection: Connection) -> tuple[float, float]:
     except BaseException:
         connection.close()
         raise
+
+
+_CONTROL_SECONDS = 60.0  # without a message, after which the channel is closed
+
+
+def serve_control_channel(connection: Connection, exchange: PeerExchange) -> None:
+    """Answer the messages of a client's control channel until it is closed."""
+    if not exchange.begun.wait(_CONTROL_SECONDS):  # it is being recovered from a journal
+        refuse(connection, "the session is not there yet", retry=True)
+        return
+    try:
+        send_message(connection, Resumed(0, instance()))
+        while True:
+            message = receive_message(connection, _CONTROL_SECONDS)
+            if isinstance(message, PeerTicketRequest):
+                send_message(connection, exchange.issue_ticket(message.source))
+            elif isinstance(message, ConnectPeer):
+                send_message(connection, exchange.connect(message))
+            else:
+                raise ProtocolError(f"{type(message).__name__} is no message of a control channel")
+    except (TransportError, TimeoutError) as error:
+        _log.debug("a control channel ended", reason=str(error))
+    except ProtocolError as error:
+        _log.warning("a client does not follow the protocol on its control channel", error=str(error))
+        complain(connection, str(error))

@@ -31,7 +31,7 @@ class TransferInbox:
         self._patience = patience
         self._arrived: dict[int, tuple[Arrival, list[Packed]]] = {}
         self._counts: dict[int, int] = {}  # by source, of what came from there directly
-        self._guests: dict[int, Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._left: set[int] = set()  # sources that do not come back
         self._gone: dict[int, tuple[str, float]] = {}  # by source, why it is gone and until when it may come back
         self._changed = threading.Condition()
@@ -66,8 +66,8 @@ class TransferInbox:
         with self._changed:
             if source in self._left:
                 raise TransportError(f"executor {source} has left the pool")
-            before = self._guests.get(source)
-            self._guests[source] = connection
+            before = self._connections.get(source)
+            self._connections[source] = connection
             self._gone.pop(source, None)
         if before is not None:
             before.close()
@@ -77,8 +77,8 @@ class TransferInbox:
     def leave(self, source: int, connection: Connection, reason: str) -> None:
         """A connection of executor `source` has ended; it may come back for a while."""
         with self._changed:
-            if self._guests.get(source) is connection:
-                del self._guests[source]
+            if self._connections.get(source) is connection:
+                del self._connections[source]
                 self._gone[source] = (reason, time.monotonic() + self._patience)
             self._changed.notify_all()
 
@@ -86,7 +86,7 @@ class TransferInbox:
         """Executor `source` does not come back."""
         with self._changed:
             self._left.add(source)
-            connection = self._guests.pop(source, None)
+            connection = self._connections.pop(source, None)
             self._gone.pop(source, None)
         if connection is not None:
             connection.close()
@@ -133,7 +133,7 @@ class TransferInbox:
         if before is not None:
             return before
         with self._changed:
-            if source not in self._guests:
+            if source not in self._connections:
                 self._gone.setdefault(source, ("it has not come", time.monotonic() + self._coming))
             self._changed.wait_for(lambda: transfer in self._arrived or self._is_lost(source), seconds)
             found = self._arrived.pop(transfer, None)
@@ -159,8 +159,8 @@ class TransferInbox:
     def close(self) -> None:
         """Disconnect all peers, which deliver nothing any more."""
         with self._changed:
-            guests = list(self._guests.values())
-        for connection in guests:
+            connections = list(self._connections.values())
+        for connection in connections:
             connection.close()
 
 

@@ -82,17 +82,17 @@ class PeerValues:
         elif isinstance(message, DropPeer):
             self.exchange.drop(message.peer)
         elif isinstance(message, PeerTicketRequest):
-            connection.send(Frame(encode(self.exchange.invite(message.source))))
+            connection.send(Frame(encode(self.exchange.issue_ticket(message.source))))
         elif isinstance(message, ConnectPeer):
-            connection.send(Frame(connection.decide(lambda before: self._meet(message, before))))
+            connection.send(Frame(connection.decide(lambda before: self._connect_peer(message, before))))
         else:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
 
-    def _meet(self, meet: ConnectPeer, before: bytes | None) -> bytes:
-        """Connect to another executor; where another process has, the client tells this one again where that is."""
+    def _connect_peer(self, request: ConnectPeer, before: bytes | None) -> bytes:
+        """Connect to another executor. `before`: the reply of the process before this one, which the client repeats."""
         if before is None:
-            return encode(self.exchange.meet(meet))
-        self.exchange.met(meet, expect(before, ConnectPeerReply))
+            return encode(self.exchange.connect(request))
+        self.exchange.note_connected(request, expect(before, ConnectPeerReply))
         return before
 
     def _send(self, ship: SendValues, connection: ExecutorChannel, timings: Timings | None) -> None:

@@ -3,7 +3,7 @@
 A session is a deterministic state machine: its state follows from the frames that it received and from the decisions recorded
 with them, as the state of a database follows from its log. A record is written before it takes effect, by one `write` to the page
 cache: it survives the process, not the machine. An incomplete last record is ignored. Snapshots replace the journal from time to
-time, which bounds the replay: `leased_connection.py` says when, `snapshots.py` what they contain.
+time, which bounds the replay: `leased_connection.py` says when, `snapshot_format.py` what they contain.
 """
 
 from __future__ import annotations

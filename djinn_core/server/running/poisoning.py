@@ -10,7 +10,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.values import storage_of
-from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 from djinn_core.server.running.values import Poison, ValueTable, address_of, memory_of
 from djinn_core.server.running.work import RunRequest
 from djinn_core.wire.message_base import Failure
@@ -25,14 +25,16 @@ NO_HANDLE: Final = -1  # looks into no storage
 
 
 class Sharing:
-    """The values of a run and of its session by the address of their memory. Made at the first failure.
+    """The values of a run and of its session by the address of their memory, and their poisoning. Made at the first failure.
 
     It is an index, so that each of ten thousand failing ops does not search all values for aliases. The session's part is kept
     from run to run.
     """
 
-    def __init__(self, steps: Sequence[CompiledStep], env: Environment, values: ValueTable) -> None:
-        self._steps = steps
+    def __init__(self, template: CompiledTemplate, work: RunRequest, env: Environment, values: ValueTable) -> None:
+        self._template = template
+        self._steps = template.steps
+        self._work = work
         self._env = env
         self._values = values
         self._seen = 0  # steps that are known to have run
@@ -77,57 +79,54 @@ class Sharing:
         if memory:
             self._places.setdefault(memory, {})[place] = None
 
-
-def put_poison(
-    template: CompiledTemplate,
-    at: int,
-    poison: Poison,
-    work: RunRequest,
-    env: Environment,
-    values: ValueTable,
-    sharing: Sharing,
-) -> None:
-    """In place of what step `at` would have made, and of what it would have written."""
-    step = template.steps[at]
-    for _, place in step.makes:
-        env[place] = poison
-    for written in step.writes:
-        target = env[written]
-        address = address_of(target) if isinstance(target, torch.Tensor) else 0
-        _poison_memory(template, at, written, address, poison, work, env, values, sharing)
-    for place in step.release:
-        env[place] = None
-
-
-def poison_rest(
-    template: CompiledTemplate, first: int, work: RunRequest, env: Environment, values: ValueTable
-) -> list[Failure]:
-    """As `poison_all` for a program that was stopped before `first`. What to tell the client."""
-    if first >= len(template.steps):
-        return []
-    failure = Failure(work.sequence, first, template.steps[first].op, "ProgramStopped", STOPPED)
-    poison_all(template, first, failure, work, env, values)
-    return [failure]
-
-
-def poison_all(
-    template: CompiledTemplate, first: int, failure: Failure, work: RunRequest, env: Environment, values: ValueTable
-) -> None:
-    """Poison what the steps from `first` on would have made or written: they did not run.
-
-    A step that would have made a view leaves nothing behind, so what is written through it is found by what it looks into.
-    """
-    poison, addresses = Poison(failure), dict[int, int]()
-    sharing = Sharing(template.steps, env, values)
-    for step in template.steps[first:]:
-        found = {place: addresses.get(place) or address_of(env[place]) for place in step.reads}
-        if any(found.values()) and _shares(step.op):
-            first_found = next(address for address in found.values() if address)
-            addresses.update({place: first_found for _, place in step.makes})
-        for written in step.writes:
-            _poison_memory(template, first, written, found.get(written, 0), poison, work, env, values, sharing)
+    def poison(self, at: int, poison: Poison) -> None:
+        """Put `poison` in place of what step `at` would have made, and of what it would have written."""
+        step, env = self._steps[at], self._env
         for _, place in step.makes:
             env[place] = poison
+        for written in step.writes:
+            target = env[written]
+            address = address_of(target) if isinstance(target, torch.Tensor) else 0
+            self._poison_memory(at, written, address, poison)
+        for place in step.release:
+            env[place] = None
+
+    def poison_from(self, first: int, failure: Failure) -> None:
+        """Poison what the steps from `first` on would have made or written: they did not run.
+
+        A step that would have made a view leaves nothing behind, so what is written through it is found by what it looks into.
+        """
+        poison, addresses, env = Poison(failure), dict[int, int](), self._env
+        for step in self._steps[first:]:
+            found = {place: addresses.get(place) or address_of(env[place]) for place in step.reads}
+            if any(found.values()) and _shares(step.op):
+                first_found = next(address for address in found.values() if address)
+                addresses.update({place: first_found for _, place in step.makes})
+            for written in step.writes:
+                self._poison_memory(first, written, found.get(written, 0), poison)
+            for _, place in step.makes:
+                env[place] = poison
+
+    def poison_rest(self, first: int) -> list[Failure]:
+        """As `poison_from` for a program that was stopped before `first`; the failures that the client is told."""
+        if first >= len(self._steps):
+            return []
+        failure = Failure(self._work.sequence, first, self._steps[first].op, "ProgramStopped", STOPPED)
+        self.poison_from(first, failure)
+        return [failure]
+
+    def _poison_memory(self, at: int, written: int, address: int, poison: Poison) -> None:
+        """Poison the value at `written` and all that shares memory with it, within the run and outside.
+
+        The steps before `at` have run.
+        """
+        template = self._template
+        first_input = len(template.constants) + template.slots
+        sharing = self.places(address, at) if address else ()
+        for place in _poison_written(self._env, written, address, poison, sharing):
+            if first_input <= place < first_input + template.inputs:
+                handle = self._work.inputs[place - first_input]
+                self._values.poison(self.handles(handle, address, at), storage_of(handle), address, poison.failure)
 
 
 def _shares(op: str) -> bool:
@@ -136,28 +135,6 @@ def _shares(op: str) -> bool:
         return False
     returns = torch_private.schema_of(resolve(op)).returns
     return op in _SHARING or any(returned.alias_info is not None for returned in returns)
-
-
-def _poison_memory(
-    template: CompiledTemplate,
-    at: int,
-    written: int,
-    address: int,
-    poison: Poison,
-    work: RunRequest,
-    env: Environment,
-    values: ValueTable,
-    sharing: Sharing,
-) -> None:
-    """Poison the value at `written` and all that shares memory with it, within the run and outside.
-
-    The steps before `at` have run.
-    """
-    first_input = len(template.constants) + template.slots
-    for place in _poison_written(env, written, address, poison, sharing.places(address, at) if address else ()):
-        if first_input <= place < first_input + template.inputs:
-            handle = work.inputs[place - first_input]
-            values.poison(sharing.handles(handle, address, at), storage_of(handle), address, poison.failure)
 
 
 def _poison_written(env: Environment, written: int, address: int, poison: Poison, sharing: Sequence[int]) -> list[int]:

@@ -15,13 +15,13 @@ from djinn_core.torch_private import inference_mode
 from djinn_core.wire import limits
 from djinn_core.wire.limits import BUFFERS, DIMENSIONS
 from djinn_core.wire.message_base import Failure
-from djinn_core.wire.messages import Described, TensorHeader
+from djinn_core.wire.messages import TensorHeader, ValueDescription
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
 
 def collect(
     work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int
-) -> tuple[list[TensorHeader | Failure], list[memoryview], list[Described | Failure]]:
+) -> tuple[list[TensorHeader | Failure], list[memoryview], list[ValueDescription | Failure]]:
     """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing."""
     results: list[TensorHeader | Failure] = []
     body: list[memoryview] = []
@@ -92,21 +92,21 @@ def _fetch(
         return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
 
 
-def _describe(value: Any, work: RunRequest) -> Described | Failure:
+def _describe(value: Any, work: RunRequest) -> ValueDescription | Failure:
     if isinstance(value, Failure):
         return value
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
         reason = f"the result has layout {value.layout}: this op cannot return such a tensor on remote_accelerator"
         return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)
     if not isinstance(value, torch.Tensor):
-        return Described("uint8", (), (), 0, type(value).__name__)
+        return ValueDescription("uint8", (), (), 0, type(value).__name__)
     if value.dim() > DIMENSIONS:
         return _too_many_dimensions(value, work)
     try:
         name = dtype_name(value.dtype)
     except ProtocolError as error:
         return Failure(work.sequence, -1, "", "UnsupportedOperation", str(error))
-    return Described(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
+    return ValueDescription(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
 
 
 def _too_many_dimensions(tensor: torch.Tensor, work: RunRequest) -> Failure:

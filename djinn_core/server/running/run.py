@@ -11,7 +11,7 @@ import torch
 
 from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
-from djinn_core.server.running.poisoning import NO_HANDLE, Sharing, poison_all, poison_rest, put_poison
+from djinn_core.server.running.poisoning import NO_HANDLE, Sharing
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
 from djinn_core.server.running.timings import OpTimes
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
@@ -109,7 +109,7 @@ def run_template(
     steps = template.steps if work.stop_at is None else template.steps[: work.stop_at]
     step, count = 0, len(steps)
     if template.moves and values.indexed:
-        run.sharing = Sharing(template.steps, env, values)
+        run.sharing = Sharing(template, work, env, values)
         run.sharing.follow(0)
     # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
     if claims or work.stop_at is not None:
@@ -134,22 +134,22 @@ def run_template(
                 if guard is not None:  # it moves what does not fit elsewhere
                     values.forget_addresses()
                 if run.sharing is None or guard is not None:
-                    run.sharing = Sharing(template.steps, env, values)
+                    run.sharing = Sharing(template, work, env, values)
                 if not _made_resizable(failed, stop, env, values, run.sharing) and not _restored(
                     step, failed, env, values, run.sharing
                 ):
-                    _poison(template, stop, work, env, values, run.sharing, run)
+                    _poison(template, stop, work, env, run.sharing, run)
                     step += 1
             except ShortcutError as error:
                 assert shortcut is not None
-                sharing = Sharing(template.steps, env, values)
+                sharing = Sharing(template, work, env, values)
                 for step in range(shortcut.start, shortcut.stop):
-                    _poison(template, Stopped(step, error), work, env, values, sharing, run)
+                    _poison(template, Stopped(step, error), work, env, sharing, run)
                 step, shortcut = shortcut.stop, None
     if run.stopped_at is None:
         run.stopped_at = work.stop_at
     if run.stopped_at is not None:
-        run.failures += poison_rest(template, run.stopped_at, work, env, values)
+        run.failures += Sharing(template, work, env, values).poison_rest(run.stopped_at)
     if run.sharing is not None and guard is None:
         run.sharing.follow(step)
     elif template.moves:
@@ -164,7 +164,7 @@ def refuse_run(
 ) -> RunOutcome:
     """In place of a run: what it would have made or written is poison for that reason."""
     env = environment_of(template, work, slots, values)
-    poison_all(template, 0, failure, work, env, values)
+    Sharing(template, work, env, values).poison_from(0, failure)
     for handle, place in zip(work.outputs, template.outputs, strict=True):
         value = env[place]
         values[handle] = value if isinstance(value, Poison) else Poison(failure)
@@ -357,7 +357,6 @@ def _poison(
     stop: Stopped,
     work: RunRequest,
     env: Environment,
-    values: ValueTable,
     sharing: Sharing,
     run: RunOutcome,
 ) -> None:
@@ -370,4 +369,4 @@ def _poison(
         failure = Failure(work.sequence, stop.step, step.op, kind, str(stop.error)[: limits.FAILURE_TEXT])
         run.failures.append(failure)
         poison = Poison(failure)
-    put_poison(template, stop.step, poison, work, env, values, sharing)
+    sharing.poison(stop.step, poison)

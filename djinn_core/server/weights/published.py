@@ -33,7 +33,7 @@ _log = get_logger("djinn.server")
 
 
 @attrs.frozen
-class Publication:
+class PublishedFile:
     """A published file.
 
     Attributes:
@@ -154,10 +154,10 @@ class PublishedWeights:
         except OSError as error:
             _log.info("a session depends on what is published", address=address, reason=str(error))
 
-    def listing(self) -> list[Publication]:
+    def listing(self) -> list[PublishedFile]:
         """The publications by name, those that were not replaced; what has expired is removed."""
         with self._lock:
-            newest: dict[str, Publication] = {}
+            newest: dict[str, PublishedFile] = {}
             for one in self._publications():
                 if one.name not in newest or newest[one.name].made < one.made:
                     newest[one.name] = one
@@ -186,7 +186,7 @@ class PublishedWeights:
                     one.path.unlink(missing_ok=True)
             self._room.count()
 
-    def _publications(self) -> list[Publication]:
+    def _publications(self) -> list[PublishedFile]:
         return [one for path in self._folder.iterdir() if (one := _living(path)) is not None]
 
 
@@ -225,7 +225,7 @@ def _remove_expired(folders: Path) -> None:
         _living(path)
 
 
-def _living(path: Path) -> Publication | None:
+def _living(path: Path) -> PublishedFile | None:
     """The publication at a path; None if it is nothing, or has expired and is removed."""
     one = _publication(path)
     if one is None or one.expires > _now():
@@ -234,7 +234,7 @@ def _living(path: Path) -> Publication | None:
     return None
 
 
-def _publication(path: Path) -> Publication | None:
+def _publication(path: Path) -> PublishedFile | None:
     found = _FILE.fullmatch(path.name.removesuffix(_SUFFIX)) if path.name.endswith(_SUFFIX) else None
     if found is None:
         return None
@@ -242,7 +242,7 @@ def _publication(path: Path) -> Publication | None:
         nbytes = path.lstat().st_size
     except FileNotFoundError:  # another process has removed it
         return None
-    return Publication(found[1], path, int(found[2], 16), int(found[3], 16), nbytes)
+    return PublishedFile(found[1], path, int(found[2], 16), int(found[3], 16), nbytes)
 
 
 def _now() -> int:

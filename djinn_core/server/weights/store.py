@@ -2,6 +2,9 @@
 
 The store is a directory of files named by digest. A file is written under a temporary name first, so it is complete or absent.
 Several executor processes may share the directory. A file's contents are checked against its name before they are used.
+
+Safetensors files of the operator (`--warm`) are found by digest as well, and used without a copy. The digest of each of their tensors
+is computed while the server starts; a tensor whose file has changed since is not found any more.
 """
 
 from __future__ import annotations
@@ -12,23 +15,93 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
+import numpy as np
 import torch
 
+from djinn_core.builtins.safetensors_files import read_header
+from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
 from djinn_core.server.weights.disk import Disk
-from djinn_core.server.weights.weight_files import WeightFiles
-from djinn_core.wire.digests import ContentHash, digest_of_file
+from djinn_core.system.files import pread
+from djinn_core.wire.digests import ContentHash, digest_of_content, digest_of_file
+
+SMALLEST: Final = 64 << 10  # bytes; clients offer nothing smaller
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class _Place:
+    path: Path
+    start: int
+    size: int
+    version: FileVersion
+
+
+class WeightFiles:
+    """Finds tensors of safetensors files by the digest of their bytes."""
+
+    def __init__(self) -> None:
+        self._places: dict[bytes, _Place] = {}
+
+    def add(self, path: Path) -> int:
+        """Read the file; how many bytes of tensors can be found in it.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no safetensors file.
+        """
+        version = version_of(path)
+        total = 0
+        for start, size in stretches(path):
+            data = _mapped(path, start, size)
+            self._places[digest_of_content(data.data)] = _Place(path, start, size, version)
+            total += size
+        return total
+
+    def find(self, digest: bytes, size: int) -> torch.Tensor | None:
+        """The bytes of that digest (uint8, writable, private to the caller), or None if they are in no file.
+
+        Raises:
+            OSError: the file cannot be read any more.
+        """
+        place = self._places.get(digest)
+        if place is None or place.size != size:
+            return None
+        if version_of(place.path) != place.version:
+            _log.warning("a file with weights has changed since the server started", file=str(place.path))
+            del self._places[digest]
+            return None
+        return torch.from_numpy(_mapped(place.path, place.start, size))
+
+
+def stretches(path: Path) -> Iterator[tuple[int, int]]:
+    """First byte and size of each tensor in a safetensors file that is worth finding.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no safetensors file.
+    """
+    with path.open("rb", buffering=0) as file:
+        header = read_header(path.stat().st_size, lambda start, count: pread(file.fileno(), count, start))
+    for entry in header.tensors.values():
+        if entry.size >= SMALLEST:
+            yield entry.start, entry.size
+
+
+def _mapped(path: Path, start: int, size: int) -> Any:
+    """Bytes of a file, read where they are looked at; what is written to them stays here."""
+    return np.memmap(path, np.uint8, "c", start, (size,)).view(np.ndarray)
+
 
 CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go
 NEW: Final = "new-"  # names of files that are not whole yet, or not known to be what they should be
 STALE_SECONDS: Final = 3600.0
 QUEUED_LIMIT: Final = 1 << 30  # bytes that may wait to be written; beyond it uploads wait
-_log = get_logger("djinn.server")
 
 
 @attrs.frozen

@@ -14,14 +14,22 @@ import click
 BACKGROUND_ROUNDS = 1
 
 
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that name servers, handed to `command` as `servers` and `connection_file`."""
+    connection_file = click.option(
+        "--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote."
+    )
+    server = click.option(
+        "--server",
+        "servers",
+        multiple=True,
+        help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+    )
+    return server(connection_file(command))
+
+
 @click.command("calibrate", short_help="Measure how fast a device is, once, for predictions.")
-@click.option(
-    "--server",
-    "servers",
-    multiple=True,
-    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
-)
-@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@server_options
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often each probe is timed.")
 @click.option(
     "--processor-time", is_flag=True, help="Count processor time: for busy machines, an executor here, one thread."

@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from djinn_roofline.calibrate_command import progress, server_settings
+from djinn_roofline.calibrate_command import progress, server_options, server_settings
 
 if TYPE_CHECKING:
     from djinn_roofline.calibration.validate import Validation
 
 
 @click.command("validate", short_help="Compare predicted with measured times.")
-@click.option(
-    "--server",
-    "servers",
-    multiple=True,
-    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
-)
-@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@server_options
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often everything is timed.")
 @click.option("--only", multiple=True, help="Part of the names of the programs to try; may be given several times.")
 @click.option(

@@ -58,7 +58,7 @@ class AddressTrials:
         with self._lock:
             try:
                 return self._ask(address, local)
-            except (OSError, ValueError) as error:  # the latter where this process ends meanwhile, which closes the pipes
+            except (OSError, ValueError) as error:  # ValueError: this process ends, and has closed the pipes
                 self._end()
                 self._process = None
                 return f"it could not be tried in another process: {error}"

@@ -125,7 +125,7 @@ class TwoProcesses:
         self._manager.start()
         self._other = self._manager.Other(make)
         self._accepts = {}
-        self._unused = queue.SimpleQueue()  # numbers of connections that no test has any more: ends go while others are asked
+        self._unused = queue.SimpleQueue()  # numbers of connections that no test has any more
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()

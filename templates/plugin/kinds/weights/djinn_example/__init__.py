@@ -19,8 +19,11 @@ class ExampleSource:
         """The files with weights of a model."""
         model = address.removeprefix("example:")
         for folder in permissions.folders:
-            if (folder / model).is_dir():
-                return open_folder(folder / model, permissions)
+            try:
+                permissions.resolve(folder / model)  # before anything else: no client may learn what else is on the disk
+            except WeightsUnavailable:
+                continue
+            return open_folder(folder / model, permissions)
         raise WeightsUnavailable(f"there is no model {model!r}")
 
 

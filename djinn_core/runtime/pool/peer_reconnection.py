@@ -1,6 +1,6 @@
-"""Executors that were recovered are introduced to the others again: they are other processes, with other addresses.
+"""Reconnection of the executors of a pool with one that was recovered: it is another process, with other addresses.
 
-That goes over connections of its own (`Aside`): sessions may be waiting for the very executor that is introduced to them.
+The client uses control channels for that, because sessions may be waiting for that very executor.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit
 
 import attrs
 
 from djinn_core.backoff import Backoff
 from djinn_core.errors import DjinnError, TransportError
-from djinn_core.launch.addresses import at_host, is_loopback, parse_url, with_host
+from djinn_core.launch.addresses import at_host, is_loopback, is_wildcard, parse_url
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, Reconnection
 from djinn_core.runtime.connecting.dialling import ask
@@ -28,107 +29,113 @@ _ANSWER_SECONDS: Final = 30.0
 _log = get_logger("djinn.pool")
 
 
-def invitation(source: int, target: int, invited: PeerTicket, server: str) -> ConnectPeer:
+def connect_request(source: int, target: int, ticket: PeerTicket, server: str) -> ConnectPeer:
     """Message that has executor `source` connect to executor `target`, whose server the client reached at `server`."""
     host = parse_url(server).hostname or "" if "://" in server else ""
-    urls = tuple(_placed(url, host) for url in invited.urls)
-    return ConnectPeer(target + 1, source + 1, invited.ticket, urls, invited.fingerprint)
+    urls = tuple(_placed(url, host) for url in ticket.urls)
+    return ConnectPeer(target + 1, source + 1, ticket.ticket, urls, ticket.fingerprint)
 
 
 def _placed(url: str, host: str) -> str:
     """Listen address of an executor, with the host where this client reached it, except perhaps through a tunnel."""
     if not host or url.startswith("unix:"):
         return url
-    return with_host(url, host) if is_loopback(host) else at_host(url, host)
+    if is_loopback(host) and not is_wildcard(urlsplit(url).hostname or ""):
+        return url
+    return at_host(url, host)
 
 
 @attrs.frozen
-class _Acquaintance:
-    """One executor as the others need to know it."""
+class _Member:
+    """An executor of the pool: how a control channel to it is made, and the address of its server."""
 
     reach: Reconnection
     server: str
 
 
-class Introductions:
-    """Watches which executors of a pool have been replaced, and tells those that send to them, or that they send to."""
+class PeerReconnection:
+    """Has executors connect again to an executor that was recovered, and that one to them."""
 
     def __init__(
         self,
         pairs: Callable[[int], Sequence[tuple[int, int]]],
     ) -> None:
-        """`pairs`: who sends to whom, of those that are there and that an executor is part of."""
+        """`pairs`: sender and receiver of each connection that an executor of that number is part of."""
         self._pairs = pairs
         self._instances: dict[int, str] = {}
-        self._known: dict[int, _Acquaintance] = {}
+        self._known: dict[int, _Member] = {}
         self._closed = threading.Event()
 
     def join(self, number: int, connection: ClientChannel, server: str, instance: str) -> None:
-        """Watch one more executor. `instance`: of its process now."""
+        """Watch an executor. `instance`: of its present process."""
         self._instances[number] = instance
         if connection.reconnection is not None:
-            self._known[number] = _Acquaintance(connection.reconnection, server)
-            connection.call_when_resumed(partial(self._look, number))
+            self._known[number] = _Member(connection.reconnection, server)
+            connection.call_when_resumed(partial(self._resumed, number))
 
     def leave(self, number: int) -> None:
-        """Watch an executor no more."""
+        """Stop watching an executor."""
         self._known.pop(number, None)
         self._instances[number] = ""
 
-    def _look(self, number: int, _seconds: float) -> None:
-        """A member's connection is there again, maybe to another process."""
+    def _resumed(self, number: int, _seconds: float) -> None:
+        """Called when the connection to an executor was made again, maybe to another process."""
         known = self._known.get(number)
         found = known.reach.instance if known is not None else ""
         if found != self._instances[number]:
             self._instances[number] = found
-            threading.Thread(target=self._introduce, args=(number, found), name="djinn-introduce", daemon=True).start()
+            threading.Thread(
+                target=self._reconnect, args=(number, found), name="djinn-peer-reconnection", daemon=True
+            ).start()
 
-    def _introduce(self, number: int, instance: str) -> None:
+    def _reconnect(self, number: int, instance: str) -> None:
         deadline, backoff = time.monotonic() + _PATIENCE_SECONDS, Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        # An executor whose connection does not outlive a break is not replaced, and has none to meet again.
+        # An executor whose connection does not outlive a break is not recovered.
         waiting = [pair for pair in self._pairs(number) if self._known.keys() >= {*pair}]
         while waiting and not self._closed.is_set() and self._instances[number] == instance:
             if waiting[0] not in self._pairs(number):
                 waiting.pop(0)  # one of them has left
                 continue
             try:
-                self._bring_together(*waiting[0])
+                self._connect(*waiting[0])
             except DjinnError as error:
                 if time.monotonic() > deadline:
                     _log.error(
-                        "an executor that was recovered does not find another one", pair=waiting[0], error=str(error)
+                        "an executor that was recovered is not connected with another one",
+                        pair=waiting[0],
+                        error=str(error),
                     )
                     return
-                _log.debug("executors are not introduced yet", pair=waiting[0], reason=str(error))
+                _log.debug("executors are not connected again yet", pair=waiting[0], reason=str(error))
                 self._closed.wait(backoff.pause())
                 waiting.append(waiting.pop(0))  # the other one may be there already
             else:
                 waiting.pop(0)
                 backoff.reset()
 
-    def _bring_together(self, source: int, target: int) -> None:
+    def _connect(self, source: int, target: int) -> None:
         """Have one executor connect to another one that it sent values to before.
 
         Raises:
             DjinnError: one of them cannot be reached, or does not reach the other.
         """
         there = self._known[target]
-        connection = there.reach.aside()
+        connection = there.reach.control_channel()
         try:
-            invited = ask(connection, PeerTicketRequest(source + 1), PeerTicket, _ANSWER_SECONDS, there.server)
+            ticket = ask(connection, PeerTicketRequest(source + 1), PeerTicket, _ANSWER_SECONDS, there.server)
         finally:
             connection.close()
         here = self._known[source]
-        connection = here.reach.aside()
+        connection = here.reach.control_channel()
         try:
-            meet = invitation(source, target, invited, there.server)
-            met = ask(connection, meet, ConnectPeerReply, _ANSWER_SECONDS, here.server)
+            request = connect_request(source, target, ticket, there.server)
+            reply = ask(connection, request, ConnectPeerReply, _ANSWER_SECONDS, here.server)
         finally:
             connection.close()
-        if met.error:
-            raise TransportError(met.error)
-        _log.info("executors have met again", source=source, target=target, url=met.url)
+        if reply.error:
+            raise TransportError(reply.error)
+        _log.info("executors are connected again", source=source, target=target, url=reply.url)
 
     def close(self) -> None:
-        """Stop introducing executors."""
+        """Stop connecting executors."""
         self._closed.set()

@@ -1,0 +1,32 @@
+"""Processes of executors on this machine, which may be in a PID namespace of their own."""
+
+from __future__ import annotations
+
+import psutil
+
+from djinn_core.errors import DjinnError
+from djinn_core.system.processes import innermost_number
+
+
+def executor_process(number: int) -> psutil.Process:
+    """Process of the executor that says that its process number is `number`: in a PID namespace of its own, the number there.
+
+    Raises:
+        DjinnError: there is none on this machine, or it cannot be told which one it is.
+    """
+    found = [child for child in psutil.Process().children(recursive=True) if innermost_number(child.pid) == number]
+    if not found and psutil.pid_exists(number) and _is_djinn(psutil.Process(number)):
+        found = [psutil.Process(number)]  # that of an engine, which is no child of this process
+    if len(found) != 1:
+        raise DjinnError(
+            f"{len(found) or 'no'} processes on this machine are an executor with the number {number}: where executors run elsewhere, give a "
+            "function of your own that kills one (the fixture `kill`)"
+        )
+    return found[0]
+
+
+def _is_djinn(process: psutil.Process) -> bool:
+    try:
+        return any("djinn" in word for word in process.cmdline())
+    except psutil.Error:
+        return False

@@ -1,0 +1,78 @@
+"""Messages between a holder behind a command and the process that launched it: a line of JSON each, over the command's pipes."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+import msgspec
+
+METHODS: Final = frozenset(
+    {"close", "drain", "end", "evict", "full", "issue_ticket", "status", "version", "wait", "wait_ready"}
+)
+_BYTES: Final = "base64"
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """Call of a method of the holder. The first has no method: its arguments are those of the holder itself."""
+
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Answer to the call of that number: a result, or the text of a `StartupError`."""
+
+    number: int
+    result: Any
+    error: str | None = None
+
+
+_calls: msgspec.json.Decoder[Call] = msgspec.json.Decoder(Call)
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def call_line(number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
+    """A call as a line."""
+    return msgspec.json.encode(Call(number, method, _packed(arguments))) + b"\n"
+
+
+def answer_line(number: int, result: Any, error: str | None = None) -> bytes:
+    """An answer as a line."""
+    return msgspec.json.encode(Answer(number, _packed(result), error)) + b"\n"
+
+
+def read_call(line: bytes) -> Call:
+    """The call that a line holds.
+
+    Raises:
+        msgspec.DecodeError: it holds none.
+    """
+    read = _calls.decode(line)
+    return Call(read.number, read.method, tuple(map(_unpacked, read.arguments)))
+
+
+def read_answer(line: bytes) -> Answer:
+    """The answer that a line holds.
+
+    Raises:
+        msgspec.DecodeError: it holds none.
+    """
+    read = _answers.decode(line)
+    return Answer(read.number, _unpacked(read.result), read.error)
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {_BYTES: base64.b64encode(value).decode()}
+    return tuple(map(_packed, value)) if isinstance(value, tuple | list | set | frozenset) else value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        try:
+            return base64.b64decode(value[_BYTES], validate=True)
+        except (KeyError, TypeError, ValueError) as error:
+            raise msgspec.ValidationError("an object that stands for no bytes") from error
+    return tuple(map(_unpacked, value)) if isinstance(value, list) else value

@@ -1,0 +1,133 @@
+"""Holders behind a command: what the command may do, and what is said where it does not lead to a holder."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import attrs
+import msgspec
+import psutil
+import pytest
+
+from djinn.launchers import PipedCalls, StartupError, djinn_version, holder_command
+from djinn.testing.processes import executor_process
+from djinn_core.errors import DjinnError
+from djinn_core.launch.piped_holder import _Holding
+from djinn_core.launch.piped_messages import Call, answer_line, call_line, read_answer, read_call
+
+
+def behind(script, **options):
+    return PipedCalls(("sh", "-c", script), (b"{}", "a-place", "127.0.0.1"), **options)
+
+
+def test_a_greeting_is_no_answer():
+    calls = behind(
+        f"""echo 'Welcome to gpu-box'; echo '[0,"{djinn_version()}"]'; read one; read two; echo '[1,[1,"it ended"]]'; cat"""
+    )
+    calls.wait_placed()
+    assert calls.wait() == (1, "it ended")
+    assert calls.ended
+    calls.end()
+    calls.tell("drain", 1.0)
+    with pytest.raises(StartupError, match="has ended"):
+        calls.call("full", timeout=1.0)
+
+
+def test_what_leads_nowhere():
+    with pytest.raises(StartupError, match="cannot start an executor with `no-such-command there`"):
+        PipedCalls(("no-such-command", "there"), ())
+    gone = behind("exit 3")
+    with pytest.raises(StartupError, match="has ended"):
+        gone.wait_placed()
+    status, how = gone.wait()
+    assert status == -9
+    assert how == "was lost: `sh -c 'exit 3'` has ended with exit status 3"
+    assert gone.ended
+    silent = behind("cat >/dev/null", placed_seconds=0.02)
+    with pytest.raises(StartupError, match=r"did not start a holder in 0\.02 s.*password"):
+        silent.wait_placed()
+    with pytest.raises(StartupError, match=r"did not answer in 0\.01 s"):
+        silent.call("full", timeout=0.01)
+    silent.end()
+    assert silent.wait()[0] == -9
+    old = behind("""echo '[0,"1.2"]'; cat >/dev/null""")
+    with pytest.raises(StartupError, match=r"leads to is Djinn 1\.2, and this is"):
+        old.wait_placed()
+    again = old.again()
+    assert old.wait()[0] == -9
+    assert not again.ended
+    again.end()
+
+
+def test_secrets_and_variables():
+    """The token of the program stays here, and what the holder is given is on no command line."""
+    calls = behind(
+        f"""echo "[0,\\"{djinn_version()}\\"]"; echo "[1,[0,\\"$ONE${{DJINN_TOKEN-none}}\\"]]"; cat >/dev/null""",
+        variables={"ONE": "1"},
+    )
+    assert calls.wait() == (0, "1none")
+    calls.end()
+    assert "a-place" not in " ".join(holder_command())
+    assert holder_command("/opt/python")[0] == "/opt/python"
+
+
+def test_messages_carry_bytes():
+    given = (b"\x00\xff", "text", 1.5, ("a", b"b"), None, True)
+    assert read_call(call_line(3, "status", given)) == Call(3, "status", given)
+    answer = read_answer(answer_line(4, given))
+    assert (answer.number, answer.result, answer.error) == (4, given, None)
+    assert read_answer(answer_line(5, None, "why")).error == "why"
+    for line in (
+        b"",
+        b"Welcome",
+        b"3",
+        b"{}",
+        b'["0", 1]',
+        b"[0, {}]",
+        b'[0, {"base64": 1}]',
+        b'[0, [{"base64": "\xc3\xa4"}]]',
+    ):
+        with pytest.raises(msgspec.DecodeError):
+            read_answer(line)
+
+
+@attrs.frozen
+class Failing:
+    secret = "the holder's own"
+
+    def full(self):
+        return "no room"
+
+    def status(self, timeout):
+        raise StartupError("it does not answer")
+
+    def drain(self, seconds):
+        raise ValueError(seconds)
+
+
+def test_a_holder_answers_its_methods_only():
+    receiving, sending = os.pipe()
+    holding = _Holding(Failing(), sending)
+    with os.fdopen(receiving, "rb") as answers:
+        said = {}
+        for number, (method, arguments) in enumerate(
+            [("full", ()), ("status", (1.0,)), ("drain", (2.0,)), ("secret", ()), ("__init__", ())]
+        ):
+            holding.take(Call(number, method, arguments))
+            said[method] = read_answer(answers.readline())
+    os.close(sending)
+    assert (said["full"].result, said["full"].error) == ("no room", None)
+    assert said["status"].error == "it does not answer"
+    assert said["drain"].error == "drain failed where the executor is: ValueError(2.0)"
+    assert said["secret"].error == "a holder has no method 'secret'"
+    assert said["__init__"].error == "a holder has no method '__init__'"
+
+
+def test_which_process_is_an_executor():
+    """In a PID namespace an executor's number is that of no process, or of any other process, outside of it."""
+    with psutil.Popen([sys.executable, "-S", "-c", "input()"], stdin=-1) as child:
+        assert executor_process(child.pid).pid == child.pid
+        child.stdin.close()
+    with pytest.raises(DjinnError, match=r"no processes on this machine are an executor with the number 1: .*`kill`"):
+        executor_process(1)
