@@ -21,8 +21,10 @@ from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.interception.tensors.printed_lists import shown_together
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
+from djinn_core.ir.values import contiguous_strides
 
 aten = torch.ops.aten
+_AS_IT_IS: Final = (torch.preserve_format, torch.contiguous_format)  # formats in which row-major copies are row-major
 LONGEST_LIST: Final = 1000  # tensors that are printed together with their elements: each is a round trip
 
 
@@ -135,7 +137,12 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = record(func, (source,), {"dtype": dtype})
     memory_format = kwargs.get("memory_format") or torch.preserve_format
     late = None if waits else port.copy_later(source, memory_format)
-    return laid_out(fetch(source), stand_in(source), memory_format) if late is None else late
+    if late is not None:
+        return late
+    fetched, meta = fetch(source), source.remote.meta
+    if memory_format in _AS_IT_IS and fetched.stride() == meta.stride == contiguous_strides(meta.shape):
+        return fetched  # without the meta kernel of `empty_like`, which is written in Python
+    return laid_out(fetched, stand_in(source), memory_format)
 
 
 def stand_in(source: LazyTensor) -> torch.Tensor:

@@ -52,13 +52,13 @@ def new_storages(count: int) -> list[int]:
 
 @attrs.frozen(eq=False)
 class TensorClass:
-    """All metadata of a tensor but its sizes: the key by which formulas for results, layouts and plans are looked up.
+    """All metadata of a tensor but its sizes and its offset: the key by which formulas for results, layouts and plans are looked up.
 
     Attributes:
         dtype, device, conj, neg: as in `TensorMeta`.
         small: each size that is 0 or 1, which broadcast and end loops; -1 for every other.
         order: the dimensions from the outermost in memory to the innermost. expanded: dimensions of stride 0.
-        at_start: whether it begins where its storage does. dense: whether it has no gaps.
+        dense: whether it has no gaps.
     """
 
     dtype: torch.dtype
@@ -68,7 +68,6 @@ class TensorClass:
     small: tuple[int, ...]
     order: tuple[int, ...]
     expanded: tuple[bool, ...]
-    at_start: bool
     dense: bool
 
 
@@ -131,7 +130,7 @@ def _class_of(meta: TensorMeta) -> TensorClass:
         order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], -shape[d] if stride[d] else 0, d)))
         expanded = tuple([step == 0 for step in stride])
         dense = meta.extent == meta.offset + meta.numel
-    key = (meta.dtype, meta.device, meta.conj, meta.neg, small, order, expanded, meta.offset == 0, dense)
+    key = (meta.dtype, meta.device, meta.conj, meta.neg, small, order, expanded, dense)
     found = _classes.get(key)
     if found is None:
         if len(_classes) >= CLASSES_LIMIT:

@@ -32,6 +32,20 @@ def test_elements_take_a_handful_of_round_trips():
     assert found == (x * 2).tolist()
 
 
+def test_elements_of_a_small_tensor_come_in_one_round_trip():
+    x = torch.arange(12.0).reshape(3, 4)
+    remote = x.to(DEVICE) * 2
+    found = []
+    assert round_trips(lambda: found.extend(float(e) for row in remote for e in row)) == 1
+    assert found == (x * 2).flatten().tolist()
+
+
+def test_a_random_state_comes_as_it_is():
+    state = torch.remote_accelerator.get_rng_state()
+    assert state.numel() > 1000
+    torch.remote_accelerator.set_rng_state(state)
+
+
 def test_elements_of_a_large_tensor_come_page_by_page():
     x = torch.arange(50_000.0)  # four pages
     remote = x.to(DEVICE)

@@ -54,8 +54,13 @@ def main() -> int:
     parser.add_argument("--stride", type=int, default=1, help="run every so-many-th test")
     parser.add_argument("--again", action="store_true", help="keep the results of the CPU, run on the device again")
     parser.add_argument("--failed", action="store_true", help="as --again, only what failed on the device")
-    parser.add_argument("--test-seconds", type=float, default=60.0)
-    parser.add_argument("--file-seconds", type=float, default=1200.0)
+    parser.add_argument(
+        "--test-seconds", type=float, default=120.0, help="processor time of a test, here and on the server"
+    )
+    parser.add_argument("--patience", type=float, default=10.0, help="how many times as long it may take on the clock")
+    parser.add_argument(
+        "--file-seconds", type=float, default=1200.0, help="time of a file on each device, on the clock"
+    )
     parser.add_argument("--results", type=Path, default=Path("build/pytorch-tests"), help="folder that keeps results")
     parser.add_argument("--json", type=Path, help="write the comparison to this file")
     parser.add_argument(
@@ -103,8 +108,8 @@ def run_file(file: Path, results: FileResults, options: argparse.Namespace, star
         results.chosen = "all" if chosen == results.tests else chosen_by(options, chosen)
         results.cpu = {test: Outcome(**outcome) for test, outcome in answer["outcomes"].items()}
     tests = [test for test, _ in results.failures()] if options.failed else results.passed_on_cpu()
-    with server_environment(start) as environment:
-        answer = run_worker(file, REMOTE, tests, options, start, environment)
+    with server_environment(start) as (environment, server):
+        answer = run_worker(file, REMOTE, tests, options, start, environment, server)
     kept = results.remote if options.failed else {}
     results.remote = kept | {test: Outcome(**outcome) for test, outcome in answer["outcomes"].items()}
 
@@ -116,20 +121,26 @@ def chosen_by(options: argparse.Namespace, count: int) -> str:
 
 
 @contextlib.contextmanager
-def server_environment(start: Start) -> Iterator[dict[str, str]]:
-    """The environment of clients of a server in a process of its own, which runs as long as the context."""
+def server_environment(start: Start) -> Iterator[tuple[dict[str, str], int]]:
+    """The environment of clients of a server in a process of its own, and its number; it runs as long as the context."""
     with tempfile.TemporaryDirectory() as name:
         environment = os.environ | {"DJINN_CONFIG": os.devnull, "OMP_NUM_THREADS": "1"}
         options = ("--threads", "1", "--drain-seconds", "1", "--store-gib", "0")
         server = start_server(start, Path(name), *options, env=environment)
         try:
-            yield environment | {"DJINN_CONNECTION_FILE": str(server.file)}
+            yield environment | {"DJINN_CONNECTION_FILE": str(server.file)}, server.process.pid
         finally:
             server.stop()
 
 
 def run_worker(
-    file: Path, device: str, named: Sequence[str] | None, options: argparse.Namespace, start: Start, env: dict[str, str]
+    file: Path,
+    device: str,
+    named: Sequence[str] | None,
+    options: argparse.Namespace,
+    start: Start,
+    env: dict[str, str],
+    server: int | None = None,
 ) -> dict[str, Any]:
     """Lines that `worker.py` writes about the tests of a file on a device.
 
@@ -137,7 +148,17 @@ def run_worker(
         FileError: it ends without a result.
     """
     limits = (options.test_seconds, options.file_seconds)
-    order = Order(str(file.absolute()), device, named, options.only, options.stride, *limits, not options.families)
+    order = Order(
+        str(file.absolute()),
+        device,
+        named,
+        options.only,
+        options.stride,
+        *limits,
+        not options.families,
+        options.patience,
+        server,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "order").write_text(json.dumps(attrs.asdict(order)))

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import select
 import signal
 import sys
@@ -27,10 +28,16 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 
 REMOTE = "remote_accelerator"
 TEXT = 6000  # characters of a traceback that are kept
 TRIES = 3  # children that end before their first test
+OWN = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+NOT_MADE = {
+    "outcome": "skipped",
+    "text": "PyTorch makes this test for the CPU alone, as tests of dtypes that it lists for that",
+}
 GRACE = 30.0  # seconds beyond its limit after which a test that does not react to a signal is killed
 
 
@@ -38,8 +45,9 @@ GRACE = 30.0  # seconds beyond its limit after which a test that does not react 
 class Order:
     """Tests to run: those that are `named`, or else those that match `only`, every `stride`-th.
 
-    A test may take `test_seconds`, all together `file_seconds`. `device_generic`: only tests that PyTorch makes for each device;
-    otherwise every `TestCase` of the file.
+    A test may take `test_seconds` of processor time, and `patience` times as many on the clock, all together `file_seconds` on the
+    clock. `device_generic`: only tests that PyTorch makes for each device; otherwise every `TestCase` of the file. `server`: the
+    process of the server, whose processor time counts as well.
     """
 
     file: str
@@ -50,6 +58,8 @@ class Order:
     test_seconds: float
     file_seconds: float
     device_generic: bool = True
+    patience: float = 10.0
+    server: int | None = None
 
 
 def main() -> None:
@@ -69,6 +79,7 @@ def main() -> None:
     if order.named is not None:
         chosen = [name for name in order.named if name in tests]
     outcomes = run_all(tests, chosen, order)
+    outcomes |= {name: NOT_MADE for name in order.named or () if name not in tests}
     results.write_text(json.dumps({"tests": len(tests), "chosen": len(chosen), "outcomes": outcomes}))
 
 
@@ -141,7 +152,7 @@ def _run_in_child(tests: Sequence[unittest.TestCase], order: Order, end: float) 
             _be_child(tests, order, writing, output.fileno())
         os.close(writing)
         started = time.monotonic()
-        for line in _lines(reading, child, end, order.test_seconds + GRACE):
+        for line in _lines(reading, child, end, order.test_seconds * order.patience + GRACE):
             current, started = line.pop("started", ""), time.monotonic()
             if "test" in line:
                 outcomes[line.pop("test")] = line
@@ -162,7 +173,7 @@ def _be_child(tests: Sequence[unittest.TestCase], order: Order, writing: int, ou
     os.dup2(output, 2)
     try:
         faulthandler.enable()
-        unittest.TestSuite(tests).run(Reporting(order.device, order.test_seconds, writing))
+        unittest.TestSuite(tests).run(Reporting(order, writing))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -187,6 +198,30 @@ def _lines(reading: int, child: int, end: float, silence: float) -> Iterator[dic
             heard = end = float("inf")
 
 
+class ProcessorTime:
+    """Processor time of this process, of its children that have ended, and of a server with its executors.
+
+    On a busy machine it stays the same, where the clock does not.
+    """
+
+    def __init__(self, server: int | None) -> None:
+        self._server = server
+        self._used: dict[psutil.Process, float] = {}  # by the server's processes, also by those that have ended
+        self._find()
+
+    def used(self) -> float:
+        """Seconds until now."""
+        try:
+            self._used |= {process: sum(process.cpu_times()[:2]) for process in self._running}
+        except psutil.NoSuchProcess:
+            self._find()
+        return sum(self._used.values()) + sum(sum(resource.getrusage(who)[:2]) for who in OWN)
+
+    def _find(self) -> None:
+        server = [] if self._server is None else [psutil.Process(self._server)]
+        self._running = [*server, *(child for process in server for child in process.children(recursive=True))]
+
+
 def _name(test: unittest.TestCase) -> str:
     return common_name(f"{type(test).__name__}.{test._testMethodName}")
 
@@ -194,25 +229,28 @@ def _name(test: unittest.TestCase) -> str:
 class Reporting(unittest.TestResult):
     """Results as lines; after each test on the remote device the session must still be there."""
 
-    def __init__(self, device: str, seconds: float, writing: int) -> None:
+    def __init__(self, order: Order, writing: int) -> None:
         super().__init__()
-        self.device, self.limit, self.writing = device, seconds, writing
-        self.outcome, self.text, self.started = "passed", "", 0.0
+        self.device, self.limit, self.writing = order.device, order.test_seconds, writing
+        self.longest = order.test_seconds * order.patience
+        self.outcome, self.text = "passed", ""
         self.witness: Any = None
-        signal.signal(signal.SIGALRM, self._give_up)
-        if device != "cpu" and not self._has_session():
+        signal.signal(signal.SIGALRM, self._look_at_limits)
+        if self.device != "cpu" and not self._has_session():
             raise RuntimeError(self.text)
+        self.time = ProcessorTime(order.server)
+        self.started = self.time.used(), time.monotonic()
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
         self.outcome, self.text = "passed", ""
         self._say(started=_name(test))
-        signal.setitimer(signal.ITIMER_REAL, self.limit)
-        self.started = time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, self.limit, self.limit)
+        self.started = self.time.used(), time.monotonic()
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
-        seconds = time.perf_counter() - self.started
+        seconds = self.time.used() - self.started[0]
         lost = self.device != "cpu" and not self._has_session()
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._tell(_name(test), "lost session" if lost else self.outcome, seconds)
@@ -268,8 +306,11 @@ class Reporting(unittest.TestResult):
         if not self._has_session():
             os._exit(1)
 
-    def _give_up(self, *_: Any) -> None:
-        """End the process: the test may have been interrupted anywhere."""
+    def _look_at_limits(self, *_: Any) -> None:
+        """End the process if the test has used its time: it may have been interrupted anywhere."""
+        processor, clock = self.started
+        if self.time.used() - processor < self.limit and time.monotonic() - clock < self.longest:
+            return
         traceback.print_stack()
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)

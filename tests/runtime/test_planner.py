@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.runtime.planning import planner
 from djinn_core.runtime.planning.planner import TINY_INSTRUCTIONS, UNPLANNED_RUNS
 
 pytestmark = pytest.mark.usefixtures("embedded")
@@ -102,3 +103,15 @@ def test_the_profile_of_a_program_without_a_plan_is_made_when_it_is_asked_for() 
     assert profile is not None
     assert djinn.stats()["plans_made"] == 1
     assert djinn.last_profile() is profile
+
+
+def test_programs_that_look_at_other_places_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "UNPLANNED_RUNS", 1)
+    local = torch.arange(400.0)
+    x = ready(local)
+    djinn.reset_stats()
+    for first, second in [(3, 5), (3, 5), (5, 5), (0, 399), (399, 0), (1, 1), (0, 0)]:
+        doubled = (x[first] + 1) * (x[second] + 1)
+        assert doubled.cpu() == (local[first] + 1) * (local[second] + 1), (first, second)
+    assert djinn.stats()["programs_unplanned"] == 1  # the first
+    assert djinn.stats()["plans_made"] <= 2  # one of which takes both places as one

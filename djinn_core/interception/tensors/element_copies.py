@@ -1,7 +1,8 @@
 """CPU copies of memory whose elements are fetched one by one.
 
 Each fetch is a round trip. A program that asks for a third part of the same page of a storage, which has not been written since
-the first, is given it and all further ones from a copy of the page. The first write that is recorded drops the copies.
+the first, is given it and all further ones from a copy of the page; of a small storage the first part is as much as the whole. The first
+write that is recorded drops the copies.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ PAGE: Final = 1 << 16  # bytes: as much as travels in the time of a round trip o
 PAGES: Final = 64  # of one storage, whose copies are kept
 SMALL_PART: Final = 4  # how many times as large as a part its page is at least
 _FETCHES: Final = 2  # parts of a page that are fetched by themselves
+_SMALL: Final = 4096  # bytes of a storage no part of which is
 
 
 class ElementCopy:
@@ -50,7 +52,9 @@ def is_small_part(tensor: LazyTensor) -> bool:
     value = tensor.remote
     meta = value.meta
     weight = meta.nbytes * SMALL_PART
-    if weight > value.storage.nbytes or weight > PAGE:
+    if (
+        not 0 < weight <= min(value.storage.nbytes, PAGE)
+    ):  # 0: also of values whose size only the executor knows, such as random states
         return False
     return value.storage.nbytes <= PAGE or _page_of(tensor) == (meta.extent * meta.dtype.itemsize - 1) // PAGE
 
@@ -69,7 +73,7 @@ def fetch_part(tensor: LazyTensor, fetch: Callable[[LazyTensor], torch.Tensor]) 
     memory = copy.pages.use(page)
     if memory is None:
         copy.fetches[page] = count = copy.fetches.get(page, 0) + 1
-        if count <= _FETCHES:
+        if count <= _FETCHES and storage.nbytes > _SMALL:
             return fetch(tensor)
         try:
             # A write in another thread in the meantime takes `copy` from the storage, so nothing is found in it later.

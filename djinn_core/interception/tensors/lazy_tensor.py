@@ -12,6 +12,7 @@ from djinn_core.front_end import preformatted
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import copies
+from djinn_core.interception.tensors.element_functions import on_fetched
 from djinn_core.interception.tensors.remote_storage import RemoteStorage, address_of
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
@@ -104,6 +105,10 @@ class LazyTensor(torch.Tensor):
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.numpy()
+
+    apply_ = on_fetched(torch.Tensor.apply_)
+    map_ = on_fetched(torch.Tensor.map_)
+    map2_ = on_fetched(torch.Tensor.map2_)
 
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError(f"a {self.device} tensor has no memory on this machine to share: use Tensor.cpu() first")

@@ -105,9 +105,10 @@ def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[boo
 class SlotKind(Enum):
     """Purpose of a scalar of an op, as the op's schema says."""
 
-    SIZE = 1  # a length, an index, a shape
+    SIZE = 1  # a length, a beginning, a shape
     QUANTITY = 2  # a number to calculate with
     MODE = 3  # anything else: it may select what the op does
+    PLACE = 4  # an index: whichever it is, the op does the same
 
 
 def slot_kinds(call: Call) -> tuple[SlotKind, ...]:
@@ -150,12 +151,12 @@ def _kinds_of(op: str) -> tuple[tuple[str, SlotKind], ...]:
     if packet in _RANGES:
         return tuple((name, SlotKind.SIZE) for name in names)
     types = {name: type_ for type_, name in _TYPED.findall(str(schema))}
-    return tuple((name, _kind_of(packet.removesuffix("_"), types.get(name))) for name in names)
+    return tuple((name, _kind_of(packet.removesuffix("_"), name, types.get(name))) for name in names)
 
 
-def _kind_of(packet: str, type_: str | None) -> SlotKind:
+def _kind_of(packet: str, name: str, type_: str | None) -> SlotKind:
     if type_ == "SymInt":
-        return SlotKind.SIZE
+        return SlotKind.PLACE if name == "index" else SlotKind.SIZE
     if packet in _CALCULATING and type_ is not None:
         return SlotKind.QUANTITY
     return SlotKind.MODE

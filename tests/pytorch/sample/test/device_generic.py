@@ -7,7 +7,7 @@ import signal
 import time
 
 import torch
-from torch.testing._internal.common_device_type import dtypes, instantiate_device_type_tests, onlyCPU
+from torch.testing._internal.common_device_type import dtypes, dtypesIfCPU, instantiate_device_type_tests, onlyCPU
 from torch.testing._internal.common_utils import TestCase
 
 
@@ -21,6 +21,11 @@ class TestSample(TestCase):
     def test_is_for_the_cpu(self, device):
         self.assertEqual(torch.ones(2, device=device).numpy().sum(), 2)
 
+    @dtypes(torch.float32)
+    @dtypesIfCPU(torch.float16, torch.float32)
+    def test_is_made_for_the_cpu(self, device, dtype):
+        self.assertEqual(torch.ones(2, device=device, dtype=dtype).sum(), 2)
+
     def test_fails_on_both(self, device):
         self.assertEqual(torch.ones(2, device=device), torch.zeros(2, device=device))
 
@@ -30,6 +35,7 @@ class TestSample(TestCase):
     def test_hangs_on_the_device(self, device):
         if device != "cpu":
             self.assertGreater(signal.getitimer(signal.ITIMER_REAL)[0], 0)
+            signal.getsignal(signal.SIGALRM).__self__.longest = 0.1
             signal.setitimer(signal.ITIMER_REAL, 0.1)  # its limit comes soon
         while device != "cpu":
             time.sleep(1)
