@@ -17,7 +17,7 @@ def exists(process: int) -> bool:
     """True if a process runs (a zombie does not)."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
         return False
     return state != "Z"
 
