@@ -110,7 +110,10 @@ class PipedCalls:
 
     def end(self) -> None:
         """As `HolderCalls.end`."""
-        self._close_input()
+        if not self._close_input(_END_SECONDS):
+            _log.warning("a holder takes no calls any more, killing its command", command=self._shown)
+            self._process.kill()
+            return
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -123,10 +126,17 @@ class PipedCalls:
         command, arguments, variables, placed_seconds = self._given
         return PipedCalls(command, arguments, variables=variables, placed_seconds=placed_seconds)
 
-    def _close_input(self) -> None:
+    def _close_input(self, timeout: float = -1) -> bool:
+        """Close the command's input; False if a call is still being written to it after `timeout` seconds (-1: wait for that)."""
         assert self._process.stdin is not None
-        with self._writing, contextlib.suppress(OSError):
-            self._process.stdin.close()
+        if not self._writing.acquire(timeout=timeout):
+            return False
+        try:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        finally:
+            self._writing.release()
+        return True
 
     def _ask(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
         """Send a call; the future gets the answer, or `StartupError`."""

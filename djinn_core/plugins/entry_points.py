@@ -63,8 +63,8 @@ def _points_of(places: Places) -> tuple[tuple[str, tuple[Point, ...]], ...]:
         if kept is not None and kept[0] == changed:
             points = kept[1]
         else:
-            points, lasts = _points_in(place, changed)
-            if lasts:
+            points, holds = _points_in(place, changed)
+            if holds:
                 fresh[place] = changed, points
         found.append((place, points))
     if fresh:
@@ -73,7 +73,7 @@ def _points_of(places: Places) -> tuple[tuple[str, tuple[Point, ...]], ...]:
 
 
 def _points_in(place: str, changed: int) -> tuple[tuple[Point, ...], bool]:
-    """Those of the distributions in a folder or zip file; whether they are there as long as it does not change."""
+    """Those of the distributions in a folder or zip file, and True if they hold until it changes."""
     try:
         names = os.listdir(place)  # noqa: PTH208 - faster
     except NotADirectoryError:

@@ -676,10 +676,7 @@ def after_fork() -> None:
 
     Where the parent had no session yet, the child is a client of its own.
     """
-    context.lock, context.loading = (
-        threading.RLock(),
-        threading.RLock(),
-    )  # another thread of the parent may have held them
+    context.lock, context.loading = threading.RLock(), threading.RLock()  # a thread of the parent may have held them
     context.forked = port.forked = context.forked or context.session is not None
     starting, context.starting = context.starting, ()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as below

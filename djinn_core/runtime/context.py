@@ -52,9 +52,8 @@ class ClientContext:
 
     overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
     settings: Settings | None = None
-    registry: Registry | None = (
-        None  # the plugins in use; those that are asked for plans are there once a program is planned
-    )
+    # The plugins in use; those that are asked for plans are among them once a program is planned.
+    registry: Registry | None = None
     starting: tuple[OwnExecutor, ...] = ()  # started before a session needs them, which it takes
     opened: tuple[Opened, ...] = ()
     joining: set[int] = attrs.field(factory=set)  # numbers of executors that are being started for the open session

@@ -53,7 +53,7 @@ class Histogram:
         self._sum = 0.0
 
     def add(self, durations: Iterable[float]) -> None:
-        """Some more of them."""
+        """Count these durations, in seconds."""
         for seconds in durations:
             self._counts[bisect.bisect_left(BOUNDS, seconds)] += 1
             self._sum += seconds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 
 import attrs
 import msgspec
@@ -13,6 +15,7 @@ import pytest
 from djinn.launchers import PipedCalls, StartupError, djinn_version, holder_command
 from djinn.testing.processes import executor_process
 from djinn_core.errors import DjinnError
+from djinn_core.launch import piped_calls
 from djinn_core.launch.piped_holder import _Holding
 from djinn_core.launch.piped_messages import Call, answer_line, call_line, read_answer, read_call
 
@@ -58,6 +61,20 @@ def test_what_leads_nowhere():
     assert old.wait()[0] == -9
     assert not again.ended
     again.end()
+
+
+def test_a_holder_that_takes_no_calls_is_killed(monkeypatch):
+    """A call that fills the pipe does not keep `end` from returning."""
+    monkeypatch.setattr(piped_calls, "_END_SECONDS", 0.05)
+    calls = behind("exec sleep 600")
+    writing = threading.Thread(target=calls.tell, args=("evict", "x" * (1 << 20)))
+    writing.start()
+    with pytest.raises(subprocess.TimeoutExpired):
+        calls._process.wait(0.1)
+    calls.end()
+    writing.join(30)
+    assert not writing.is_alive()
+    assert calls.wait()[0] == -9
 
 
 def test_secrets_and_variables():

@@ -1,7 +1,7 @@
 """CPU copies of memory whose elements are fetched one by one.
 
 Each fetch is a round trip. A program that asks for a third part of the same page of a storage, which has not been written since
-the first, is given it and all further ones from a copy of the page; of a small storage the first part is as much as the whole. The first
+the first, is given it and all further ones from a copy of the page. A small storage is fetched whole when its first part is asked for. The first
 write that is recorded drops the copies.
 """
 
@@ -25,7 +25,7 @@ PAGE: Final = 1 << 16  # bytes: as much as travels in the time of a round trip o
 PAGES: Final = 64  # of one storage, whose copies are kept
 SMALL_PART: Final = 4  # how many times as large as a part its page is at least
 _FETCHES: Final = 2  # parts of a page that are fetched by themselves
-_SMALL: Final = 4096  # bytes of a storage no part of which is
+_SMALL: Final = 4096  # bytes of a storage that is fetched whole
 
 
 class ElementCopy:
@@ -52,9 +52,8 @@ def is_small_part(tensor: LazyTensor) -> bool:
     value = tensor.remote
     meta = value.meta
     weight = meta.nbytes * SMALL_PART
-    if (
-        not 0 < weight <= min(value.storage.nbytes, PAGE)
-    ):  # 0: also of values whose size only the executor knows, such as random states
+    # Values whose size only the executor knows, such as random states, have no bytes here.
+    if not 0 < weight <= min(value.storage.nbytes, PAGE):
         return False
     return value.storage.nbytes <= PAGE or _page_of(tensor) == (meta.extent * meta.dtype.itemsize - 1) // PAGE
 
