@@ -24,7 +24,7 @@ import torch
 from djinn_core.builtins.local import LocalTransport
 from djinn_core.errors import DjinnError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.launch.held import HeldExecutor
+from djinn_core.launch.held_executor import HeldExecutor
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.messages import (
     Attach,

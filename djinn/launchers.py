@@ -10,7 +10,7 @@ from djinn_core.hookspecs.launchers import (
     LaunchWish,
     NoticedLaunched,
 )
-from djinn_core.launch.held import HeldExecutor, HolderCalls
+from djinn_core.launch.held_executor import HeldExecutor, HolderCalls
 from djinn_core.launch.holder import ExecutorHolder
 from djinn_core.launch.launchers import LocalLauncher
 from djinn_core.launch.piped_calls import PipedCalls

@@ -417,7 +417,7 @@ class SettingRow:
 
 
 @attrs.frozen
-class Resolved:
+class ResolvedSettings:
     """The settings in force.
 
     Attributes:
@@ -452,7 +452,7 @@ def resolve(
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
-) -> Resolved:
+) -> ResolvedSettings:
     """The settings in force, and where each came from.
 
     Args:
@@ -477,7 +477,7 @@ def resolve(
         found[name] = (value, "argument")
     values = {name: _convert(name, value, origin) for name, (value, origin) in found.items()}
     origins = {name: found[name][1] if name in found else "default" for name in NAMES}
-    return Resolved(Settings(**values, plugin_settings=tuple(given)), origins, path if read else None)
+    return ResolvedSettings(Settings(**values, plugin_settings=tuple(given)), origins, path if read else None)
 
 
 def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSetting]:

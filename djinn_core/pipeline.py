@@ -28,7 +28,7 @@ from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, Rewritten, composed, groups_after, not_derived
 from djinn_core.stages.annotate import NOTHING_KNOWN, Known, annotate
-from djinn_core.stages.cache import PlanCache, Remembered
+from djinn_core.stages.cache import CachedPlan, PlanCache
 from djinn_core.stages.estimate import estimate
 from djinn_core.stages.fingerprint import fingerprint
 from djinn_core.stages.optimize import optimize, starting_plan
@@ -128,7 +128,7 @@ def plan(
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     policy = _chosen("placement policy", request.placement_policy, plugins.placement_policies, _POLICY)
     maker = _chosen("scheduler", request.scheduler, plugins.schedulers, _SCHEDULER)
-    clock, topology = _Clock(), request.topology
+    clock, topology = _StageTimes(), request.topology
     result = PipelineResult(graph, topology, seconds=clock.seconds)
 
     profile = profile or clock.time("annotate", lambda: annotate(graph, plugins.patterns, known=known))
@@ -225,7 +225,7 @@ def _plan_rewritten(
     rewritten: Rewritten, results: Sequence[OptimizationResult], plugins: Plugins, request: Request
 ) -> PipelineResult:
     done = {result.optimization for result in results}
-    rest = Fewer(plugins, tuple(o for o in plugins.optimizations if o.name not in done))
+    rest = PluginsWith(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
     resident, copies = dict(request.resident), dict(request.copies)
     for recipe in rewritten.recipes:  # what is made of weights is where it is, or will stay where they are
         if (there := request.derived(recipe)) is not None:
@@ -245,7 +245,7 @@ def _plan_rewritten(
     return result
 
 
-def _planned_again(rewritten: Rewritten, plugins: Fewer, request: Request) -> tuple[PipelineResult, Rewritten]:
+def _planned_again(rewritten: Rewritten, plugins: Plugins, request: Request) -> tuple[PipelineResult, Rewritten]:
     """The plan of a rewritten program, which may have been rewritten once more; and how it came of the first one."""
     result = plan(ProgramGraph(rewritten.program), plugins, request)
     more = result.schedule.rewritten if result.schedule is not None else None
@@ -255,16 +255,17 @@ def _planned_again(rewritten: Rewritten, plugins: Fewer, request: Request) -> tu
         return result, both
     known = result.plan.results if result.plan is not None else ()
     done = {r.optimization for r in known if r.rewrite.substitutions}
-    fewer = attrs.evolve(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
-    return _planned_again(rewritten, fewer, request)
+    rest = PluginsWith(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
+    return _planned_again(rewritten, rest, request)
 
 
-@attrs.frozen
-class Fewer:
-    """Plugins without the optimizations that have put substitutions into a program."""
+class PluginsWith:
+    """Plugins with other cost models or optimizations in place of theirs."""
 
-    _plugins: Plugins
-    optimizations: Sequence[Optimization]
+    def __init__(self, plugins: Plugins, **others: Sequence[Any]) -> None:
+        """`others`: by the name of the member what stands in its place."""
+        self._plugins = plugins
+        vars(self).update(others)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plugins, name)
@@ -293,7 +294,7 @@ def planned(
     recorded = known.result.recorded or known.result.profile if known is not None else None
     profile = rebind_profile(recorded, known.names(mark.values)) if known is not None and recorded is not None else None
     result = plan(graph, plugins, request, profile=profile, known_plan=known_plan)
-    cache.store(profile_key, plan_key, Remembered(result, mark.values))
+    cache.store(profile_key, plan_key, CachedPlan(result, mark.values))
     return result
 
 
@@ -411,7 +412,7 @@ _FALLBACKS: tuple[PlacementPolicy, ...] = (_POLICY,)
 _SCHEDULER = Sequential()
 
 
-class _Clock:
+class _StageTimes:
     """Adds up how long each stage took."""
 
     def __init__(self) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -22,7 +21,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
 from djinn_core.logs import get_logger
-from djinn_core.pipeline import Plugins, Request, planned
+from djinn_core.pipeline import Plugins, PluginsWith, Request, planned
 from djinn_core.plugins.registry import Registry
 from djinn_core.stages.annotate import annotate
 from djinn_core.stages.cache import PlanCache
@@ -31,17 +30,6 @@ from djinn_core.stages.place import place
 _log = get_logger("djinn.pipeline")
 _ALONE = NetworkTopology((DeviceCapabilities("remote_accelerator:0", "unknown", "no server is connected"),))
 _CAPACITY = 128
-
-
-class _Added:
-    """Plugins with other cost models or optimizations."""
-
-    def __init__(self, plugins: Plugins, **others: Sequence[Any]) -> None:
-        self._plugins = plugins
-        vars(self).update(others)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plugins, name)
 
 
 class Scheduler:
@@ -67,7 +55,7 @@ class Scheduler:
         self.network_topology = network_topology
         self._plugins: Plugins = plugins or Registry(cost_models=(Roofline(),))
         if cost_estimator is not None:
-            self._plugins = _Added(self._plugins, cost_models=(cost_estimator, *self._plugins.cost_models))
+            self._plugins = PluginsWith(self._plugins, cost_models=(cost_estimator, *self._plugins.cost_models))
         self._request = Request(network_topology, placement_policy=placement_policy, scheduler=scheduler)
         self._lock = threading.Lock()
         self._cache = PlanCache(_CAPACITY)
@@ -88,7 +76,7 @@ class Scheduler:
     def add_optimization_strategy(self, optimization: Optimization) -> None:
         """Ask `optimization` after those of the plugins, for schedules that are made from now on."""
         added = (*self._plugins.optimizations, optimization)
-        self._plugins = _Added(self._plugins, optimizations=added)
+        self._plugins = PluginsWith(self._plugins, optimizations=added)
 
     def clear_cache(self) -> None:
         """Forget the schedules that were made."""

@@ -15,7 +15,7 @@ from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.recorder import current
 from djinn_core.runtime import client
 from djinn_core.runtime.client_session import ClientSession
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 
 session_name = client.session_name
 
@@ -31,7 +31,7 @@ def open_session() -> ClientSession:
     return client.context.session
 
 
-def open_connections() -> tuple[Opened, ...]:
+def open_connections() -> tuple[OpenSession, ...]:
     """Connections of the open session, one an executor, each with its `url` and what the executor said of itself."""
     return client.context.opened
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from djinn_core import config
 from djinn_core.builtins import builtin_plugins
-from djinn_core.config import Resolved, SettingRow, Settings
+from djinn_core.config import ResolvedSettings, SettingRow, Settings
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.transports import Described, Transport
 from djinn_core.pipeline import asked_by_size
@@ -179,7 +179,7 @@ def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) ->
         yield Finding(f"The environment sets {variable}, which means nothing to Djinn.", hint, fatal=False)
 
 
-def check_file(resolved: Resolved) -> Iterator[Finding]:
+def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
     """A configuration or connection file with a token that others may read."""
     settings = resolved.settings
     in_file = resolved.origins["token"].startswith("file ")
@@ -193,7 +193,7 @@ def check_file(resolved: Resolved) -> Iterator[Finding]:
         yield Finding(f"Others may read the token in {connection}.", f"chmod 600 {connection}", fatal=False)
 
 
-def load(resolved: Resolved) -> Registry:
+def load(resolved: ResolvedSettings) -> Registry:
     """The plugins in use; what cannot be used is among its rows."""
     return survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins()).registry
 

@@ -70,7 +70,7 @@ _readers: dict[int, tuple[Form, dict[str, Any], tuple[tuple[str, Read], ...]]] =
 def _reader(form: Form) -> tuple[dict[str, Any], tuple[tuple[str, Read], ...]]:
     """Default arguments of a call of `form`, and a reader for each argument that is given."""
     names, defaults = _parameters(form.op)
-    making = _Making(itertools.count(), itertools.count())
+    making = _ReaderMaker(itertools.count(), itertools.count())
     readers = [
         (names[position] if position < len(names) else str(position), making.read(argument))
         for position, argument in enumerate(form.args)
@@ -79,7 +79,7 @@ def _reader(form: Form) -> tuple[dict[str, Any], tuple[tuple[str, Read], ...]]:
     return defaults, tuple(readers)
 
 
-class _Making:
+class _ReaderMaker:
     """Makes readers; counts operands and slots in the order in which a form mentions them."""
 
     def __init__(self, operands: Iterator[int], slots: Iterator[int]) -> None:

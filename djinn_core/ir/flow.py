@@ -54,7 +54,7 @@ class Flow:
     _shared: dict[Callable[[Graph], Any], Any] = attrs.field(init=False, factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        walk, computed = _Walk(self.graph), self.computed
+        walk, computed = _SourceWalk(self.graph), self.computed
         for node in self.graph.nodes:
             sources = walk.take(node)
             effective = tuple([computed[s] if s >= 0 else s for s in sources])
@@ -169,7 +169,7 @@ class Flow:
                     queue.append(user)
 
 
-class _Walk:
+class _SourceWalk:
     """Walks the nodes in order and finds each operand's source."""
 
     def __init__(self, graph: Graph) -> None:

@@ -51,14 +51,14 @@ def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: An
     graph_module = module.graph_module if isinstance(module, torch.export.ExportedProgram) else module
     if not is_lowered(graph_module):
         graph_module = lowered(graph_module, inputs)
-    reader = _Reader(graph_module)
+    reader = _FxReader(graph_module)
     for node in graph_module.graph.nodes:
         reader.read(node)
     return ProgramGraph(reader.program(), reader.modules)
 
 
 @attrs.define
-class _Reader:
+class _FxReader:
     """Reads an FX graph node by node. `values` holds a handle, a tuple of handles, or a number, by FX node."""
 
     owner: fx.GraphModule
@@ -128,7 +128,7 @@ class _Reader:
         if isinstance(made, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
             self.values[node] = _number(made)
             return
-        taken = _Taken(self.values)
+        taken = _CallScalars(self.values)
         args = tuple(taken.argument(a) for a in node.args)
         kwargs = tuple((n, taken.argument(v)) for n, v in node.kwargs.items() if n != "pin_memory")
         sequence = isinstance(made, (tuple, list))
@@ -183,7 +183,7 @@ class _Outcome:
 
 
 @attrs.define
-class _Taken:
+class _CallScalars:
     """The operands and slots of one call, in order."""
 
     values: Mapping[fx.Node, Any]
@@ -367,7 +367,7 @@ def lowered(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModul
     Raises:
         UnsupportedOperation: the graph has no metadata, and no inputs are given that it could be made with.
     """
-    running = _Running(module)
+    running = _AttributedRun(module)
     tensors = {**dict(running.named_parameters()), **dict(running.named_buffers())}
     device = next((t.device for t in tensors.values()), torch.device("cpu"))
     inputs = tuple(inputs) or tuple(_example(node, device) for node in module.graph.nodes if node.op == "placeholder")
@@ -380,7 +380,7 @@ def lowered(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModul
         return make_fx(run, tracing_mode="fake", pre_dispatch=True)(tensors, *inputs)
 
 
-class _Running(torch.nn.Module):
+class _AttributedRun(torch.nn.Module):
     """Runs a graph node by node, so that ops traced meanwhile are attributed to the modules of the nodes."""
 
     def __init__(self, traced: fx.GraphModule) -> None:

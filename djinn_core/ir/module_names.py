@@ -34,7 +34,7 @@ class ModuleNames:
 
 def module_names(calls: Sequence[ModuleCall | None]) -> ModuleNames:
     """The names for the calls that a program was recorded in, as the modules are named now."""
-    reader = _Reader()
+    reader = _CallNamer()
     for index, call in enumerate(calls):
         if call is not None:
             reader.read(index, call)
@@ -43,7 +43,7 @@ def module_names(calls: Sequence[ModuleCall | None]) -> ModuleNames:
 
 
 @attrs.define
-class _Reader:
+class _CallNamer:
     """Names each call of a module once."""
 
     found: ModuleNames = attrs.field(factory=ModuleNames)

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from djinn_core.errors import StartupError
 from djinn_core.launch.holder import ExecutorHolder
 from djinn_core.launch.pipe_lines import write_line
-from djinn_core.launch.piped_messages import METHODS, Call, answer_line, read_call
+from djinn_core.launch.piped_messages import METHODS, HolderCall, answer_line, read_call
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 
@@ -29,17 +29,17 @@ def holder_command(python: str = sys.executable) -> tuple[str, ...]:
     return python, "-P", "-m", "djinn_core.launch.piped_holder"
 
 
-class _Holding:
+class _CallServer:
     """Answers calls, each in a thread of its own."""
 
     def __init__(self, holder: ExecutorHolder, answers: int) -> None:
         self._holder, self._answers = holder, answers
         self._writing = threading.Lock()
 
-    def take(self, call: Call) -> None:
+    def take(self, call: HolderCall) -> None:
         threading.Thread(target=self._answer, args=(call,), daemon=True).start()
 
-    def _answer(self, call: Call) -> None:
+    def _answer(self, call: HolderCall) -> None:
         if call.method not in METHODS:
             self._say(answer_line(call.number, None, f"a holder has no method {call.method!r}"))
             return
@@ -70,7 +70,7 @@ def main() -> None:
         write_line(answers, answer_line(0, None, str(error)))
         return
     write_line(answers, answer_line(0, djinn_version()))
-    holding = _Holding(holder, answers)
+    holding = _CallServer(holder, answers)
     for line in calls:
         holding.take(read_call(line))
     # Without a word to the executor's clients, as if it had been killed: they go on with the next one, which finds the journals.

@@ -13,7 +13,7 @@ METHODS: Final = frozenset(
 _BYTES: Final = "base64"
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True):
+class HolderCall(msgspec.Struct, frozen=True, array_like=True):
     """Call of a method of the holder. The first has no method: its arguments are those of the holder itself."""
 
     number: int
@@ -21,7 +21,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     arguments: tuple[Any, ...]
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class HolderAnswer(msgspec.Struct, frozen=True, array_like=True):
     """Answer to the call of that number: a result, or the text of a `StartupError`."""
 
     number: int
@@ -29,38 +29,38 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
 
 
-_calls: msgspec.json.Decoder[Call] = msgspec.json.Decoder(Call)
-_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+_calls: msgspec.json.Decoder[HolderCall] = msgspec.json.Decoder(HolderCall)
+_answers: msgspec.json.Decoder[HolderAnswer] = msgspec.json.Decoder(HolderAnswer)
 
 
 def call_line(number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
     """A call as a line."""
-    return msgspec.json.encode(Call(number, method, _packed(arguments))) + b"\n"
+    return msgspec.json.encode(HolderCall(number, method, _packed(arguments))) + b"\n"
 
 
 def answer_line(number: int, result: Any, error: str | None = None) -> bytes:
     """An answer as a line."""
-    return msgspec.json.encode(Answer(number, _packed(result), error)) + b"\n"
+    return msgspec.json.encode(HolderAnswer(number, _packed(result), error)) + b"\n"
 
 
-def read_call(line: bytes) -> Call:
+def read_call(line: bytes) -> HolderCall:
     """The call that a line holds.
 
     Raises:
         msgspec.DecodeError: it holds none.
     """
     read = _calls.decode(line)
-    return Call(read.number, read.method, tuple(map(_unpacked, read.arguments)))
+    return HolderCall(read.number, read.method, tuple(map(_unpacked, read.arguments)))
 
 
-def read_answer(line: bytes) -> Answer:
+def read_answer(line: bytes) -> HolderAnswer:
     """The answer that a line holds.
 
     Raises:
         msgspec.DecodeError: it holds none.
     """
     read = _answers.decode(line)
-    return Answer(read.number, _unpacked(read.result), read.error)
+    return HolderAnswer(read.number, _unpacked(read.result), read.error)
 
 
 def _packed(value: Any) -> Any:

@@ -138,7 +138,7 @@ class SocketConnection(StreamConnection):
             peer_monitor.watch(self)
 
     def notice_silence(self) -> None:
-        """As `Watched.notice_silence`."""
+        """As `WatchedConnection.notice_silence`."""
         if self._ended or self._process != os.getpid():
             return
         try:

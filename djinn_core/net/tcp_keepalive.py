@@ -16,7 +16,7 @@ PAUSE_SECONDS: Final = 10.0
 SILENT_SECONDS: Final = 60.0
 
 
-class Watched(Protocol):
+class WatchedConnection(Protocol):
     """A connection over a network."""
 
     def notice_silence(self) -> None:
@@ -27,14 +27,14 @@ class PeerMonitor:
     """Looks at TCP connections again and again, in one thread for all, for as long as each is referenced."""
 
     def __init__(self) -> None:
-        self._connections: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._connections: weakref.WeakSet[WatchedConnection] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def __contains__(self, connection: Watched) -> bool:
+    def __contains__(self, connection: WatchedConnection) -> bool:
         return connection in self._connections
 
-    def watch(self, connection: Watched) -> None:
+    def watch(self, connection: WatchedConnection) -> None:
         """Monitor one more connection."""
         with self._lock:
             self._connections.add(connection)

@@ -29,7 +29,7 @@ SETTLED_SECONDS: Final = 2.0  # file systems that tell times least exactly tell 
 _FORMAT: Final = 1
 
 
-class Point(msgspec.Struct, frozen=True, array_like=True):
+class DiscoveredEntryPoint(msgspec.Struct, frozen=True, array_like=True):
     """An entry point, with the name and version of its distribution."""
 
     group: str
@@ -45,16 +45,16 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 Places = tuple[tuple[str, int], ...]  # entries of the import path, each with when it changed last
-Known = dict[str, tuple[int, tuple[Point, ...]]]
+Known = dict[str, tuple[int, tuple[DiscoveredEntryPoint, ...]]]
 
 
-def installed_points() -> tuple[tuple[str, tuple[Point, ...]], ...]:
+def installed_points() -> tuple[tuple[str, tuple[DiscoveredEntryPoint, ...]], ...]:
     """By entry of the import path, in its order, the entry points of the distributions there."""
     return _points_of(tuple(map(_state_of, sys.path)))
 
 
 @lru_cache(maxsize=16)
-def _points_of(places: Places) -> tuple[tuple[str, tuple[Point, ...]], ...]:
+def _points_of(places: Places) -> tuple[tuple[str, tuple[DiscoveredEntryPoint, ...]], ...]:
     path = cache_directory() / f"entry-points-{_FORMAT}-{sys.version_info[0]}.{sys.version_info[1]}.json"
     known, found = _read(path), []
     fresh: Known = {}
@@ -72,7 +72,7 @@ def _points_of(places: Places) -> tuple[tuple[str, tuple[Point, ...]], ...]:
     return tuple(found)
 
 
-def _points_in(place: str, changed: int) -> tuple[tuple[Point, ...], bool]:
+def _points_in(place: str, changed: int) -> tuple[tuple[DiscoveredEntryPoint, ...], bool]:
     """Those of the distributions in a folder or zip file, and True if they hold until it changes."""
     try:
         names = os.listdir(place)  # noqa: PTH208 - faster
@@ -95,13 +95,13 @@ def _names_groups(place: str, name: str) -> bool:
     return False
 
 
-def _own(distributions: Iterable[importlib.metadata.Distribution]) -> Iterator[Point]:
+def _own(distributions: Iterable[importlib.metadata.Distribution]) -> Iterator[DiscoveredEntryPoint]:
     for one in distributions:
         points = [point for point in one.entry_points if f"{point.group}.".startswith(f"{GROUPS}.")]
         if points:
             metadata = one.metadata  # it is read each time
             for point in points:
-                yield Point(point.group, point.name, point.value, metadata["Name"], metadata["Version"])
+                yield DiscoveredEntryPoint(point.group, point.name, point.value, metadata["Name"], metadata["Version"])
 
 
 def _state_of(place: str) -> tuple[str, int]:

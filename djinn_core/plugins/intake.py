@@ -13,9 +13,9 @@ from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate
 from djinn_core.plugins.kept_kinds import KeptKinds
 from djinn_core.plugins.kinds import KINDS
-from djinn_core.plugins.loading import HookError, Loaded, load
+from djinn_core.plugins.loading import HookError, LoadedPlugin, load
 from djinn_core.plugins.report import PluginRow, log
-from djinn_core.plugins.settings import Declared
+from djinn_core.plugins.settings import DeclaredSettings
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ class PluginLoader:
     claims: dict[tuple[str, str], PluginCandidate] = attrs.field(factory=dict)
     objects: dict[str, list[Any]] = attrs.field(factory=lambda: defaultdict(list))
     owners: dict[tuple[str, str], PluginRow] = attrs.field(factory=dict)
-    settings: list[Declared] = attrs.field(factory=list)
+    settings: list[DeclaredSettings] = attrs.field(factory=list)
     kept: KeptKinds | None = None  # by which plugins are left out that have none of `kinds`
 
     def take(self, candidate: PluginCandidate, requested: bool = False) -> None:
@@ -88,7 +88,7 @@ class PluginLoader:
         if first is not candidate:
             raise PluginError(_clash("plugin", candidate.name, first, candidate))
 
-    def _claim_objects(self, loaded: Loaded) -> None:
+    def _claim_objects(self, loaded: LoadedPlugin) -> None:
         fresh: set[tuple[str, str]] = set()
         for objects, item in _pairs(loaded):
             for key in _claims(objects, item):
@@ -97,7 +97,7 @@ class PluginLoader:
                 fresh.add(key)
         self.claims.update(dict.fromkeys(fresh, loaded.candidate))
 
-    def _keep(self, loaded: Loaded) -> None:
+    def _keep(self, loaded: LoadedPlugin) -> None:
         row = loaded.candidate.row("active", kind=",".join(loaded.kinds))
         self.rows.append(row)
         self.settings.append(loaded.settings)
@@ -134,7 +134,7 @@ def _claims(objects: str, item: Any) -> Iterator[tuple[str, str]]:
             yield "ending of files with weights", suffix
 
 
-def _pairs(loaded: Loaded) -> Iterator[tuple[str, Any]]:
+def _pairs(loaded: LoadedPlugin) -> Iterator[tuple[str, Any]]:
     for objects, items in loaded.objects.items():
         for item in items:
             yield objects, item

@@ -21,7 +21,7 @@ from djinn_core.plugins.contract import complaint
 from djinn_core.plugins.discovery import PluginCandidate, of_another_release
 from djinn_core.plugins.kinds import COMMAND_KINDS, KINDS, Kind
 from djinn_core.plugins.report import log
-from djinn_core.plugins.settings import Declared, read_settings
+from djinn_core.plugins.settings import DeclaredSettings, read_settings
 
 _HOOKS: Final = frozenset(kind.hook for kind in KINDS)
 _COMMAND_HOOKS: Final = frozenset(kind.hook for kind in KINDS if kind.name in COMMAND_KINDS)
@@ -58,18 +58,18 @@ class HookError(PluginError):
 
 
 @attrs.frozen
-class Loaded:
+class LoadedPlugin:
     """A plugin that passed all checks: the kinds of hook that it implements, and the objects that it registers."""
 
     candidate: PluginCandidate
     kinds: tuple[str, ...]
     objects: Mapping[str, tuple[Any, ...]]
-    settings: Declared = attrs.field(factory=Declared)
+    settings: DeclaredSettings = attrs.field(factory=DeclaredSettings)
 
 
 def load(
     candidate: PluginCandidate, kinds: Collection[str], trace: bool, given: Sequence[PluginSetting] = ()
-) -> Loaded:
+) -> LoadedPlugin:
     """Load a plugin and call its hooks of the given kinds; with `trace` each call is logged. `given`: to its settings.
 
     A plugin has a manager of its own, so that none can see, wrap or break the hooks of another.
@@ -91,7 +91,7 @@ def load(
         advice = of_another_release(candidate.distribution, candidate.version)
         said = f"{error}. {advice}" if advice else str(error)
         raise type(error)(f"{candidate.label} cannot be used: {said}") from error.__cause__
-    return Loaded(candidate, tuple(kind.name for kind in implemented), objects, settings)
+    return LoadedPlugin(candidate, tuple(kind.name for kind in implemented), objects, settings)
 
 
 def _import(candidate: PluginCandidate) -> object:

@@ -18,7 +18,7 @@ ATTRIBUTE: Final = "djinn_settings"  # beside `djinn_api_version`
 
 
 @attrs.frozen
-class Declared:
+class DeclaredSettings:
     """A plugin's settings: an instance of the class that it declares, and a row for each as `djinn doctor` shows it."""
 
     values: Any = None
@@ -26,7 +26,7 @@ class Declared:
     variables: frozenset[str] = frozenset()
 
 
-def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> Declared:
+def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> DeclaredSettings:
     """The settings of the plugin called `name`, as they were given, with defaults for the rest.
 
     Raises:
@@ -41,7 +41,7 @@ def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> 
             raise ConfigurationError(
                 f"The plugin {name!r} has no settings ({mine[0].origin} gives it `{mine[0].name}`)."
             )
-        return Declared()
+        return DeclaredSettings()
     fields = _fields(declared)
     variables = {variable(name, field): field for field in fields}
     chosen: dict[str, PluginSetting] = {}
@@ -53,7 +53,7 @@ def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> 
             chosen[variables[one.name]] = one
     values = _make(declared, name, fields, chosen)
     rows = tuple(_row(name, field, values, chosen) for field in attrs.fields(declared))
-    return Declared(values, rows, frozenset(variables))
+    return DeclaredSettings(values, rows, frozenset(variables))
 
 
 def variable(plugin: str, setting: str) -> str:

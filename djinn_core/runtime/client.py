@@ -30,7 +30,7 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import missing_operators, open_connections
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 from djinn_core.runtime.connecting.status import why_unavailable
 from djinn_core.runtime.context import ClientContext, InitHook
 from djinn_core.runtime.counting import counters, reset_counters
@@ -312,7 +312,7 @@ def _warn_of_missing(missing: Mapping[str, str]) -> None:
         log.warning("a recorded program needs an op that a server lacks", op=name, server=missing[name])
 
 
-def new_pool(opened: tuple[Opened, ...], only: Session | None = None) -> PoolSession:
+def new_pool(opened: tuple[OpenSession, ...], only: Session | None = None) -> PoolSession:
     """A session over several executors. `only`: the session with the first of them, which was the only one so far.
 
     Raises: as `open_pool`.
@@ -327,14 +327,14 @@ def new_pool(opened: tuple[Opened, ...], only: Session | None = None) -> PoolSes
     return pool
 
 
-def calibrate(pool: PoolSession, opened: tuple[Opened, ...]) -> None:
+def calibrate(pool: PoolSession, opened: tuple[OpenSession, ...]) -> None:
     """Measure devices of a pool that were never measured, in the background."""
     from djinn_core.runtime.planning.first_calibration import calibrate_in_background
 
     calibrate_in_background(opened, settings(), registry().cost_models, partial(_measured, pool))
 
 
-def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
+def _new_session(opened: tuple[OpenSession, ...]) -> ClientSession:
     if len(opened) > 1:
         return new_pool(opened)
     (only,) = opened
@@ -393,7 +393,7 @@ def _stop_early() -> None:
         executor.close(0.0)
 
 
-def _connect() -> tuple[Opened, ...]:
+def _connect() -> tuple[OpenSession, ...]:
     # The executors start while plugins are loaded, or have started before, unless a plugin starts them.
     executors, context.starting = context.starting, ()
     executors = executors or _own_executors()
@@ -649,7 +649,7 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
     return session_name(), msgspec.structs.replace(infos[0], memory=memory, memory_free=free)
 
 
-def _opened_at(index: int) -> Opened:
+def _opened_at(index: int) -> OpenSession:
     """The connection to the executor that an index of the device stands for, from 1."""
     session = context.session
     if session is None or session.membership is None:

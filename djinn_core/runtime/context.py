@@ -12,7 +12,7 @@ from djinn_core.config import Settings
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_session import ClientSession
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 from djinn_core.runtime.load_plugins import all_plugins
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
@@ -55,7 +55,7 @@ class ClientContext:
     # The plugins in use; those that are asked for plans are among them once a program is planned.
     registry: Registry | None = None
     starting: tuple[OwnExecutor, ...] = ()  # started before a session needs them, which it takes
-    opened: tuple[Opened, ...] = ()
+    opened: tuple[OpenSession, ...] = ()
     joining: set[int] = attrs.field(factory=set)  # numbers of executors that are being started for the open session
     session: ClientSession | None = None
     planner: Planner | None = None  # of the session

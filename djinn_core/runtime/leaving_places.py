@@ -13,7 +13,7 @@ from djinn_core.runtime.client import context
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import open_more
 from djinn_core.runtime.connecting.embedded import start_executors
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 
 LOOK_SECONDS: Final = 2.0
 _log = get_logger("djinn.client")
@@ -27,7 +27,7 @@ def watch() -> None:
 def _look() -> None:
     """Look at all executors now and then, as long as the session lasts."""
     session, pause = context.session, threading.Event()
-    told: list[Opened] = []
+    told: list[OpenSession] = []
     while not pause.wait(LOOK_SECONDS):
         if session is None or not _goes_on(session):
             return
@@ -48,7 +48,7 @@ def _goes_on(session: ClientSession) -> bool:
     return not (session.lost or context.forked or interpreter_shutdown.has_begun())
 
 
-def _give_way(one: Opened) -> None:
+def _give_way(one: OpenSession) -> None:
     """Have an executor leave, before or after there is another one in its place.
 
     Raises:
@@ -80,7 +80,7 @@ def _give_way(one: Opened) -> None:
         _leave(one)
 
 
-def _leave(one: Opened) -> bool:
+def _leave(one: OpenSession) -> bool:
     """True if it has left; False while it is the only one."""
     with context.lock:
         if one in context.opened:

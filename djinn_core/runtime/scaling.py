@@ -20,7 +20,7 @@ from djinn_core.runtime import client
 from djinn_core.runtime.client import context
 from djinn_core.runtime.connecting.connect import missing_operators, open_more
 from djinn_core.runtime.connecting.embedded import start_executors
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 from djinn_core.runtime.connecting.servers import Servers, find_servers
 from djinn_core.runtime.planning.session_planner import new_planner
 from djinn_core.runtime.pool.session import PoolSession
@@ -140,7 +140,7 @@ def _scale_over(wanted: Servers) -> None:
         raise
 
 
-def _is_at(one: Opened, urls: tuple[str, ...]) -> bool:
+def _is_at(one: OpenSession, urls: tuple[str, ...]) -> bool:
     return one.server == server_name(urls) or not {one.url, *one.addresses}.isdisjoint(urls)
 
 
@@ -154,7 +154,7 @@ def join(joining: Any) -> None:
     join_opened(open_more(settings, client.registry(), joining, context.opened))
 
 
-def join_opened(more: tuple[Opened, ...]) -> None:
+def join_opened(more: tuple[OpenSession, ...]) -> None:
     """As `join`, of sessions that have begun."""
     try:
         current().asked(lambda session: _join(session, more))
@@ -165,7 +165,7 @@ def join_opened(more: tuple[Opened, ...]) -> None:
     _log.info("executors have joined", executors=len(context.opened), joined=[one.server for one in more])
 
 
-def _join(session: Runtime, more: tuple[Opened, ...]) -> None:
+def _join(session: Runtime, more: tuple[OpenSession, ...]) -> None:
     if isinstance(session, PoolSession):
         session.join(more)
     elif isinstance(session, Session):
@@ -178,7 +178,7 @@ def _join(session: Runtime, more: tuple[Opened, ...]) -> None:
         forget_calls()
 
 
-def _make_pool(session: Session, more: tuple[Opened, ...]) -> None:
+def _make_pool(session: Session, more: tuple[OpenSession, ...]) -> None:
     """Put a pool in the place of a session with one executor, which is the first of the pool."""
     unread = session.submissions.unread
     try:
@@ -193,7 +193,7 @@ def _make_pool(session: Session, more: tuple[Opened, ...]) -> None:
     pool.free_on(0, session.submissions.take_derived())
 
 
-def leave(leaving: Sequence[Opened]) -> None:
+def leave(leaving: Sequence[OpenSession]) -> None:
     """Have executors leave the open session, when the others have what they hold. The caller holds the context's lock.
 
     Raises:

@@ -24,7 +24,7 @@ _log = get_logger("djinn.server")
 
 
 @attrs.frozen
-class Admitted:
+class AdmittedClient:
     """A client that showed a valid ticket: the ticket's grant, and the digest of the client's allow-list of ops."""
 
     grant: Grant
@@ -33,7 +33,7 @@ class Admitted:
 
 def admit(
     connection: Connection, tickets: TicketChecker, peer_listener: PeerListener, context: ExecutorContext
-) -> Admitted | PeerConnection | Resume | ControlAttach | None:
+) -> AdmittedClient | PeerConnection | Resume | ControlAttach | None:
     """Read the first message of a connection: a client's `Attach`, or another executor's `PeerAttach`.
 
     None: it was refused or malformed, or none came. A `Resume` or `ControlAttach` is returned as it is: its session checks its secret.
@@ -65,7 +65,7 @@ def admit(
         refuse(connection, "the ticket is not valid (any more): connect to the gateway again for a new one")
         return None
     connection.limits = Limits()
-    return Admitted(grant, message.operators)
+    return AdmittedClient(grant, message.operators)
 
 
 def attached(

@@ -51,7 +51,7 @@ class ServerEvents:
     def observe_with(self, registry: Registry) -> None:
         """Tell the observers of plugins, too, from now on."""
         for observer in registry.server_observers:
-            self._sinks.append(_Queue(observer, registry.owner("server_observers", observer.name)))
+            self._sinks.append(_EventQueue(observer, registry.owner("server_observers", observer.name)))
 
     def bound(self, **facts: Any) -> ServerEvents:
         """The same observers, told these facts with each event."""
@@ -98,7 +98,7 @@ class _Caller:
         """The same."""
 
 
-class _Queue:
+class _EventQueue:
     """Events that wait for an observer, and the thread that calls it."""
 
     def __init__(self, observer: ServerObserver, plugin: str) -> None:

@@ -42,7 +42,7 @@ from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, load_where_started
 from djinn_core.role import become_server
 from djinn_core.server.admission_policies import AdmissionPolicies, ExecutorLimits
-from djinn_core.server.attach import Admitted, admit, attached
+from djinn_core.server.attach import AdmittedClient, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.control import Control
@@ -166,7 +166,7 @@ class Executor:
         )
         refuse(connection, refusal.reason, retry=refusal.after is not None, retry_after=refusal.after or 0.0)
 
-    def _within_limits(self, admitted: Admitted) -> tuple[AdmissionRequest, AdmissionRefusal | None]:
+    def _within_limits(self, admitted: AdmittedClient) -> tuple[AdmissionRequest, AdmissionRefusal | None]:
         """A client's request for a session, and why the built-in limits refuse it."""
         badge = admitted.grant.badge
         request = self._context.request(SESSION, self._client(badge, admitted.grant.client), self._inside)
@@ -175,7 +175,7 @@ class Executor:
             return request, AdmissionRefusal(reason, kind="tenant")
         return request, self._limits.decide(request)
 
-    def _begin(self, connection: Connection, admitted: Admitted) -> None:
+    def _begin(self, connection: Connection, admitted: AdmittedClient) -> None:
         """A session from its beginning to its end."""
         grant = admitted.grant
         owner = SessionIdentity(secrets.token_hex(16), grant.client, secrets.token_urlsafe(32), grant.badge)
@@ -258,7 +258,7 @@ class Executor:
             self._room_again()
             self._context.trimmer.soon()
 
-    def _attached(self, owner: SessionIdentity, admitted: Admitted) -> Attached:
+    def _attached(self, owner: SessionIdentity, admitted: AdmittedClient) -> Attached:
         caches_weights, leases = self._tenancy.store is not None, self._leases
         said = attached(
             owner.session,

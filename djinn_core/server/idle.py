@@ -29,7 +29,7 @@ _log = get_logger("djinn.server")
 
 
 @attrs.frozen
-class SetAside:
+class IdleValues:
     """The values of an idle session.
 
     Attributes:
@@ -79,7 +79,7 @@ class IdleMoves:
         self._reads = reads
         self._exchange = exchange
         self._memory = memory
-        self.aside: SetAside | None = None
+        self.aside: IdleValues | None = None
 
     def receive(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> Frame:
         """The next frame. While none comes, the values give way; `state` is the session as it is, with its values."""
@@ -111,14 +111,14 @@ class IdleMoves:
         self._context.trimmer.soon()
         return place != DISK
 
-    def _in_memory(self, state: Callable[[], StateParts | None]) -> SetAside | None:
+    def _in_memory(self, state: Callable[[], StateParts | None]) -> IdleValues | None:
         nbytes, found = self._values.nbytes(), state()
         if found is None:
             return None
         snapshot, memory = decode_snapshot(found[0]), [memoryview(part) for part in found[1]]
-        return SetAside(HOST, nbytes, lambda: (snapshot, memory))
+        return IdleValues(HOST, nbytes, lambda: (snapshot, memory))
 
-    def _on_disk(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> SetAside | None:
+    def _on_disk(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> IdleValues | None:
         aside = self.aside
         nbytes = self._values.nbytes() if aside is None else aside.nbytes
         reader = connection.put_aside(
@@ -127,9 +127,9 @@ class IdleMoves:
         if reader is None or reader.base is None:
             return None
         encoded = reader.base.state
-        return SetAside(DISK, nbytes, lambda: (decode_snapshot(encoded), reader.memory()))
+        return IdleValues(DISK, nbytes, lambda: (decode_snapshot(encoded), reader.memory()))
 
-    def _state_of(self, aside: SetAside) -> StateParts:
+    def _state_of(self, aside: IdleValues) -> StateParts:
         """The state of a session whose values are not here, with the transfers that have come meanwhile."""
         snapshot, memory = aside.read()
         counts, transfers = self._exchange.state()
@@ -152,7 +152,7 @@ class IdleMoves:
             time.sleep(1.0)
         self.aside = None
 
-    def _restored(self, aside: SetAside) -> bool:
+    def _restored(self, aside: IdleValues) -> bool:
         """Make the values; False if there is no memory for some."""
         with self._context.moving, self._turn:
             snapshot, memory = aside.read()

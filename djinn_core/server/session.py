@@ -32,8 +32,7 @@ from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
 from djinn_core.server.peers.packed_values import can_move
 from djinn_core.server.peers.session_values import PeerValues, Waits
-from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel
-from djinn_core.server.recovery.executor_channel import StateParts as Found
+from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel, StateParts
 from djinn_core.server.recovery.snapshot_format import (
     KnownTemplate,
     Snapshot,
@@ -272,17 +271,17 @@ class ExecutorSession:
             self._uploads.refuse(offer.handle, str(error))
             return YES
 
-    def _state(self) -> Found | None:
+    def _state(self) -> StateParts | None:
         """The session as it is between two frames; None if it is in the middle of something, or cannot be serialized."""
         return self._state_without(())
 
-    def _state_here(self) -> Found | None:
+    def _state_here(self) -> StateParts | None:
         """As `_state`, for this server: what was read and not written since is read again."""
         found = self._reads.shares.stored()
         self._reads.hold_only({origin.key.version for _, _, origin in found})
         return self._state_without(tuple([stored_value(*one) for one in found]))
 
-    def _state_without(self, stored: tuple[StoredValue, ...]) -> Found | None:
+    def _state_without(self, stored: tuple[StoredValue, ...]) -> StateParts | None:
         if self._backlog or self._uploads.busy or self._memory is not None:
             return None
         with self._turn:

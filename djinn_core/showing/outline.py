@@ -89,13 +89,13 @@ def outline(
         grouping: `by_name` or `by_call`.
         unfold: whether equal layers are listed one by one.
     """
-    maker = _Maker(graph, profile, grouping, unfold)
+    maker = _OutlineBuilder(graph, profile, grouping, unfold)
     whole = maker.part(PROGRAM, "", "", tuple(range(len(graph.nodes))), 0)
     return whole.parts[0] if len(whole.parts) == 1 and not whole.parts[0].is_own else whole
 
 
 @attrs.define(slots=False)
-class _Maker:
+class _OutlineBuilder:
     graph: Graph
     profile: WorkloadProfile | None
     grouping: Grouping
@@ -105,7 +105,7 @@ class _Maker:
         """The part with these nodes, whose routes agree up to `depth`."""
         routes = self.routes
 
-        def step(node: int) -> _Step | None:
+        def step(node: int) -> _PathStep | None:
             return routes[node][depth] if depth < len(routes[node]) else None
 
         groups = list(self.grouping(nodes, step))
@@ -115,7 +115,7 @@ class _Maker:
         return Part(name, path, kind, nodes, tuple(parts if self.unfold else self._folded(parts)), 1, calls)
 
     def _inner(self, key: Hashable, group: list[int], depth: int, calls: int) -> Part:
-        if not isinstance(key, _Step):
+        if not isinstance(key, _PathStep):
             return Part("", "", "", tuple(group), (), 1, calls)
         return self.part(key.name, key.path, key.kind, tuple(group), depth + 1, calls)
 
@@ -149,23 +149,23 @@ class _Maker:
         return [(node.op, made, phase) for node, made, phase in zip(self.graph.nodes, metas, phases, strict=True)]
 
     @cached_property
-    def routes(self) -> list[tuple[_Step, ...]]:
+    def routes(self) -> list[tuple[_PathStep, ...]]:
         """For each node the names on the way to it, from the outside."""
         router = _Router(self.graph.module_names if isinstance(self.graph, ProgramGraph) else None)
         routes = [router.route(node.id, node.module) for node in self.graph.nodes]
         sections = self._sections()
         return [(section, *route) if section else route for section, route in zip(sections, routes, strict=True)]
 
-    def _sections(self) -> list[_Step | None]:
+    def _sections(self) -> list[_PathStep | None]:
         phases = self.profile.phases if self.profile is not None else ()
         names = [_SECTIONS.get(phase) for phase in phases]
         if len(set(names) - {None}) <= 1:
             return [None] * len(self.graph.nodes)
-        return [_Step(name, name, "") if name else None for name in names]
+        return [_PathStep(name, name, "") if name else None for name in names]
 
 
 @attrs.frozen
-class _Step:
+class _PathStep:
     """One name on the way to a node; steps with the same `key` are the same module, in the same call of the outermost."""
 
     name: str
@@ -179,9 +179,9 @@ class _Router:
     """Finds the way from the outermost module to the one that issued a node."""
 
     names: ModuleNames | None
-    _known: dict[tuple[int, str], tuple[_Step, ...]] = attrs.field(factory=dict)
+    _known: dict[tuple[int, str], tuple[_PathStep, ...]] = attrs.field(factory=dict)
 
-    def route(self, node: int, path: str) -> tuple[_Step, ...]:
+    def route(self, node: int, path: str) -> tuple[_PathStep, ...]:
         run = self.names.runs.get(node, -1) if self.names is not None else -1
         if run < 0 and not path:
             return ()
@@ -190,20 +190,20 @@ class _Router:
             known = self._known[run, path] = self._steps(run, path)
         return known
 
-    def _steps(self, run: int, path: str) -> tuple[_Step, ...]:
+    def _steps(self, run: int, path: str) -> tuple[_PathStep, ...]:
         called = self.names.called if self.names is not None and run >= 0 else {}
-        steps = [_Step(called.get((run, ""), "model"), "", called.get((run, ""), ""), run)]
+        steps = [_PathStep(called.get((run, ""), "model"), "", called.get((run, ""), ""), run)]
         names, start = path.split(".") if path else [], 0
         for end in range(1, len(names) + 1):
             reached = ".".join(names[:end])
             last = end == len(names)
             if last or ((run, reached) in called if called else not names[end].isdigit()):
-                steps.append(_Step(".".join(names[start:end]), reached, called.get((run, reached), ""), run))
+                steps.append(_PathStep(".".join(names[start:end]), reached, called.get((run, reached), ""), run))
                 start = end
         return tuple(steps)
 
 
-def _merged(folded: Folded[Part]) -> Part:
+def _merged(folded: FoldedRounds[Part]) -> Part:
     """One part that stands for all rounds of what was folded."""
     rounds = folded.rounds
     if len(rounds) == 1 and len(rounds[0]) == 1:
@@ -268,22 +268,22 @@ def _common(one: str, other: str) -> tuple[str, str]:
 
 
 @attrs.frozen
-class Folded(Generic[T]):
+class FoldedRounds(Generic[T]):
     """Equal rounds that follow each other; a single round of one where nothing repeats."""
 
     rounds: tuple[tuple[T, ...], ...]
 
 
-def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], str]) -> list[Folded[T]]:
+def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], str]) -> list[FoldedRounds[T]]:
     """`parts` with what repeats folded. Parts are equal when their signatures are, and their names but for numbers."""
     marks = [(signature(part), _NUMBER.sub("#", name(part))) for part in parts]
     numbered = [bool(_NUMBER.search(name(part))) for part in parts]
-    found: list[Folded[T]] = []
+    found: list[FoldedRounds[T]] = []
     at = 0
     while at < len(parts):
         period, count = _repeat(marks, numbered, at)
         rounds = [tuple(parts[at + r * period : at + (r + 1) * period]) for r in range(count)]
-        found.append(Folded(tuple(rounds)))
+        found.append(FoldedRounds(tuple(rounds)))
         at += period * count
     return found
 

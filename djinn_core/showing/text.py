@@ -60,7 +60,7 @@ def explain(result: PipelineResult, *, unfold: bool = False, depth: int | None =
 
 
 @attrs.frozen
-class _Row:
+class _TreeRow:
     label: str
     cells: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what was recognised, below the row
@@ -70,7 +70,7 @@ class _Row:
 def tree(whole: dict[str, Any], depth: int | None = None) -> Iterator[str]:
     """The tree of modules, a row for each, with what was recognised below it."""
     titles = ("phase", "ops", "work", "moved", "time", "share") if "seconds" in whole else ("phase", "ops")
-    rows = [_Row("", (*titles, "holds")), *_rows(whole, whole, depth, "", "")]
+    rows = [_TreeRow("", (*titles, "holds")), *_rows(whole, whole, depth, "", "")]
     label = max(len(row.label) for row in rows)
     widths = [max(len(row.cells[c]) for row in rows) for c in range(len(titles))]
     for row in rows:
@@ -83,10 +83,10 @@ def tree(whole: dict[str, Any], depth: int | None = None) -> Iterator[str]:
             yield from wrap(note, _WIDTH, initial_indent=f"{row.under}· ", subsequent_indent=f"{row.under}  ")
 
 
-def _rows(part: dict[str, Any], whole: dict[str, Any], depth: int | None, head: str, under: str) -> Iterator[_Row]:
+def _rows(part: dict[str, Any], whole: dict[str, Any], depth: int | None, head: str, under: str) -> Iterator[_TreeRow]:
     inner = part["parts"] if depth != 0 else []
     notes = tuple(note for found in part["patterns"] for note in _note(found))
-    yield _Row(head + _label(part), _cells(part, whole), notes, f"{under}{'│  ' if inner else '   '}")
+    yield _TreeRow(head + _label(part), _cells(part, whole), notes, f"{under}{'│  ' if inner else '   '}")
     below = None if depth is None else depth - 1
     for child in inner:
         last = child is inner[-1]

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 @attrs.define
-class _Levels:
+class _HitCounts:
     hits: int = 0
     misses: int = 0
 
 
-class _Level(LruCache[Hashable, "Remembered"]):
+class _Level(LruCache[Hashable, "CachedPlan"]):
     """The most recently used entries, with statistics; not locked."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self.count = _Levels()
+        self.count = _HitCounts()
 
-    def find(self, key: Hashable) -> Remembered | None:
+    def find(self, key: Hashable) -> CachedPlan | None:
         found = self.use(key)
         if found is None:
             self.count.misses += 1
@@ -42,7 +42,7 @@ class _Level(LruCache[Hashable, "Remembered"]):
 
 
 @attrs.frozen
-class Remembered:
+class CachedPlan:
     """A cached result, and the values of the program that it was made for, in order of first appearance."""
 
     result: PipelineResult
@@ -62,17 +62,17 @@ class PlanCache:
         self._profiles = _Level(capacity)
         self._plans = _Level(capacity)
 
-    def find_plan(self, key: Hashable) -> Remembered | None:
+    def find_plan(self, key: Hashable) -> CachedPlan | None:
         """The plan of that key."""
         with self._lock:
             return self._plans.find(key)
 
-    def find_profile(self, key: Hashable) -> Remembered | None:
+    def find_profile(self, key: Hashable) -> CachedPlan | None:
         """A result with the profile of that key."""
         with self._lock:
             return self._profiles.find(key)
 
-    def store(self, profile_key: Hashable, plan_key: Hashable, remembered: Remembered) -> None:
+    def store(self, profile_key: Hashable, plan_key: Hashable, remembered: CachedPlan) -> None:
         """Cache a result; the least recently used are evicted."""
         with self._lock:
             self._profiles.store(profile_key, remembered)

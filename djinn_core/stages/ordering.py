@@ -92,7 +92,7 @@ class Dependences:
 
 def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], Any]) -> list[int]:
     """List scheduling: nodes in the order in which devices that never idle take them, the ready node of least `key` first."""
-    queues = {device: _Queue() for device in dict.fromkeys(found.device[n] for n in nodes)}
+    queues = {device: _DeviceQueue() for device in dict.fromkeys(found.device[n] for n in nodes)}
     missing = {node: len(found.before.get(node, ())) for node in nodes}
     arrival = dict.fromkeys(nodes, 0.0)
     for node in nodes:
@@ -126,7 +126,7 @@ def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], A
 
 
 @attrs.define(eq=False)
-class _Queue:
+class _DeviceQueue:
     """Pending work of one device: nodes by the time at which their operands are ready, and nodes that are ready."""
 
     clock: float = 0.0

@@ -24,7 +24,7 @@ _OUT, _IN = 0, 1
 
 
 @attrs.frozen
-class Occupied:
+class Occupancy:
     """Time, memory and transfers of one device in a simulated run.
 
     Attributes:
@@ -57,7 +57,7 @@ class Timeline:
     """
 
     seconds: float
-    devices: Mapping[str, Occupied]
+    devices: Mapping[str, Occupancy]
     links: Mapping[tuple[str, str], float]
     uploaded: int
     fetched: int
@@ -86,7 +86,7 @@ def simulate(context: SchedulingContext, schedule: ExecutionSchedule, *, step_se
 
 
 @attrs.define(eq=False)
-class _Clock:
+class _DeviceClock:
     """One device in a simulation."""
 
     steps: Sequence[Step]
@@ -102,7 +102,7 @@ class _Simulation:
     def __init__(self, context: SchedulingContext, schedule: ExecutionSchedule, step_seconds: float) -> None:
         self.graph, self.topology = context.graph, context.topology
         self.step_seconds = step_seconds
-        self.clocks = {device: _Clock(steps) for device, steps in schedule.steps.items()}
+        self.clocks = {device: _DeviceClock(steps) for device, steps in schedule.steps.items()}
         self.rows = context.costs.by_device
         self.memory = Memory(context)
         self.ports: dict[tuple[str, int], float] = {}
@@ -128,14 +128,14 @@ class _Simulation:
         if stuck:
             raise ValueError(f"{', '.join(stuck)} wait for ever; check_schedule says for what")
         devices = {
-            name: Occupied(
+            name: Occupancy(
                 c.busy, c.waited, c.now, tuple(self.memory.risen[name]), self.memory.peak[name], c.sent, c.received
             )
             for name, c in self.clocks.items()
         }
         return Timeline(self.end, devices, dict(self.links), self.moved[Upload], self.moved[Fetch])
 
-    def _step(self, device: str, clock: _Clock, step: Step, turns: list[tuple[float, str]]) -> bool:
+    def _step(self, device: str, clock: _DeviceClock, step: Step, turns: list[tuple[float, str]]) -> bool:
         """Take a step; False if it has to wait for another device."""
         clock.now += self.step_seconds
         match step:
@@ -169,7 +169,7 @@ class _Simulation:
                 self.moved[Fetch] += self._size(value)
         return True
 
-    def _run(self, device: str, clock: _Clock, nodes: Sequence[int]) -> None:
+    def _run(self, device: str, clock: _DeviceClock, nodes: Sequence[int]) -> None:
         row = self.rows[device]
         for node in nodes:
             clock.now += row[node].seconds
@@ -177,7 +177,7 @@ class _Simulation:
             for value in self.graph.nodes[node].outputs:
                 self.memory.hold(device, value, clock.now)
 
-    def _wait(self, clock: _Clock, until: float) -> None:
+    def _wait(self, clock: _DeviceClock, until: float) -> None:
         if until > clock.now:
             clock.waited += until - clock.now
             clock.now = until

@@ -101,7 +101,7 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
     return Prefix(number, received, _WISHES[wish], asked), head
 
 
-class _Kept(msgspec.Struct):
+class _UnacknowledgedFrame(msgspec.Struct):
     frame: Frame
     nbytes: int
     borrowed: bool
@@ -133,7 +133,7 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._kept: deque[_Kept] = deque()
+        self._kept: deque[_UnacknowledgedFrame] = deque()
         self._sent = 0
         self.borrows = False
         self.ahead: int | None = None
@@ -162,13 +162,13 @@ class Outbox:
             if nbytes and not borrowed and not (len(frame.body) == 1 and type(frame.body[0]) is bytes):
                 frame = _copied(frame)
             self.borrows |= borrowed
-        self._kept.append(_Kept(frame, nbytes, borrowed))
+        self._kept.append(_UnacknowledgedFrame(frame, nbytes, borrowed))
         return self._sent & COUNT_MASK
 
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
         """Continue after another process that sent `sent` frames, the last ones of which, `kept`, were not acknowledged."""
         self._sent = sent
-        self._kept = deque(_Kept(frame, _size(frame), borrowed=False) for frame in kept)
+        self._kept = deque(_UnacknowledgedFrame(frame, _size(frame), borrowed=False) for frame in kept)
 
     def repeat(self, received: int) -> None:
         """Begin a replay: frames up to number `received` were already received by the peer and are neither kept nor sent again."""

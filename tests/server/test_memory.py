@@ -15,7 +15,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import djinn
 from djinn.testing import executor_figures, open_connections
-from djinn_core.server.memory.spill import FileSpill, Gaps
+from djinn_core.server.memory.spill import FileSpill, FreeExtents
 from djinn_core.server.weights.disk import Disk
 
 REMOTE = "remote_accelerator:0"
@@ -250,7 +250,7 @@ def test_the_spill_file_is_nobody_elses(tmp_path):
 
 
 def test_stretches_of_the_file_are_used_again():
-    gaps = Gaps()
+    gaps = FreeExtents()
     large = gaps.take(40_000)
     gaps.give(large)
     small, rest = gaps.take(4096), gaps.take(30_000)

@@ -16,8 +16,8 @@ from djinn.launchers import PipedCalls, StartupError, djinn_version, holder_comm
 from djinn.testing.processes import executor_process
 from djinn_core.errors import DjinnError
 from djinn_core.launch import piped_calls
-from djinn_core.launch.piped_holder import _Holding
-from djinn_core.launch.piped_messages import Call, answer_line, call_line, read_answer, read_call
+from djinn_core.launch.piped_holder import _CallServer
+from djinn_core.launch.piped_messages import HolderCall, answer_line, call_line, read_answer, read_call
 
 
 def behind(script, **options):
@@ -91,7 +91,7 @@ def test_secrets_and_variables():
 
 def test_messages_carry_bytes():
     given = (b"\x00\xff", "text", 1.5, ("a", b"b"), None, True)
-    assert read_call(call_line(3, "status", given)) == Call(3, "status", given)
+    assert read_call(call_line(3, "status", given)) == HolderCall(3, "status", given)
     answer = read_answer(answer_line(4, given))
     assert (answer.number, answer.result, answer.error) == (4, given, None)
     assert read_answer(answer_line(5, None, "why")).error == "why"
@@ -125,13 +125,13 @@ class Failing:
 
 def test_a_holder_answers_its_methods_only():
     receiving, sending = os.pipe()
-    holding = _Holding(Failing(), sending)
+    holding = _CallServer(Failing(), sending)
     with os.fdopen(receiving, "rb") as answers:
         said = {}
         for number, (method, arguments) in enumerate(
             [("full", ()), ("status", (1.0,)), ("drain", (2.0,)), ("secret", ()), ("__init__", ())]
         ):
-            holding.take(Call(number, method, arguments))
+            holding.take(HolderCall(number, method, arguments))
             said[method] = read_answer(answers.readline())
     os.close(sending)
     assert (said["full"].result, said["full"].error) == ("no room", None)

@@ -23,7 +23,7 @@ from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.dialling import (
-    Dialled,
+    DialledExecutor,
     ask_loads,
     given_up,
     reach_executor,
@@ -31,7 +31,7 @@ from djinn_core.runtime.connecting.dialling import (
     slowness,
     unreachable,
 )
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 from djinn_core.runtime.connecting.plugin_reach import check_for_servers
 from djinn_core.runtime.connecting.redialling import resumable_channel
 from djinn_core.runtime.connecting.servers import ENGINE, Servers, find_servers, server_tls, standby_servers
@@ -49,17 +49,17 @@ T = TypeVar("T")
 
 
 @attrs.frozen
-class _Begun:
+class _NewSession:
     """A session that has begun on an executor of a server."""
 
     channel: ClientChannel
-    dialled: Dialled
+    dialled: DialledExecutor
     welcome: Welcome
 
 
 def open_connections(
     settings: Settings, registry: Registry, executors: Sequence[OwnExecutor] = ()
-) -> tuple[Opened, ...]:
+) -> tuple[OpenSession, ...]:
     """Begin a session with each device of each configured server, or with embedded executors where none is configured.
 
     Servers that cannot be reached are left out, with a warning, as long as there is one that can.
@@ -97,8 +97,8 @@ def open_connections(
 
 
 def open_more(
-    settings: Settings, registry: Registry, joining: Sequence[OwnExecutor] | Servers, known: Sequence[Opened]
-) -> tuple[Opened, ...]:
+    settings: Settings, registry: Registry, joining: Sequence[OwnExecutor] | Servers, known: Sequence[OpenSession]
+) -> tuple[OpenSession, ...]:
     """Begin sessions with executors that were started, or with the devices of servers, to join those that are `known`.
 
     A server that is known by another address is left out. Raises what `open_connections` does.
@@ -120,7 +120,7 @@ def open_more(
     return opened
 
 
-def _tell_of(opened: Sequence[Opened], registry: Registry) -> None:
+def _tell_of(opened: Sequence[OpenSession], registry: Registry) -> None:
     """Log what a user should know of the sessions that have begun."""
     for member in opened:
         for fallback in member.fallbacks:
@@ -137,7 +137,7 @@ def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
             _log.warning(f"the environment sets {variable}, which means nothing to Djinn: did you mean {meant}?")
 
 
-def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tuple[Opened, ...]:
+def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tuple[OpenSession, ...]:
     """Sessions with the servers that are configured, or, where none can be reached, with one that stands by."""
     every = [servers, *standby_servers(settings, servers.tls)]
     failed: list[DjinnError] = []
@@ -161,11 +161,11 @@ def _reachable(registry: Registry, servers: Servers) -> Registry:
 
 
 def _stood_by_others(
-    settings: Settings, registry: Registry, servers: Servers, others: Sequence[Servers], opened: tuple[Opened, ...]
-) -> tuple[Opened, ...]:
+    settings: Settings, registry: Registry, servers: Servers, others: Sequence[Servers], opened: tuple[OpenSession, ...]
+) -> tuple[OpenSession, ...]:
     """The sessions, which other servers may take over where there are some."""
 
-    def candidates(one: Opened) -> tuple[str, list[StandbyServer]]:
+    def candidates(one: OpenSession) -> tuple[str, list[StandbyServer]]:
         known = {one.url, *one.addresses}
         mine = attrs.evolve(
             servers, members=tuple(urls for urls in servers.members if known & {*urls}) or servers.members
@@ -175,12 +175,14 @@ def _stood_by_others(
     return _stood_by(settings, opened, candidates) if others else opened
 
 
-def _stood_by_engine(settings: Settings, registry: Registry, opened: tuple[Opened, ...]) -> tuple[Opened, ...]:
+def _stood_by_engine(
+    settings: Settings, registry: Registry, opened: tuple[OpenSession, ...]
+) -> tuple[OpenSession, ...]:
     """The sessions with executors of this program's own, which others of their launcher or servers may take over."""
     servers = {one.urls: one for one in standby_servers(settings, server_tls(settings))}
     in_order = [*servers.values()]
 
-    def candidates(one: Opened) -> tuple[str, list[StandbyServer]]:
+    def candidates(one: OpenSession) -> tuple[str, list[StandbyServer]]:
         found = [_candidate(settings, registry, other, one.attached) for other in in_order]
         if ENGINE in settings.standby and one.executor is not None:
             from djinn_core.runtime.connecting.embedded import open_again
@@ -194,9 +196,9 @@ def _stood_by_engine(settings: Settings, registry: Registry, opened: tuple[Opene
 
 def _stood_by(
     settings: Settings,
-    opened: tuple[Opened, ...],
-    candidates: Callable[[Opened], tuple[str, list[StandbyServer]]],
-) -> tuple[Opened, ...]:
+    opened: tuple[OpenSession, ...],
+    candidates: Callable[[OpenSession], tuple[str, list[StandbyServer]]],
+) -> tuple[OpenSession, ...]:
     """The sessions, whose frames are logged; `candidates`: by session what its server is called, and what may take it over."""
     try:
         found = [candidates(one) for one in opened]
@@ -204,7 +206,7 @@ def _stood_by(
         for one in opened:
             one.close()
         raise
-    taken: list[Opened] = []
+    taken: list[OpenSession] = []
     for one, (name, others) in zip(opened, found, strict=True):
         if ENGINE not in settings.standby:  # which takes as long as it takes
             one.connection.hasten(settings.standby_seconds)
@@ -227,9 +229,9 @@ def _candidate(settings: Settings, registry: Registry, servers: Servers, first: 
     return StandbyServer(servers.urls[0], first, dial)
 
 
-def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> tuple[Opened, ...]:
+def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> tuple[OpenSession, ...]:
     """A session with each server; one that has several addresses is one server."""
-    opened: list[Opened] = []
+    opened: list[OpenSession] = []
     failed: list[tuple[str, DjinnError]] = []
     try:
         for urls in _in_order(settings, registry, servers):
@@ -274,7 +276,7 @@ def _in_order(settings: Settings, registry: Registry, servers: Servers) -> list[
 
 def _open_remote(
     settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, secondary: bool
-) -> tuple[list[Opened], list[tuple[str, DjinnError]]]:
+) -> tuple[list[OpenSession], list[tuple[str, DjinnError]]]:
     """A session with each wanted device of one server, and the devices that cannot be had, each with the reason."""
     first, *others = settings.server_devices or (settings.device,)
     begun = _dial(settings, registry, urls, token, first, secondary)
@@ -307,14 +309,14 @@ def _others_wanted(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
 
 def _dial(
     settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str, secondary: bool = False
-) -> _Begun:
+) -> _NewSession:
     attempt = partial(_dial_once, settings, registry, urls, token, device, secondary)
     return with_patience(attempt, settings.connect_timeout)
 
 
 def _dial_once(
     settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str, secondary: bool
-) -> _Begun:
+) -> _NewSession:
     ways, hint = registry.transports, settings.assignment_hint
     gateway = reach_gateway(urls, token, device, ways, settings.connect_timeout, hint, secondary)
     try:
@@ -326,12 +328,12 @@ def _dial_once(
         gateway.connection.close()
     number = str(gateway.welcome.number)
     channel = resumable_channel(reached, urls, token, number, registry.transports, settings.connect_timeout)
-    return _Begun(channel, reached, gateway.welcome)
+    return _NewSession(channel, reached, gateway.welcome)
 
 
-def _opened(begun: _Begun, configured: tuple[str, ...]) -> Opened:
+def _opened(begun: _NewSession, configured: tuple[str, ...]) -> OpenSession:
     dialled = begun.dialled
-    return Opened(
+    return OpenSession(
         begun.channel,
         dialled.attached,
         dialled.url,
@@ -341,7 +343,7 @@ def _opened(begun: _Begun, configured: tuple[str, ...]) -> Opened:
     )
 
 
-def _compare_torch(opened: Opened) -> None:
+def _compare_torch(opened: OpenSession) -> None:
     ours, theirs = str(torch.__version__), opened.attached.torch
     if ours.partition("+")[0] != theirs.partition("+")[0]:
         _log.warning(
@@ -353,7 +355,7 @@ def _compare_torch(opened: Opened) -> None:
         )
 
 
-def missing_operators(opened: Sequence[Opened]) -> dict[str, str]:
+def missing_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
     """Ops of this client that a server lacks, each with the words for that server."""
     missing: dict[str, str] = {}
     for one in opened:

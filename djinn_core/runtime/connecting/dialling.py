@@ -77,7 +77,7 @@ class GatewayConnection:
 
 
 @attrs.frozen
-class Dialled:
+class DialledExecutor:
     """An executor that let this client in, at `url`, after the addresses in `fallbacks` did not work.
 
     `relayed`: the gateway passes frames on. `fingerprint`: as in `Welcome`.
@@ -133,7 +133,7 @@ def reach_gateway(
     raise reason from next((error for _, error in errors if error is not reason), None)
 
 
-def reach_executor(gateway: GatewayConnection, transports: Iterable[Transport], timeout: float) -> Dialled:
+def reach_executor(gateway: GatewayConnection, transports: Iterable[Transport], timeout: float) -> DialledExecutor:
     """Dial the executor that `gateway` named, or have the gateway pass frames on where that does not work.
 
     Raises:
@@ -151,12 +151,12 @@ def reach_executor(gateway: GatewayConnection, transports: Iterable[Transport], 
         except DjinnError as error:  # another program may listen there, as at the end of a tunnel
             fallbacks.append(given_up(url, error))
             continue
-        return Dialled(connection, attached, url, tuple(fallbacks), fingerprint=gateway.welcome.fingerprint)
+        return DialledExecutor(connection, attached, url, tuple(fallbacks), fingerprint=gateway.welcome.fingerprint)
     try:
         attached = attach(gateway.connection, ticket, timeout, gateway.url)
     except AccessRefused as error:  # an executor that was reached before may have said why
         raise AccessRefused("; ".join([str(error), *fallbacks])) from error
-    return Dialled(gateway.connection, attached, gateway.url, tuple(fallbacks), relayed=True)
+    return DialledExecutor(gateway.connection, attached, gateway.url, tuple(fallbacks), relayed=True)
 
 
 def attach(connection: Connection, ticket: str, timeout: float, url: str = "the executor") -> Attached:

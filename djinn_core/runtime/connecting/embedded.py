@@ -33,7 +33,7 @@ from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import ask, attach, client_name
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 from djinn_core.runtime.connecting.plugin_reach import names_for_executors
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
@@ -107,7 +107,7 @@ def _published() -> Path | None:
         return None
 
 
-def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[Opened, ...]:
+def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[OpenSession, ...]:
     """A session with each executor that was started; they are closed if this raises."""
     try:
         return tuple(_open_own(settings, registry, executor) for executor in executors)
@@ -117,7 +117,7 @@ def open_embedded(settings: Settings, registry: Registry, executors: Sequence[Ow
         raise
 
 
-def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> Opened:
+def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> OpenSession:
     url = executor.wait_ready(settings.start_timeout).urls[0]
     transports = executor.trusted(registry.transports)
     connection = transport_for(url, transports).connect(url, Limits(), settings.connect_timeout)
@@ -126,7 +126,7 @@ def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> 
     if attached.recoverable:
         seconds = settings.connect_timeout, settings.start_timeout
         channel = recoverable_channel(connection, attached, executor, registry.transports, seconds)
-    return Opened(channel, attached, url, executor=executor)
+    return OpenSession(channel, attached, url, executor=executor)
 
 
 def open_again(settings: Settings, registry: Registry, executor: OwnExecutor) -> tuple[ClientChannel, Attached]:
@@ -151,17 +151,17 @@ def open_again(settings: Settings, registry: Registry, executor: OwnExecutor) ->
             return opened.connection, opened.attached
 
 
-def open_inline(settings: Settings) -> Opened:
+def open_inline(settings: Settings) -> OpenSession:
     """A session with an executor that is a thread of this process."""
     check_platform()
     # The one place where the client reaches into the server, which it may not import: for debugging they share a process.
     begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_core.server.inline").begin
     connection, ticket = begin(settings, client_name())
-    return Opened(PlainClientChannel(connection), attach(connection, ticket, settings.connect_timeout), "inline")
+    return OpenSession(PlainClientChannel(connection), attach(connection, ticket, settings.connect_timeout), "inline")
 
 
 @attrs.define
-class Restarting:
+class ExecutorReconnection:
     """Resumes a session: with its executor, or with another one that is started where that has ended.
 
     Attributes:
@@ -230,5 +230,5 @@ def recoverable_channel(
 
     `seconds`: that any single step may take, and until an executor is ready.
     """
-    redial = Restarting(executor, transports, *seconds, attached.session, attached.secret, attached.instance)
+    redial = ExecutorReconnection(executor, transports, *seconds, attached.session, attached.secret, attached.instance)
     return ResumingConnection(connection, redial, LEASE_SECONDS + seconds[1], "the executor of this program")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Opened:
+class OpenSession:
     """A session that has begun.
 
     Attributes:

@@ -13,7 +13,7 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import (
     DIRECT_SECONDS,
-    Dialled,
+    DialledExecutor,
     GatewayConnection,
     ask,
     direct_ways,
@@ -28,7 +28,7 @@ _log = get_logger("djinn.session")
 
 
 @attrs.define
-class Redialling:
+class ServerReconnection:
     """Dials an executor again and asks it to go on with a session.
 
     Attributes:
@@ -116,7 +116,12 @@ class Redialling:
 
 
 def resumable_channel(
-    reached: Dialled, urls: tuple[str, ...], token: str, device: str, transports: tuple[Transport, ...], timeout: float
+    reached: DialledExecutor,
+    urls: tuple[str, ...],
+    token: str,
+    device: str,
+    transports: tuple[Transport, ...],
+    timeout: float,
 ) -> ClientChannel:
     """The channel of a session that has begun; where the executor has a lease for it, one that outlives a break."""
     attached = reached.attached
@@ -124,6 +129,6 @@ def resumable_channel(
         return PlainClientChannel(reached.connection)
     direct = "" if reached.relayed else reached.url
     where = (urls, token, device, direct, attached.recoverable, transports, timeout)
-    redial = Redialling(*where, attached.session, attached.secret, attached.instance, reached.fingerprint)
+    redial = ServerReconnection(*where, attached.session, attached.secret, attached.instance, reached.fingerprint)
     patience = attached.lease + (STARTING_SECONDS if attached.recoverable else 0.0)
     return ResumingConnection(reached.connection, redial, patience, server_name(urls))

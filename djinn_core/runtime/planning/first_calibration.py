@@ -16,7 +16,7 @@ from typing import Final
 from djinn_core.config import Settings
 from djinn_core.hookspecs.costs import BackgroundCalibrated
 from djinn_core.logs import get_logger
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.runtime.planning.calibrations import calibration_file, calibration_of
 
@@ -29,13 +29,13 @@ def command_among(models: Iterable[object]) -> Sequence[str]:
     return next((tuple(m.background_command()) for m in models if isinstance(m, BackgroundCalibrated)), ())
 
 
-def never_measured(opened: Iterable[Opened]) -> list[Opened]:
+def never_measured(opened: Iterable[OpenSession]) -> list[OpenSession]:
     """Sessions on devices that were not measured, one of each make."""
     makes = {calibration_file(one.attached.device): one for one in opened}
     return [one for one in makes.values() if calibration_of(one.attached.device) is None]
 
 
-def environment_for(one: Opened, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+def environment_for(one: OpenSession, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """Environment of a process that measures the device of `one`, and no other."""
     found = {
         name: value for name, value in environment.items() if name not in {"DJINN_CONNECTION_FILE", "DJINN_SERVERS"}
@@ -54,7 +54,7 @@ def environment_for(one: Opened, settings: Settings, environment: Mapping[str, s
 
 
 def calibrate_in_background(
-    opened: Sequence[Opened], settings: Settings, models: Iterable[object], done: Callable[[], None]
+    opened: Sequence[OpenSession], settings: Settings, models: Iterable[object], done: Callable[[], None]
 ) -> threading.Thread | None:
     """Measure what was never measured, where a cost model can and the setting `calibrate` is on; call `done` when it is.
 

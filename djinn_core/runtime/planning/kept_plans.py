@@ -35,7 +35,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.planning.calibrations import calibration_of
-from djinn_core.runtime.planning.plans import Found
+from djinn_core.runtime.planning.plans import PlanLookup
 from djinn_core.runtime.planning.size_range import SizeRange
 from djinn_core.runtime.sending.template import Prepared, make_template
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, mode_of, user_id
@@ -117,7 +117,7 @@ class KeptPlans:
         self._saved = time.monotonic()
         self._content = ProgramContent()
 
-    def find(self, program: Program, found: Found[Prepared]) -> tuple[Prepared, KeptPlan] | None:
+    def find(self, program: Program, found: PlanLookup[Prepared]) -> tuple[Prepared, KeptPlan] | None:
         """A plan for `program`, whose structure and scalars are `found`; its range of sizes becomes the plan's."""
         if self._plans is None:
             self._plans = dict(_read(self._path))
@@ -131,7 +131,7 @@ class KeptPlans:
                 return prepared, kept
         return None
 
-    def keep(self, program: Program, found: Found[Prepared], kept: KeptPlan) -> None:
+    def keep(self, program: Program, found: PlanLookup[Prepared], kept: KeptPlan) -> None:
         """Keep a plan that was made for `program`."""
         self._note(self._content.of(program, found.classes), kept)
         self._new = True
@@ -207,7 +207,7 @@ class ProgramContent:
 
 
 def kept_plan(
-    program: Program, found: Found[Prepared], prepared: Prepared, schedule: Any, letters: str
+    program: Program, found: PlanLookup[Prepared], prepared: Prepared, schedule: Any, letters: str
 ) -> KeptPlan | None:
     """The content to keep of a plan of `program`; None where it holds another program, which is not kept.
 
@@ -233,7 +233,7 @@ def kept_plan(
     )
 
 
-def _restored(kept: KeptPlan, program: Program, found: Found[Prepared]) -> Prepared | None:
+def _restored(kept: KeptPlan, program: Program, found: PlanLookup[Prepared]) -> Prepared | None:
     """The plan for `program`; None if it does not hold for it, or is not one."""
     sizes = found.range.sizes
     if len(kept.metas) != len(sizes.metas) or len(kept.sizes) != len(sizes.sizes):

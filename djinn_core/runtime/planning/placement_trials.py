@@ -32,7 +32,7 @@ _log = get_logger("djinn.trials")
 
 
 @attrs.define(eq=False)
-class Way:
+class MeasuredWay:
     """One way to run a program: measured seconds, and runs since the last that was measured."""
 
     seconds: list[float] = attrs.field(factory=list)
@@ -57,8 +57,8 @@ class TriedPlacement:
     program: Program
     link_changes: int
     moving: float = 0.0
-    alone: Way = attrs.field(factory=Way)
-    apart: Way = attrs.field(factory=Way)
+    alone: MeasuredWay = attrs.field(factory=MeasuredWay)
+    apart: MeasuredWay = attrs.field(factory=MeasuredWay)
     pays: bool | None = None
     settled: bool = False
 

@@ -17,7 +17,7 @@ import attrs
 from djinn_core.interrupts import held
 from djinn_core.ir.program import Program
 from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, substituting_optimizations
-from djinn_core.runtime.planning.plans import Found, PlansByStructure
+from djinn_core.runtime.planning.plans import PlanLookup, PlansByStructure
 from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.sending.template import Prepared, make_template, relied_on
 from djinn_core.runtime.stats import Stats
@@ -63,10 +63,10 @@ PlanProgram = Callable[[Program, Without], PlannedProgram]
 class PlanKeeper(Protocol):
     """Plans that outlive the process."""
 
-    def restore(self, program: Program, found: Found[Prepared]) -> Prepared | None:
+    def restore(self, program: Program, found: PlanLookup[Prepared]) -> Prepared | None:
         """The plan of an earlier process for `program`; None without one."""
 
-    def keep(self, program: Program, found: Found[Prepared], prepared: Prepared, planned: PlannedProgram) -> None:
+    def keep(self, program: Program, found: PlanLookup[Prepared], prepared: Prepared, planned: PlannedProgram) -> None:
         """A plan was made of `program`."""
 
 

@@ -183,7 +183,7 @@ _kind = attrgetter("kind")
 
 
 @attrs.define
-class Range(Generic[P]):
+class SizeRangePlans(Generic[P]):
     """Programs of one structure whose sizes are near each other, and the plans for them."""
 
     sizes: SizeRange
@@ -202,24 +202,24 @@ class Range(Generic[P]):
 
 
 @attrs.define
-class _Planned(Generic[P]):
+class _StructurePlans(Generic[P]):
     """Programs of one structure, by sizes, the last ones used first."""
 
     structure: ProgramStructure
-    ranges: list[Range[P]] = attrs.field(factory=list)
+    ranges: list[SizeRangePlans[P]] = attrs.field(factory=list)
 
 
 @attrs.frozen
-class Found(Generic[P]):
+class PlanLookup(Generic[P]):
     """Classification of a program: its structure, the classes of its scalars, and its range of sizes."""
 
     structure: ProgramStructure
     classes: Hashable
-    range: Range[P]
+    range: SizeRangePlans[P]
 
 
 @attrs.define
-class _SameCalls(Generic[P]):
+class _KindPlans(Generic[P]):
     """Programs whose calls are of the same kinds, by the classes of their scalars and by structure.
 
     Attributes:
@@ -230,9 +230,9 @@ class _SameCalls(Generic[P]):
     modes: Callable[[Sequence[Slot]], tuple[Slot, ...]]
     quantities: Callable[[Sequence[Slot]], tuple[Slot, ...]]
     sizes: tuple[int, ...]
-    planned: LruCache[Hashable, list[_Planned[P]]] = attrs.field(factory=lambda: LruCache(STRUCTURES_LIMIT))
+    planned: LruCache[Hashable, list[_StructurePlans[P]]] = attrs.field(factory=lambda: LruCache(STRUCTURES_LIMIT))
 
-    def find(self, program: Program, key: Hashable) -> tuple[_Planned[P], tuple[int, ...]]:
+    def find(self, program: Program, key: Hashable) -> tuple[_StructurePlans[P], tuple[int, ...]]:
         """The plans for programs of the structure that this one has, and its values; `key`: classes of its scalars."""
         structures = self.planned.use(key)
         if structures is None:
@@ -245,7 +245,7 @@ class _SameCalls(Generic[P]):
                     structures.insert(0, structures.pop(index))
                 return planned, found
         structure, values = structure_of(program)
-        structures.insert(0, _Planned(structure))
+        structures.insert(0, _StructurePlans(structure))
         del structures[STRUCTURES_LIMIT:]
         return structures[0], values
 
@@ -260,15 +260,15 @@ class PlansByStructure(Generic[P]):
         latest: what the last program was found to be; absent before the first.
     """
 
-    latest: Found[P]
+    latest: PlanLookup[P]
 
     def __init__(self, factor: int = FACTOR) -> None:
         """`factor`: how many times as large or as small sizes may be as those that a plan was made for."""
         self.factor = factor
         self.ranges_left = 0  # how often the sizes of a program of a known structure were in no range
         # A loop has the very same calls and scalars each time, and only its values may be other ones.
-        self._exact: LruCache[Hashable, Found[P]] = LruCache(EXACT_LIMIT)
-        self._alike: TemplateCache[_SameCalls[P]] = TemplateCache()
+        self._exact: LruCache[Hashable, PlanLookup[P]] = LruCache(EXACT_LIMIT)
+        self._alike: TemplateCache[_KindPlans[P]] = TemplateCache()
         self._modes, self._quantities = ScalarClasses(_MODES_BELOW), ScalarClasses(_QUANTITIES_BELOW)
 
     def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
@@ -280,7 +280,7 @@ class PlansByStructure(Generic[P]):
         self.latest = found
         return found.range.variants, values
 
-    def _find(self, program: Program) -> tuple[Found[P], tuple[int, ...]]:
+    def _find(self, program: Program) -> tuple[PlanLookup[P], tuple[int, ...]]:
         kinds = tuple(map(_kind, program.calls))
         alike = self._alike.get(kinds)
         if alike is None:
@@ -293,18 +293,18 @@ class PlansByStructure(Generic[P]):
             if one.covers(program):
                 if index:
                     planned.ranges.insert(0, planned.ranges.pop(index))
-                return Found(planned.structure, key, one), values
+                return PlanLookup(planned.structure, key, one), values
         if planned.ranges:
             self.ranges_left += 1
         sizes = size_range(program, planned.structure.places, alike.sizes, self.factor)
-        planned.ranges.insert(0, Range(sizes, program.calls, program.slots))
+        planned.ranges.insert(0, SizeRangePlans(sizes, program.calls, program.slots))
         del planned.ranges[RANGES_LIMIT:]
-        return Found(planned.structure, key, planned.ranges[0]), values
+        return PlanLookup(planned.structure, key, planned.ranges[0]), values
 
 
-def _alike_of(program: Program) -> _SameCalls[Any]:
+def _alike_of(program: Program) -> _KindPlans[Any]:
     positions: dict[SlotKind, list[int]] = {kind: [] for kind in SlotKind}
     for position, kind in enumerate(kind for call in program.calls for kind in slot_kinds(call)):
         positions[kind].append(position)
     picks = (taking(positions[SlotKind.MODE]), taking(positions[SlotKind.QUANTITY]))
-    return _SameCalls(*picks, tuple(positions[SlotKind.SIZE]))
+    return _KindPlans(*picks, tuple(positions[SlotKind.SIZE]))

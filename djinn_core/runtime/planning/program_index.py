@@ -22,7 +22,7 @@ _WIDTH = 8  # bytes of a number in an array
 
 
 @attrs.frozen
-class _Whole:
+class _WholeProgram:
     """A program that was planned whole, and what its calls are, as bytes that can be searched."""
 
     program: Program
@@ -36,14 +36,14 @@ class KnownPrograms:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._wholes: LruCache[bytes, _Whole] = LruCache(_KEPT)
-        self._last: tuple[_Whole, int] | None = None
+        self._wholes: LruCache[bytes, _WholeProgram] = LruCache(_KEPT)
+        self._last: tuple[_WholeProgram, int] | None = None
 
     def remember(self, program: Program, profile: WorkloadProfile) -> None:
         """Keep what was found out about a whole program."""
         calls = _calls(program)
         with self._lock:
-            self._wholes.store(calls, _Whole(program, calls, _starts(program), profile))
+            self._wholes.store(calls, _WholeProgram(program, calls, _starts(program), profile))
 
     def piece(self, program: Program) -> tuple[WorkloadProfile, WorkloadProfile] | None:
         """The profile of a program that is a piece of a known one, and of that one; None if it is not a piece."""
@@ -58,7 +58,7 @@ class KnownPrograms:
         names = dict(zip(values, program.operands, strict=True))
         return profile_of_piece(whole.profile, range(at, at + len(program)), names), whole.profile
 
-    def _find(self, program: Program) -> tuple[_Whole, int] | None:
+    def _find(self, program: Program) -> tuple[_WholeProgram, int] | None:
         """The whole program, and where the piece begins in it: after the last piece, if that fits."""
         calls = _calls(program)
         if self._last is not None and _fits(*self._last, program, calls):
@@ -85,7 +85,7 @@ def _starts(program: Program) -> tuple[int, ...]:
     return tuple(starts)
 
 
-def _fits(whole: _Whole, at: int, program: Program, calls: bytes) -> bool:
+def _fits(whole: _WholeProgram, at: int, program: Program, calls: bytes) -> bool:
     """True if the calls from `at` on are those of `program`, with the same data flow."""
     end = at + len(program)
     if end >= len(whole.starts) or whole.calls[at * _WIDTH : end * _WIDTH] != calls:

@@ -28,7 +28,7 @@ _CARRIED = frozenset({
 
 
 @attrs.frozen
-class _Carried:
+class _CarriedKinds:
     """Kinds of values that outlive the programs of a plan, by position among their values."""
 
     plan: object
@@ -41,7 +41,7 @@ class ResidencyHistory:
     def __init__(self, recent: Recent | None = None) -> None:
         """`recent`: plans that ran, with the values of the program that each stood for, the latest last."""
         self._recent: Recent = deque(maxlen=0) if recent is None else recent
-        self._carried: LruCache[int, _Carried] = LruCache(_PLANS)
+        self._carried: LruCache[int, _CarriedKinds] = LruCache(_PLANS)
 
     def planned(
         self,
@@ -59,7 +59,7 @@ class ResidencyHistory:
         values = enumerate(dict.fromkeys(program.operands)) if lasting else ()
         facts = [(i, lasting[v]) for i, v in values if v in lasting]
         facts.sort(key=lambda fact: isinstance(fact[1], Modality))  # how long memory lives says more than a view's data
-        self._carried.store(id(plan), _Carried(plan, tuple(facts)))
+        self._carried.store(id(plan), _CarriedKinds(plan, tuple(facts)))
 
     def residency(self, program: Program) -> Known:
         """Known kinds of a new program's values; the latest program that used a tensor's memory decides."""

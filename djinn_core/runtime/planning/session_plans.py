@@ -21,12 +21,12 @@ from djinn_core.runtime.planning.kept_plans import KeptPlans, kept_plan, plans_f
 from djinn_core.runtime.planning.placement_trials import PlacementTrials, placement_judge_among
 from djinn_core.runtime.planning.planner import PlannedProgram, Planner, Planning, Recent
 from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
-from djinn_core.runtime.planning.plans import Found
+from djinn_core.runtime.planning.plans import PlanLookup
 from djinn_core.runtime.planning.program_index import KnownPrograms
 from djinn_core.runtime.planning.residency_history import ResidencyHistory
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.planning.value_hints import hints_for, hints_from, kinds_from, letters_of
-from djinn_core.runtime.pool.planner import Whereabouts
+from djinn_core.runtime.pool.planner import PlanningInputs
 from djinn_core.runtime.sending.template import Prepared
 
 
@@ -64,7 +64,7 @@ class SessionPlans:
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
 
-    def restore(self, program: Program, found: Found[Prepared]) -> Prepared | None:
+    def restore(self, program: Program, found: PlanLookup[Prepared]) -> Prepared | None:
         """As `PlanKeeper.restore`."""
         kept = self._kept_plans()
         restored = kept.find(program, found) if kept is not None and not self._wants_plans() else None
@@ -79,7 +79,7 @@ class SessionPlans:
         prepared.restored = program
         return prepared
 
-    def keep(self, program: Program, found: Found[Prepared], prepared: Prepared, planned: PlannedProgram) -> None:
+    def keep(self, program: Program, found: PlanLookup[Prepared], prepared: Prepared, planned: PlannedProgram) -> None:
         """As `PlanKeeper.keep`."""
         kept = self._kept_plans()
         if kept is None:
@@ -143,7 +143,7 @@ def placement_trials(context: ClientContext, planner: Planner, devices: int) -> 
 
 
 def plan_whole(
-    context: ClientContext, graph: ProgramGraph, where: Whereabouts, topology: NetworkTopology
+    context: ClientContext, graph: ProgramGraph, where: PlanningInputs, topology: NetworkTopology
 ) -> PipelineResult:
     """The plan of a whole program over several devices."""
     started = time.monotonic()

@@ -19,7 +19,7 @@ from djinn_core.runtime.sending.template import make_template
 
 
 @attrs.frozen
-class Planned:
+class ProgramPlacement:
     """Decisions of the pipeline: the executor of each node and value, and the schedule.
 
     Attributes:
@@ -52,7 +52,7 @@ class Planned:
         return [self.names.get(v, v) for v in values] if self.names else list(values)
 
 
-def build_plan(planned: Planned, residency: Residency, random: int | None) -> PooledPlan:
+def build_plan(planned: ProgramPlacement, residency: Residency, random: int | None) -> PooledPlan:
     """The parts of a program.
 
     Args:
@@ -95,7 +95,7 @@ def _nbytes(graph: Graph, value: int) -> int:
     return meta.extent * meta.dtype.itemsize
 
 
-def _left_behind(planned: Planned, ledger: _Ledger, residency: Residency) -> dict[int, int]:
+def _left_behind(planned: ProgramPlacement, ledger: _Ledger, residency: Residency) -> dict[int, int]:
     """By executor the bytes of memory that is there when the program has run, and was nowhere before."""
     sizes: dict[int, tuple[int, int]] = {}
     for value, executor in ledger.made.items():
@@ -111,7 +111,7 @@ def _left_behind(planned: Planned, ledger: _Ledger, residency: Residency) -> dic
 class _Writer:
     """Writes the parts of one executor after the other."""
 
-    def __init__(self, planned: Planned, residency: Residency) -> None:
+    def __init__(self, planned: ProgramPlacement, residency: Residency) -> None:
         self.planned = planned
         self.program = planned.schedule.program
         self.residency = residency
@@ -202,7 +202,7 @@ def _interleaved(parts: Mapping[int, Sequence[Part]]) -> list[Part]:
 class _Ledger:
     """Bookkeeping of the location of each value after the parts of a plan."""
 
-    def __init__(self, planned: Planned, residency: Residency) -> None:
+    def __init__(self, planned: ProgramPlacement, residency: Residency) -> None:
         self.planned = planned
         self.graph = planned.graph
         self.dead = planned.schedule.program.dead | planned.origin.program.dead

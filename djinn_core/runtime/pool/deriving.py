@@ -15,7 +15,7 @@ from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.ir.substitution import Recipe, RecipeLocations, Rewritten
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.derived_values import DerivedValues
-from djinn_core.runtime.pool.building import Planned, build_plan, resident
+from djinn_core.runtime.pool.building import ProgramPlacement, build_plan, resident
 from djinn_core.runtime.pool.own_values import named
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
@@ -106,4 +106,4 @@ class PooledDerivedValues:
         schedule = ExecutionSchedule(program, (), write_steps(context, nodes))
         executors = {name: number for number, name in enumerate(names)}
         placed = {value: executors[home] for value, home in values.items()}
-        return build_plan(Planned(graph, placed, executors, schedule, graph), self._residency, None)
+        return build_plan(ProgramPlacement(graph, placed, executors, schedule, graph), self._residency, None)

@@ -16,7 +16,7 @@ from djinn_core.interception.tensors.storage import Value
 from djinn_core.interrupts import held
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.constraints import limits_of, within
 from djinn_core.runtime.planning.planner import Planner
@@ -59,7 +59,7 @@ class PoolExecutors:
     peer_reconnection: PeerReconnection
     elastic: set[int] = attrs.field(factory=set)  # numbers of those that take `DropPeer`
 
-    def join(self, opened: Sequence[Opened]) -> None:
+    def join(self, opened: Sequence[OpenSession]) -> None:
         """Executors are there with which sessions have begun; links from and to them are measured.
 
         Raises:
@@ -69,7 +69,7 @@ class PoolExecutors:
         first = len(self.membership.members)
         self._enter([(one, self._session(one, number)) for number, one in enumerate(opened, first + 1)])
 
-    def adopt(self, session: Session, one: Opened, others: Sequence[Opened]) -> None:
+    def adopt(self, session: Session, one: OpenSession, others: Sequence[OpenSession]) -> None:
         """As `join`, of the session that was the only one so far, and of others."""
         session.replies.reader = AnswerReader(self.failures, 1)
         session.submissions.unread = UNREAD
@@ -83,7 +83,7 @@ class PoolExecutors:
             if value.handle not in self.uploads and storage_of(value.handle) not in self.residency.homes:
                 self.residency.add(value.handle, 0, value.storage.nbytes)
 
-    def _session(self, one: Opened, number: int) -> Session:
+    def _session(self, one: OpenSession, number: int) -> Session:
         return Session(
             one.connection,
             self.rules,
@@ -98,7 +98,7 @@ class PoolExecutors:
             unread=UNREAD,
         )
 
-    def _enter(self, joining: Sequence[tuple[Opened, Session]]) -> None:
+    def _enter(self, joining: Sequence[tuple[OpenSession, Session]]) -> None:
         membership, first = self.membership, len(self.membership.members)
         devices = capabilities_named([one for one, _ in joining], itertools.count(first))
         for device, (one, session) in zip(devices, joining, strict=True):
@@ -162,8 +162,8 @@ class PoolExecutors:
                 self._drop(other, one)
                 self._drop(one, other)
             for number in numbers:
-                heirs = {target: len(s) for (source, target), s in targets.items() if source == number}
-                membership.leave(number, max(heirs, key=heirs.__getitem__, default=rest[0]))
+                received = {target: len(s) for (source, target), s in targets.items() if source == number}
+                membership.leave(number, max(received, key=received.__getitem__, default=rest[0]))
                 self.residency.leave(number)
                 self.peer_reconnection.leave(number)
             self._plan_anew(self.links.among(frozenset(rest)))
@@ -255,7 +255,7 @@ def _pinned_values(member: Session) -> list[int]:
     )
 
 
-def capabilities_named(opened: Iterable[Opened], numbers: Iterable[int]) -> list[DeviceCapabilities]:
+def capabilities_named(opened: Iterable[OpenSession], numbers: Iterable[int]) -> list[DeviceCapabilities]:
     """The devices of executors with these numbers, by the names that they have in plans, with what was measured of them."""
     infos = [(number, one.attached.device) for number, one in zip(numbers, opened, strict=False)]
     return [attrs.evolve(capabilities_of(info), id=f"{number}/{info.id}") for number, info in infos]

@@ -1,4 +1,4 @@
-"""Membership of a pool: its executors by number, those that have left, and who has what those had."""
+"""Membership of a pool: its executors by number, those that have left, and the successor of each, which has its values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Membership:
     def __init__(self) -> None:
         self.members: list[Session] = []
         self.present: list[int] = []
-        self._heirs: dict[int, int] = {}
+        self._successors: dict[int, int] = {}
 
     def enter(self, session: Session) -> int:
         """One more executor is there; its number."""
@@ -37,15 +37,15 @@ class Membership:
     def number_at(self, index: int) -> int:
         """Number of the executor that an index of the device stands for, from 1: where one has left, the one that has its values."""
         number = index - 1
-        while number in self._heirs:
-            number = self._heirs[number]
+        while number in self._successors:
+            number = self._successors[number]
         return number
 
     def at(self, index: int) -> list[Session]:
         """The session with the executor of an index from 1, or those with all for index 0."""
         return [self.members[self.number_at(index)]] if index else self.here
 
-    def leave(self, number: int, heir: int) -> None:
-        """An executor is there no more; another one stands for its index."""
+    def leave(self, number: int, successor: int) -> None:
+        """An executor has left; `successor` stands for its index from now on."""
         self.present.remove(number)
-        self._heirs[number] = heir
+        self._successors[number] = successor

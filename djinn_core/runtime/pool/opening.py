@@ -8,7 +8,7 @@ from djinn_core.config import Settings
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.result import PipelineResult
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.executors import PoolExecutors
@@ -16,7 +16,7 @@ from djinn_core.runtime.pool.held_uploads import HeldUploads
 from djinn_core.runtime.pool.links import PresentLinks
 from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.peer_reconnection import PeerReconnection
-from djinn_core.runtime.pool.planner import PoolPlanner, Whereabouts
+from djinn_core.runtime.pool.planner import PlanningInputs, PoolPlanner
 from djinn_core.runtime.pool.relay import Relay
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
@@ -25,11 +25,11 @@ from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
 
-PlanOnTopology = Callable[[ProgramGraph, Whereabouts, NetworkTopology], PipelineResult]
+PlanOnTopology = Callable[[ProgramGraph, PlanningInputs, NetworkTopology], PipelineResult]
 
 
 def open_pool(
-    opened: Sequence[Opened],
+    opened: Sequence[OpenSession],
     settings: Settings,
     planner: Planner,
     plan: PlanOnTopology,

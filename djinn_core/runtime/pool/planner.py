@@ -24,7 +24,7 @@ from djinn_core.runtime.planning.planner import RECENT, Planner, Recent
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.prediction_errors import PredictionErrors, margin_of
 from djinn_core.runtime.planning.residency_history import ResidencyHistory
-from djinn_core.runtime.pool.building import Planned, build_plan, resident
+from djinn_core.runtime.pool.building import ProgramPlacement, build_plan, resident
 from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
@@ -38,7 +38,7 @@ VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, i
 
 
 @attrs.frozen
-class Whereabouts:
+class PlanningInputs:
     """Location of a program's inputs, by device id: their memory and copies of them; and what else is under way.
 
     `occupied` is what is on the devices, `known` what earlier programs say of the inputs, `margin` as in `PlacementContext`.
@@ -53,7 +53,7 @@ class Whereabouts:
     margin: float = MARGIN
 
 
-PlanForPool = Callable[[ProgramGraph, Whereabouts], PipelineResult]
+PlanForPool = Callable[[ProgramGraph, PlanningInputs], PipelineResult]
 FreeCopies = Callable[[Sequence[tuple[int, int]]], None]
 
 
@@ -174,7 +174,7 @@ class PoolPlanner:
         judged = self._planner.placements is not None
         # Where inputs follow each other, nothing is measured that could say whether it pays to divide each of them.
         together = alone or (judged and turn is not None and alike.tried is None)
-        whereabouts = Whereabouts(*there, 1.0 if together else self.margin)
+        whereabouts = PlanningInputs(*there, 1.0 if together else self.margin)
         planning = partial(self._plan, graph)
         with modes_as_before(), held_interrupts.let_through():
             if judged and not together:
@@ -189,7 +189,7 @@ class PoolPlanner:
         called = {} if rewritten is None else self.derived.names(rewritten)
         executors = {name: number for number, name in enumerate(names)}
         placed = {value: executors[device] for value, device in result.placement.values.items()}
-        planned = Planned(result.graph, placed, executors, result.schedule, graph, called)
+        planned = ProgramPlacement(result.graph, placed, executors, result.schedule, graph, called)
         plan = build_plan(planned, residency, self.random)
         plan.link_changes = self.link_changes
         plan.alone = alone
@@ -205,7 +205,11 @@ class PoolPlanner:
         return plan
 
     def _divided_or_not(
-        self, alike: ProgramFamily, program: Program, where: Whereabouts, plan: Callable[[Whereabouts], PipelineResult]
+        self,
+        alike: ProgramFamily,
+        program: Program,
+        where: PlanningInputs,
+        plan: Callable[[PlanningInputs], PipelineResult],
     ) -> tuple[PipelineResult, bool]:
         """The plan of a program that one executor may be better at than several, and whether it keeps to one.
 
@@ -271,7 +275,7 @@ def _is_divided(result: PipelineResult) -> bool:
     return result.placement is not None and len({d.device for d in result.placement.decisions}) > 1
 
 
-def _moving_seconds(result: PipelineResult, where: Whereabouts) -> float:
+def _moving_seconds(result: PipelineResult, where: PlanningInputs) -> float:
     """Predicted time of bringing copies of inputs to where there are none, and of moving others there and back again."""
     placement, seconds = result.placement, 0.0
     assert placement is not None

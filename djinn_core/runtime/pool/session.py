@@ -24,7 +24,7 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.opened import OpenSession
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.executors import PoolExecutors
 from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, PooledPlan, RunPart, TransferStep, UploadStep
@@ -37,7 +37,7 @@ NOTHING = Program((), (), ())
 
 
 @attrs.define
-class _Wish:
+class _ExecutorRequest:
     """Requests to one executor beside its parts: values to fetch and to describe, by position, and values to free."""
 
     fetch: dict[int, int] = attrs.field(factory=dict)
@@ -60,7 +60,7 @@ class _Wish:
 
 
 @attrs.frozen
-class _Question:
+class _ExecutorQuery:
     """Request to one executor, and the positions of its results among those of the submission."""
 
     executor: int
@@ -70,13 +70,13 @@ class _Question:
 
 
 @attrs.define
-class _Asked:
+class _PendingReply:
     """A submission that a caller waits for; `sent`: by executor the number of its last submission then.
 
     A caller that was interrupted while it waited for a deferred response may wait again: what has come is kept.
     """
 
-    questions: tuple[_Question, ...]
+    questions: tuple[_ExecutorQuery, ...]
     sent: tuple[int, ...]
     fetched: int
     described: int
@@ -91,10 +91,10 @@ class _Asked:
     synchronized: tuple[int, ...] = ()  # by executor the frames after which nothing is under way when all has come
 
     @property
-    def waiting(self) -> tuple[_Question, ...]:
+    def waiting(self) -> tuple[_ExecutorQuery, ...]:
         return self.questions[self.heard :]
 
-    def hear(self, question: _Question, answer: SubmissionReply | DjinnError) -> None:
+    def hear(self, question: _ExecutorQuery, answer: SubmissionReply | DjinnError) -> None:
         """The answer to the next question."""
         if isinstance(answer, DjinnError):
             self.errors.append(answer)
@@ -130,7 +130,7 @@ class PoolSession:
         self._peer_reconnection = executors.peer_reconnection
         self._numbers = itertools.count(1)
         self._tables = InterruptibleLock()  # uploads come from any thread, while another one submits
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PendingReply] = {}
         self._synchronized: tuple[int, ...] = ()
         self._turns = LoadBalancer(membership)
         planner.act_by(self._carry_out, self._free_copies)
@@ -170,7 +170,7 @@ class PoolSession:
 
     # --- executors -----------------------------------------------------------------------------------------------
 
-    def join(self, opened: Sequence[Opened]) -> None:
+    def join(self, opened: Sequence[OpenSession]) -> None:
         """As `PoolExecutors.join`, while no thread uploads."""
         with self._tables:
             self.executors.join(opened)
@@ -227,7 +227,7 @@ class PoolSession:
         if submission.fetch or submission.describe or submission.synchronize:
             sent = tuple(member.submissions.last_number for member in self.members)
             lengths = len(submission.fetch), len(submission.describe)
-            asked = self._asked[number] = _Asked(tuple(questions), sent, *lengths, began=began, took=took)
+            asked = self._asked[number] = _PendingReply(tuple(questions), sent, *lengths, began=began, took=took)
             if submission.synchronize:
                 asked.synchronized = tuple(member.link.sent for member in self.members)
             self._note(number, questions, alike)
@@ -247,20 +247,20 @@ class PoolSession:
         values = tuple(dict.fromkeys(program.operands))
         with held.whole:
             self._account(plan, values)
-            self._do(plan, values, program, [_Wish() for _ in self.members])
+            self._do(plan, values, program, [_ExecutorRequest() for _ in self.members])
 
     def free_on(self, executor: int, values: Sequence[int]) -> None:
         """Free values of one executor that the pool does not know. The caller holds the recorders' lock."""
         with held.whole:
-            self._tell(executor, _Wish(free=list(values)))
+            self._tell(executor, _ExecutorRequest(free=list(values)))
 
     def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
         """Free copies, as value and executor, that nothing is planned to use any more."""
         with held.whole:
             for executor in {executor for _, executor in copies}:
-                self._tell(executor, _Wish(free=[value for value, where in copies if where == executor]))
+                self._tell(executor, _ExecutorRequest(free=[value for value, where in copies if where == executor]))
 
-    def _forget_derived(self, wishes: Sequence[_Wish], touched: Sequence[int]) -> None:
+    def _forget_derived(self, wishes: Sequence[_ExecutorRequest], touched: Sequence[int]) -> None:
         """Free values derived from weights that were written, or that the program holds no more."""
         derived = self._planner.derived.values
         if not derived.some:
@@ -270,7 +270,7 @@ class PoolSession:
             for executor in self._residency.forget(value):
                 wishes[executor].free.append(value)
 
-    def _note(self, number: int, questions: Sequence[_Question], alike: ProgramFamily | None) -> None:
+    def _note(self, number: int, questions: Sequence[_ExecutorQuery], alike: ProgramFamily | None) -> None:
         """Note who was asked: whose turn it is next depends on it."""
         for question in questions:
             self._turns.asked(question.executor, question.number)
@@ -295,8 +295,8 @@ class PoolSession:
             self._planner.random = plan.random
         return stale
 
-    def _wishes(self, submission: Submission, stale: Sequence[tuple[int, int]]) -> list[_Wish]:
-        wishes = [_Wish() for _ in self.members]
+    def _wishes(self, submission: Submission, stale: Sequence[tuple[int, int]]) -> list[_ExecutorRequest]:
+        wishes = [_ExecutorRequest() for _ in self.members]
         for executor in self.membership.present:
             wishes[executor].synchronize = submission.synchronize
         for position, value in enumerate(submission.fetch):
@@ -323,9 +323,11 @@ class PoolSession:
         self._residency.add(value, executor, self._uploads.give(value, executor))
         self._residency.given.add(storage_of(value))
 
-    def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_Wish]) -> list[_Question]:
+    def _do(
+        self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_ExecutorRequest]
+    ) -> list[_ExecutorQuery]:
         """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
-        questions: list[_Question] = []
+        questions: list[_ExecutorQuery] = []
         begun = self._begin_reads(plan, values)
         for index, part in enumerate(plan.parts):
             if index in begun:
@@ -336,11 +338,11 @@ class PoolSession:
             self._follow_reads()
             executor = part.executor
             last = plan.last_runs.get(executor) == index
-            wish = wishes[executor] if last else _Wish()
+            wish = wishes[executor] if last else _ExecutorRequest()
             number = self.members[executor].submissions.run(wish.submission(program), part.prepared, values)
             if last:
                 questions += self._questions(executor, wish, number)
-                wishes[executor] = _Wish()
+                wishes[executor] = _ExecutorRequest()
         return questions
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
@@ -376,15 +378,15 @@ class PoolSession:
         elif isinstance(part, AwaitStep):
             self._routes.expect(part.carry, values[part.carry.value])
         else:
-            self._tell(part.executor, _Wish(free=[values[i] for i in part.values]))
+            self._tell(part.executor, _ExecutorRequest(free=[values[i] for i in part.values]))
 
-    def _tell(self, executor: int, wish: _Wish) -> int:
+    def _tell(self, executor: int, wish: _ExecutorRequest) -> int:
         return self.members[executor].submissions.run(wish.submission(NOTHING))
 
     @staticmethod
-    def _questions(executor: int, wish: _Wish, number: int) -> list[_Question]:
+    def _questions(executor: int, wish: _ExecutorRequest, number: int) -> list[_ExecutorQuery]:
         """Request of a submission to one executor; empty if it asks for no results."""
-        return [_Question(executor, number, tuple(wish.fetch), tuple(wish.describe))] if wish.answered else []
+        return [_ExecutorQuery(executor, number, tuple(wish.fetch), tuple(wish.describe))] if wish.answered else []
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
         """As `Runtime.upload`: it is sent to where it is first used, when that is known, or to the device of its index."""
@@ -509,7 +511,7 @@ class PoolSession:
             asked.took(time.perf_counter() - asked.began)
         return asked.answer()
 
-    def _answer_to(self, question: _Question) -> SubmissionReply | DjinnError:
+    def _answer_to(self, question: _ExecutorQuery) -> SubmissionReply | DjinnError:
         try:
             return self.members[question.executor].wait(question.number)
         except DjinnError as error:

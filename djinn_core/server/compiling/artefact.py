@@ -10,14 +10,16 @@ import torch
 
 from djinn_core.hookspecs.compilers import Replay
 from djinn_core.server.compiling.region import Region
-from djinn_core.server.compiling.sizes import Law
+from djinn_core.server.compiling.sizes import SizeRelation
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 
 
 class Artefact:
     """A compiled region. `checking` verifies its results."""
 
-    def __init__(self, compiler: str, replay: Replay, template: CompiledTemplate, region: Region, law: Law) -> None:
+    def __init__(
+        self, compiler: str, replay: Replay, template: CompiledTemplate, region: Region, law: SizeRelation
+    ) -> None:
         self.compiler = compiler
         self.region, self.law = region, law
         self.steps = template.steps[region.start : region.stop]

@@ -42,23 +42,23 @@ from djinn_core.server.compiling.hot_template import (
     Waiting,
 )
 from djinn_core.server.compiling.region import Region
-from djinn_core.server.compiling.sizes import Law, Linear
+from djinn_core.server.compiling.sizes import LinearSize, SizeRelation
 from djinn_core.server.running.template_compiler import CompiledTemplate, enumerated
 
 
-def region_graph(template: CompiledTemplate, region: Region, law: Law, device: torch.device) -> fx.GraphModule:
+def region_graph(template: CompiledTemplate, region: Region, law: SizeRelation, device: torch.device) -> fx.GraphModule:
     """The region as a graph over its inputs; numbers that follow from a size of an input are computed from it."""
-    return _Maker(template, region, law, device).make()
+    return _RegionGraphBuilder(template, region, law, device).make()
 
 
-class _Maker:
-    def __init__(self, template: CompiledTemplate, region: Region, law: Law, device: torch.device) -> None:
+class _RegionGraphBuilder:
+    def __init__(self, template: CompiledTemplate, region: Region, law: SizeRelation, device: torch.device) -> None:
         self.template, self.region, self.law, self.device = template, region, law, device
         self.graph = fx.Graph()
         self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in region.inputs}
         self.slot = 0  # the next one to be taken
         self.n: Any = None
-        self.lines: dict[Linear, Any] = {}
+        self.lines: dict[LinearSize, Any] = {}
 
     def make(self) -> fx.GraphModule:
         source = self.template.source
@@ -111,7 +111,7 @@ class _Maker:
         line = self.law.slots.get(index)
         return self.law.example.slots[index] if line is None else self._line(line)
 
-    def _line(self, line: Linear) -> Any:
+    def _line(self, line: LinearSize) -> Any:
         """`line` as nodes, the same for all who ask."""
         if line not in self.lines:
             value = self._base()

@@ -17,7 +17,7 @@ from djinn_core.logs import get_logger
 from djinn_core.server.compiling.artefact import Artefact, inputs_getter, slots_of
 from djinn_core.server.compiling.checking import difference
 from djinn_core.server.compiling.region import Region, find_region
-from djinn_core.server.compiling.sizes import Law, Observed, find_law, observe
+from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
 from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, run_template
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 from djinn_core.server.running.values import ValueTable
@@ -83,7 +83,7 @@ class Job:
     hot: HotTemplate
     template: CompiledTemplate
     region: Region
-    law: Law
+    law: SizeRelation
     compiler: int = 0  # which of the compilers is asked
 
 
@@ -154,7 +154,7 @@ class HotTemplate:
         self.phase = Adopted(self, job, artefact)
 
     def _count_unused(self) -> None:
-        self.counts.unused += isinstance(self.phase, _Made)
+        self.counts.unused += isinstance(self.phase, _RegionPhase)
 
     def _tell(self, event: str, **fields: object) -> None:
         _log.info(event, template=self.name, instructions=len(self.template.steps), **fields)
@@ -225,7 +225,7 @@ class Watching(_Offer):
     def __init__(self, hot: HotTemplate, region: Region) -> None:
         self.hot, self.region = hot, region
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
-        self._observed: list[Observed] = []
+        self._observed: list[ObservedRun] = []
         self._odd = 0
 
     def take(self, env: Environment) -> bool:
@@ -249,7 +249,7 @@ class Watching(_Offer):
                 self.hot.begin(Job(self.hot, self.hot.template, self.region, law))
 
 
-class _Made(_Offer):
+class _RegionPhase(_Offer):
     """A phase with a compiled region."""
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
@@ -294,7 +294,7 @@ class _Made(_Offer):
         return True
 
 
-class Checking(_Made):
+class Checking(_RegionPhase):
     """Phase that compares the results of the compiled region with those of the instructions."""
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
@@ -321,7 +321,7 @@ class Checking(_Made):
             self.hot.phase = TimingPhase(self.hot, self.job, self.artefact)
 
 
-class TimingPhase(_Made):
+class TimingPhase(_RegionPhase):
     """Phase that alternates between the compiled region and the instructions, and times both."""
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
@@ -355,7 +355,7 @@ class TimingPhase(_Made):
             self.hot.adopt(self.job, self.artefact, ratio)
 
 
-class Adopted(_Made):
+class Adopted(_RegionPhase):
     """Final phase: the compiled region replaces the instructions."""
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:

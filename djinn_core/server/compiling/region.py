@@ -50,7 +50,7 @@ def find_region(template: CompiledTemplate, slots: Sequence[int | float]) -> Reg
     start, stop = _longest([_compilable(form, slots[first:]) for form, first in zip(forms, firsts, strict=False)])
     if stop - start < SHORTEST:
         return None
-    return _Analysis(template, start, stop).region()
+    return _AliasAnalysis(template, start, stop).region()
 
 
 def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
@@ -101,7 +101,7 @@ def _random(form: Form, slots: Sequence[int | float]) -> bool:
     return False  # dropout is left out unless it is asked for
 
 
-class _Analysis:
+class _AliasAnalysis:
     """Alias and mutation analysis of a part of a template, from the schemas of its ops."""
 
     def __init__(self, template: CompiledTemplate, start: int, stop: int) -> None:

@@ -21,7 +21,7 @@ _exact = msgspec.msgpack.Encoder().encode  # tells an int from a float, and 0.0 
 
 
 @attrs.frozen
-class Observed:
+class ObservedRun:
     """One run: metadata of a region's inputs, and the template's slots."""
 
     metas: tuple[TensorMeta, ...]
@@ -29,7 +29,7 @@ class Observed:
 
 
 @attrs.frozen
-class Linear:
+class LinearSize:
     """`times * n + plus`."""
 
     times: int
@@ -41,7 +41,7 @@ class Linear:
 
 
 @attrs.frozen
-class Law:
+class SizeRelation:
     """The law by which sizes, strides and slots differ between runs.
 
     Attributes:
@@ -50,11 +50,11 @@ class Law:
         smallest: the least `n` for which no size is below 2.
     """
 
-    example: Observed
+    example: ObservedRun
     base: tuple[int, int] | None = None
-    sizes: dict[int, dict[int, Linear]] = attrs.field(factory=dict)
-    strides: dict[int, dict[int, Linear]] = attrs.field(factory=dict)
-    slots: dict[int, Linear] = attrs.field(factory=dict)
+    sizes: dict[int, dict[int, LinearSize]] = attrs.field(factory=dict)
+    strides: dict[int, dict[int, LinearSize]] = attrs.field(factory=dict)
+    slots: dict[int, LinearSize] = attrs.field(factory=dict)
     smallest: int = 0
 
     def guard(self) -> SizeGuard:
@@ -62,7 +62,7 @@ class Law:
         return SizeGuard(self)
 
 
-def find_law(observed: Sequence[Observed]) -> Law | None:
+def find_law(observed: Sequence[ObservedRun]) -> SizeRelation | None:
     """The law that all of `observed` follow, the last of which is the example; None if there is none."""
     example = observed[-1]
     flat = [_flat(run) for run in observed]
@@ -70,7 +70,7 @@ def find_law(observed: Sequence[Observed]) -> Law | None:
         return None
     differing = [key for key in flat[-1] if len({_exact(numbers.get(key)) for numbers in flat}) > 1]
     if not differing:
-        return Law(example)
+        return SizeRelation(example)
     base = next((key for key in differing if key[0] == "size"), None)
     if base is None or any(not isinstance(numbers.get(key), int) for numbers in flat for key in differing):
         return None
@@ -82,7 +82,7 @@ def find_law(observed: Sequence[Observed]) -> Law | None:
 Key = tuple[Any, ...]
 
 
-def _flat(run: Observed) -> dict[Key, int | float]:
+def _flat(run: ObservedRun) -> dict[Key, int | float]:
     """All numbers of a run by what they are: sizes, strides and slots."""
     flat: dict[Key, int | float] = {("slot", i): slot for i, slot in enumerate(run.slots)}
     for index, meta in enumerate(run.metas):
@@ -91,18 +91,18 @@ def _flat(run: Observed) -> dict[Key, int | float]:
     return flat
 
 
-def _line(n: Sequence[Any], values: Sequence[Any]) -> Linear | None:
+def _line(n: Sequence[Any], values: Sequence[Any]) -> LinearSize | None:
     first = n[0]
     other = next((i for i, value in enumerate(n) if value != first), None)
     if other is None:
         return None
     times, rest = divmod(values[other] - values[0], n[other] - first)
-    line = Linear(times, values[0] - times * first)
+    line = LinearSize(times, values[0] - times * first)
     return line if not rest and all(line.at(a) == b for a, b in zip(n, values, strict=True)) else None
 
 
-def _law(example: Observed, base: Key, lines: dict[Key, Linear]) -> Law:
-    law = Law(example, (base[1], base[2]), smallest=_smallest([v for k, v in lines.items() if k[0] == "size"]))
+def _law(example: ObservedRun, base: Key, lines: dict[Key, LinearSize]) -> SizeRelation:
+    law = SizeRelation(example, (base[1], base[2]), smallest=_smallest([v for k, v in lines.items() if k[0] == "size"]))
     for key, line in lines.items():
         if key[0] == "slot":
             law.slots[key[1]] = line
@@ -112,14 +112,14 @@ def _law(example: Observed, base: Key, lines: dict[Key, Linear]) -> Law:
     return law
 
 
-def _smallest(sizes: Sequence[Linear]) -> int:
+def _smallest(sizes: Sequence[LinearSize]) -> int:
     return max([SMALLEST, *[-(-(SMALLEST - line.plus) // line.times) for line in sizes if line.times > 0]])
 
 
 class SizeGuard:
     """Checks whether a run follows a law, at little cost."""
 
-    def __init__(self, law: Law) -> None:
+    def __init__(self, law: SizeRelation) -> None:
         self._law = law
         metas = law.example.metas
         moving = set(law.sizes) | set(law.strides)
@@ -164,7 +164,7 @@ class SizeGuard:
         return n
 
 
-def observe(tensors: Sequence[Any], slots: Sequence[int | float]) -> Observed | None:
+def observe(tensors: Sequence[Any], slots: Sequence[int | float]) -> ObservedRun | None:
     """A run as it is; None if something in it is no plain strided tensor of real numbers."""
     metas: list[TensorMeta] = []
     for tensor in tensors:
@@ -173,4 +173,4 @@ def observe(tensors: Sequence[Any], slots: Sequence[int | float]) -> Observed | 
         if tensor.dtype.is_complex or tensor.is_neg():
             return None
         metas.append(tensor_meta(tuple(tensor.shape), tensor.stride(), 0, tensor.dtype))
-    return Observed(tuple(metas), tuple(slots))
+    return ObservedRun(tuple(metas), tuple(slots))

@@ -179,7 +179,7 @@ def _library() -> Any:
 
 
 @attrs.frozen
-class _Row:
+class _ExecutorRow:
     """An executor in the metrics: its labels, its supervision, and its report; None: it does not report."""
 
     labels: tuple[str, str, str]
@@ -207,10 +207,10 @@ class _Collector:
         yield from self._balance(rows)
         yield from self._metered(rows)
 
-    def _rows(self) -> Iterator[_Row]:
+    def _rows(self) -> Iterator[_ExecutorRow]:
         for tenant, pool in self._context.tenants.pools():
             for number, supervised in enumerate(pool.executors):
-                yield _Row((str(number), supervised.device_id, tenant), supervised, supervised.report())
+                yield _ExecutorRow((str(number), supervised.device_id, tenant), supervised, supervised.report())
 
     def _gateway(self) -> Iterator[Any]:
         context, counts = self._context, self._context.counts
@@ -243,7 +243,7 @@ class _Collector:
         admitted = {(tenant,): number for tenant, number in sorted(counts.admitted.items())}
         yield self._counter("djinn_gateway_admissions", "Clients that were let in", admitted, ("tenant",))
 
-    def _executors(self, rows: list[_Row]) -> Iterator[Any]:
+    def _executors(self, rows: list[_ExecutorRow]) -> Iterator[Any]:
         yield self._each("up", "Whether it reports", rows, lambda row: float(row.report is not None))
         restarts = {row.labels: row.supervised.restarts for row in rows}
         yield self._counter("djinn_executor_restarts", "How often it was started again", restarts, _LABELS)
@@ -251,7 +251,7 @@ class _Collector:
         yield self._reported("device_memory_free_bytes", "Of it free", rows, lambda report: report.device.memory_free)
         yield self._reported("device_threads", "Threads that an op may use", rows, lambda report: report.device.threads)
 
-    def _sessions(self, rows: list[_Row]) -> Iterator[Any]:
+    def _sessions(self, rows: list[_ExecutorRow]) -> Iterator[Any]:
         yield self._reported("sessions", "Sessions that it has", rows, lambda report: len(report.sessions))
         age, memory = "Age of its oldest session", "Memory of its largest session"
         yield self._reported(
@@ -261,7 +261,7 @@ class _Collector:
             "largest_session_memory_bytes", memory, rows, lambda report: max([s.memory for s in report.sessions] or [0])
         )
 
-    def _balance(self, rows: list[_Row]) -> Iterator[Any]:
+    def _balance(self, rows: list[_ExecutorRow]) -> Iterator[Any]:
         """Assignments of sessions to executors, and the load of these."""
         counts = self._context.counts.assignments
         for name, text, by_policy in (
@@ -278,7 +278,7 @@ class _Collector:
         text = "Sessions that were assigned to it and have not begun"
         yield self._each("beginning_sessions", text, rows, lambda row: row.supervised.load.beginning)
 
-    def _metered(self, rows: list[_Row]) -> Iterator[Any]:
+    def _metered(self, rows: list[_ExecutorRow]) -> Iterator[Any]:
         known = [(row.labels, row.report.metered) for row in rows if row.report is not None]
         for one in COUNTERS:
             found = {labels: value for own, metered in known for labels, value in _counted(one, own, metered)}
@@ -297,13 +297,15 @@ class _Collector:
                     family.add_metric(own, _buckets(seen), seen.total)
             yield family
 
-    def _each(self, name: str, text: str, rows: list[_Row], value: Callable[[_Row], float]) -> Any:
+    def _each(self, name: str, text: str, rows: list[_ExecutorRow], value: Callable[[_ExecutorRow], float]) -> Any:
         family = self._families.GaugeMetricFamily(f"djinn_executor_{name}", text, labels=_LABELS)
         for row in rows:
             family.add_metric(row.labels, value(row))
         return family
 
-    def _reported(self, name: str, text: str, rows: list[_Row], value: Callable[[Sessions], float | None]) -> Any:
+    def _reported(
+        self, name: str, text: str, rows: list[_ExecutorRow], value: Callable[[Sessions], float | None]
+    ) -> Any:
         """A gauge of the executors that report, without those whose value is None."""
         family = self._families.GaugeMetricFamily(f"djinn_executor_{name}", text, labels=_LABELS)
         for row in rows:

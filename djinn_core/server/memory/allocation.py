@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 import attrs
 import torch
 
-from djinn_core.server.memory.spill import Slot
+from djinn_core.server.memory.spill import SpillExtent
 from djinn_core.torch_objects import StorageWeakRef
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class StoredCopy:
 
     reference: StorageWeakRef
     nbytes: int
-    place: Slot | SourceBytes
+    place: SpillExtent | SourceBytes
     resident: bool
 
 

@@ -90,7 +90,7 @@ def counted_phase(phase: str) -> str:
 
 
 @attrs.define
-class _Touched:
+class _RecentStorage:
     """A storage that a program read or made: the last run that did, and the kind of its values."""
 
     run: int
@@ -109,7 +109,7 @@ class Usage:
         self._values = values
         self._run = 0
         self._ran: LruCache[bytes, int] = LruCache(PROGRAMS_LIMIT)  # by template its last run
-        self._touched: dict[str, dict[int, _Touched]] = {}  # by phase and storage, the last used last
+        self._touched: dict[str, dict[int, _RecentStorage]] = {}  # by phase and storage, the last used last
         self._since = 0
         self._before: Mapping[str, int] = {}
 
@@ -143,7 +143,7 @@ class Usage:
             known = touched.pop(storage, None)
             kinds = [kind] if known is None else [kind, known.kind]
             kept = max(kinds, key=KINDS.index)  # of values that share memory, the one that is kept longest counts
-            touched[storage] = _Touched(self._run, kept)
+            touched[storage] = _RecentStorage(self._run, kept)
             if known is None or storage in new:
                 new[storage] = kept
         return new

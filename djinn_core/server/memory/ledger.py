@@ -18,7 +18,7 @@ from djinn_core.server.memory.allocation import Allocation, SourceBytes, StoredC
 from djinn_core.server.memory.budgets import RESIDENCIES, Budgets
 from djinn_core.server.memory.eviction import Decider, Hints, kind_of_holding
 from djinn_core.server.memory.process import process_memory
-from djinn_core.server.memory.spill import Slot, SpillSpace, bytes_on_device, octets
+from djinn_core.server.memory.spill import SpillExtent, SpillSpace, bytes_on_device, octets
 from djinn_core.torch_objects import StorageWeakRef
 from djinn_core.wire.messages import PRESSURE
 
@@ -271,7 +271,7 @@ class Ledger:
             OSError: they cannot be kept.
         """
         copy = self._copies.get(holding.key)
-        if copy is not None and not isinstance(copy.place, Slot) and not copy.place.unchanged():
+        if copy is not None and not isinstance(copy.place, SpillExtent) and not copy.place.unchanged():
             copy = None
         if copy is None:
             slot = self.space.write(holding.storage)
@@ -279,7 +279,7 @@ class Ledger:
             copy = self._copies[holding.key] = StoredCopy(reference, slot.size, slot, resident=True)
             self.counts.spills += 1
             self.counts.spilled += slot.size
-        self.counts.dropped += not isinstance(copy.place, Slot)
+        self.counts.dropped += not isinstance(copy.place, SpillExtent)
         self.drop(holding)
         copy.resident = False
         self._away += copy.nbytes
@@ -313,7 +313,7 @@ class Ledger:
         Raises:
             OSError: they cannot be read.
         """
-        if isinstance(copy.place, Slot):
+        if isinstance(copy.place, SpillExtent):
             self.space.read(copy.place, storage)
             self.counts.restores += 1
             self.counts.restored += copy.nbytes
@@ -333,7 +333,7 @@ class Ledger:
         What is read again from where it came is memory that sessions share: they write into copies of it.
         """
         copy = self._copies.get(key)
-        if copy is not None and copy.resident and isinstance(copy.place, Slot):
+        if copy is not None and copy.resident and isinstance(copy.place, SpillExtent):
             del self._copies[key]
             self.space.free(copy.place)
 
@@ -432,7 +432,7 @@ class Ledger:
         """A storage is gone: what was kept of it is not needed."""
         copy = self._copies.pop(key, None)
         if copy is not None:
-            if isinstance(copy.place, Slot):
+            if isinstance(copy.place, SpillExtent):
                 self.space.free(copy.place)
             if not copy.resident:
                 self._away -= copy.nbytes

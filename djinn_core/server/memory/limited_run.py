@@ -19,7 +19,7 @@ from djinn_core.server.memory.eviction import Hints
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, bytes_of_step
-from djinn_core.server.running.run import Halted, RunOutcome, Stopped, fulfil
+from djinn_core.server.running.run import CancelledStep, FailedStep, RunOutcome, fulfil
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 from djinn_core.wire.messages import Claim
 
@@ -143,7 +143,7 @@ class CarefulRun:
         self._begin(env)
         for index in range(start, len(steps)):
             if run.halt:
-                raise Halted(index)
+                raise CancelledStep(index)
             self._step = index
             step = steps[index]
             try:
@@ -157,7 +157,7 @@ class CarefulRun:
                     again = -1  # what was laid out again is not what the step makes
             except Exception as error:
                 self._ledger.counts.refused += isinstance(error, torch.OutOfMemoryError)
-                raise Stopped(index, error) from error
+                raise FailedStep(index, error) from error
             self._account(step, again, seconds)
         return len(steps)
 

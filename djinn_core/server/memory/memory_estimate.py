@@ -73,7 +73,7 @@ def look_ahead(template: CompiledTemplate, env: Environment, sizes: Mapping[int,
         env: the environment that it will run in.
         sizes: bytes of the inputs' memory, by its key: those that have made room have none of their own.
     """
-    return _Simulation(template, env, sizes).outlook()
+    return _EstimateRun(template, env, sizes).outlook()
 
 
 def bytes_of_step(step: CompiledStep, env: Environment) -> int | None:
@@ -108,7 +108,7 @@ def _stand_in(value: torch.Tensor, nbytes: int, storages: dict[int, torch.Untype
     return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
 
 
-class _Simulation:
+class _EstimateRun:
     def __init__(self, template: CompiledTemplate, env: Environment, sizes: Mapping[int, int]) -> None:
         self.template = template
         self.lifetimes = lifetimes_of(template)

@@ -45,7 +45,7 @@ class LastUses:
 
 
 @attrs.define(eq=False)
-class _Seen:
+class _PastProgram:
     """One program of a session: its steps, the steps at which it uses values, and the program that followed it last time."""
 
     steps: int
@@ -58,14 +58,14 @@ class NextUsePredictor:
 
     def __init__(self) -> None:
         self._roles: dict[int, Role] = {}
-        self._seen: LruCache[bytes, _Seen] = LruCache(PROGRAMS_LIMIT)
+        self._seen: LruCache[bytes, _PastProgram] = LruCache(PROGRAMS_LIMIT)
         self._last = b""
 
     def begin(self, digest: bytes, lifetimes: Lifetimes, inputs: Sequence[int]) -> None:
         """A program begins to run."""
         if (before := self._seen.get(self._last)) is not None:
             before.following = digest
-        seen = self._seen.get(digest) or _Seen(lifetimes.steps)
+        seen = self._seen.get(digest) or _PastProgram(lifetimes.steps)
         first = lifetimes.first_input
         seen.uses = {self.role(handle): lifetimes.next_use(first + number, -1) for number, handle in enumerate(inputs)}
         self._seen.store(digest, seen)

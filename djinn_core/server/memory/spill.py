@@ -24,7 +24,7 @@ _MEMORY = 0.7  # how much of the speed that was known stays, when another is mea
 
 
 @attrs.frozen
-class Slot:
+class SpillExtent:
     """Location in the spill space: first byte and size; in pinned memory the number of a block."""
 
     start: int
@@ -38,21 +38,21 @@ class SpillSpace(Protocol):
     read_speed: float
     used: int
 
-    def write(self, storage: torch.UntypedStorage) -> Slot:
+    def write(self, storage: torch.UntypedStorage) -> SpillExtent:
         """Keep the bytes of a storage.
 
         Raises:
             OSError, RuntimeError: there is no room for them.
         """
 
-    def read(self, slot: Slot, storage: torch.UntypedStorage) -> None:
+    def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
         """Put what was kept into a storage of the same size.
 
         Raises:
             OSError: it cannot be read.
         """
 
-    def free(self, slot: Slot) -> None:
+    def free(self, slot: SpillExtent) -> None:
         """Forget it."""
 
     def room(self) -> int:
@@ -73,27 +73,27 @@ def bytes_on_device(storage: torch.UntypedStorage, device: torch.device) -> torc
 
 
 @attrs.define(eq=False)
-class Gaps:
+class FreeExtents:
     """Free ranges of a file, which are reused before the file grows."""
 
     end: int = 0
     _free: dict[int, list[int]] = attrs.field(factory=dict)
 
-    def take(self, size: int) -> Slot:
+    def take(self, size: int) -> SpillExtent:
         """A stretch for `size` bytes."""
         pages = -(-size // PAGE) * PAGE
         starts = self._free.get(pages)
         if starts:
-            return Slot(starts.pop(), size)
+            return SpillExtent(starts.pop(), size)
         larger = min((n for n, found in self._free.items() if found and n > pages), default=0)
         if larger:
             start = self._free[larger].pop()
             self._free.setdefault(larger - pages, []).append(start + pages)
-            return Slot(start, size)
+            return SpillExtent(start, size)
         start, self.end = self.end, self.end + pages
-        return Slot(start, size)
+        return SpillExtent(start, size)
 
-    def give(self, slot: Slot) -> None:
+    def give(self, slot: SpillExtent) -> None:
         """A stretch is free again."""
         self._free.setdefault(-(-slot.size // PAGE) * PAGE, []).append(slot.start)
 
@@ -109,9 +109,9 @@ class FileSpill:
         self._directory = directory
         self._file: int | None = None
         self._looked = 0  # how large it was when the disk was looked at
-        self._gaps = Gaps()
+        self._gaps = FreeExtents()
 
-    def write(self, storage: torch.UntypedStorage) -> Slot:
+    def write(self, storage: torch.UntypedStorage) -> SpillExtent:
         """As `SpillSpace.write`."""
         slot = self._gaps.take(storage.nbytes())
         began = time.perf_counter()
@@ -138,7 +138,7 @@ class FileSpill:
             count = pwrite(file, data, start)
             data, start = data[count:], start + count
 
-    def read(self, slot: Slot, storage: torch.UntypedStorage) -> None:
+    def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
         """As `SpillSpace.read`."""
         data, start, began = octets(storage), slot.start, time.perf_counter()
         while data:
@@ -148,7 +148,7 @@ class FileSpill:
             data, start = data[count:], start + count
         self.read_speed = _mixed(self.read_speed, slot.size, time.perf_counter() - began)
 
-    def free(self, slot: Slot) -> None:
+    def free(self, slot: SpillExtent) -> None:
         """As `SpillSpace.free`."""
         self._gaps.give(slot)
         self.used -= slot.size
@@ -162,7 +162,7 @@ class FileSpill:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        self._gaps, self.used, self._looked = Gaps(), 0, 0
+        self._gaps, self.used, self._looked = FreeExtents(), 0, 0
         self._disk.forget(self)
 
     def _descriptor(self) -> int:
@@ -188,7 +188,7 @@ class PinnedSpill:
         self._blocks: dict[int, torch.Tensor] = {}
         self._number = 0
 
-    def write(self, storage: torch.UntypedStorage) -> Slot:
+    def write(self, storage: torch.UntypedStorage) -> SpillExtent:
         """As `SpillSpace.write`."""
         began = time.perf_counter()
         block = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
@@ -197,15 +197,15 @@ class PinnedSpill:
         self._blocks[self._number] = block
         self.used += block.nbytes
         self.write_speed = _mixed(self.write_speed, block.nbytes, time.perf_counter() - began)
-        return Slot(self._number, block.nbytes)
+        return SpillExtent(self._number, block.nbytes)
 
-    def read(self, slot: Slot, storage: torch.UntypedStorage) -> None:
+    def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
         """As `SpillSpace.read`."""
         began = time.perf_counter()
         bytes_on_device(storage, self._device).copy_(self._blocks[slot.start])
         self.read_speed = _mixed(self.read_speed, slot.size, time.perf_counter() - began)
 
-    def free(self, slot: Slot) -> None:
+    def free(self, slot: SpillExtent) -> None:
         """As `SpillSpace.free`."""
         self.used -= slot.size
         del self._blocks[slot.start]

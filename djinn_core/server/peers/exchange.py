@@ -33,7 +33,7 @@ from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
 from djinn_core.server.peers.link_probe import Sightings, measure
 from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.peers.route import Route
-from djinn_core.server.recovery.transfer_log import Accepted, PastTransfers, PoolCounts, Record, WriteDown
+from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts, Record, TransfersAcknowledged, WriteDown
 from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import (
     ConnectPeer,
@@ -166,7 +166,7 @@ class PeerExchange:
 
     def _note_taken(self, peer: int, transfers: int) -> None:
         if self._write is not None:
-            self._write(*Accepted(peer, transfers).record())
+            self._write(*TransfersAcknowledged(peer, transfers).record())
 
     # --- others ------------------------------------------------------------------------------------------------
 

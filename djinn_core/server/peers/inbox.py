@@ -13,7 +13,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.server.peers.link_probe import Sightings
 from djinn_core.server.peers.packed_values import Packed, room_for
-from djinn_core.server.recovery.transfer_log import Arrival, PastTransfers, WriteDown
+from djinn_core.server.recovery.transfer_log import PastTransfers, TransferArrival, WriteDown
 from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
 
@@ -29,7 +29,7 @@ class TransferInbox:
         """`patience`: seconds for which a sender whose connection broke may stay away."""
         self._sightings = sightings or Sightings()
         self._patience = patience
-        self._arrived: dict[int, tuple[Arrival, list[Packed]]] = {}
+        self._arrived: dict[int, tuple[TransferArrival, list[Packed]]] = {}
         self._counts: dict[int, int] = {}  # by source, of what came from there directly
         self._connections: dict[int, Connection] = {}
         self._left: set[int] = set()  # sources that do not come back
@@ -107,9 +107,9 @@ class TransferInbox:
         if source:
             self._sightings.arrived(source, sum(map(len, buffers)), time.perf_counter() - began)
         with self.writing:
-            return self._take_in(Arrival(source, header), list(zip(header.items, buffers, strict=True)))
+            return self._take_in(TransferArrival(source, header), list(zip(header.items, buffers, strict=True)))
 
-    def _take_in(self, arrival: Arrival, items: list[Packed]) -> int:
+    def _take_in(self, arrival: TransferArrival, items: list[Packed]) -> int:
         source, number = arrival.source, arrival.header.number
         count = self._counts.get(source, 0)
         if source and number != count + 1:
@@ -149,7 +149,7 @@ class TransferInbox:
         gone = self._gone.get(source)
         return gone is not None and time.monotonic() >= gone[1]
 
-    def state(self) -> tuple[dict[int, int], list[tuple[Arrival, list[Packed]]]]:
+    def state(self) -> tuple[dict[int, int], list[tuple[TransferArrival, list[Packed]]]]:
         """Number of transfers by source, and those that wait. The caller holds `writing`, and compacts the journal."""
         with self._changed:
             past, self._past = self._past, PastTransfers()

@@ -18,7 +18,7 @@ from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
 from djinn_core.server.peers.link_probe import WORTH, Sightings, measure
 from djinn_core.server.peers.packed_values import Packed
-from djinn_core.server.recovery.transfer_log import UnderWay
+from djinn_core.server.recovery.transfer_log import UnacknowledgedTransfer
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe, TransferAck, TransferChunk, TransferHeader
 
@@ -35,7 +35,7 @@ NoteTaken = Callable[[int], None]
 
 
 @attrs.frozen
-class _Kept:
+class _UnacknowledgedTransfer:
     number: int
     transfer: int
     items: list[Packed]
@@ -54,7 +54,7 @@ class Route:
         self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
         self._connection: Connection | None = None
         self._dial: Dial | None = None
-        self._kept: deque[_Kept] = deque()
+        self._kept: deque[_UnacknowledgedTransfer] = deque()
         self._kept_bytes = 0
         self._numbered = 0  # transfers
         self._acknowledged = 0
@@ -89,10 +89,10 @@ class Route:
         with self._changed:
             return self._numbered, self._acknowledged
 
-    def under_way(self) -> list[tuple[UnderWay, list[Packed]]]:
+    def under_way(self) -> list[tuple[UnacknowledgedTransfer, list[Packed]]]:
         """Transfers that were not acknowledged yet."""
         with self._changed:
-            return [(UnderWay(self._peer, kept.header), kept.items) for kept in self._kept]
+            return [(UnacknowledgedTransfer(self._peer, kept.header), kept.items) for kept in self._kept]
 
     def restore(self, sent: int, acknowledged: int) -> None:
         """Continue after another process, which sent `sent` transfers, `acknowledged` of them acknowledged."""
@@ -131,7 +131,7 @@ class Route:
                 self._changed.notify_all()
 
     def _keep(self, number: int, transfer: int, items: list[Packed]) -> None:
-        kept = _Kept(number, transfer, items, sum(len(data) for _, data in items))
+        kept = _UnacknowledgedTransfer(number, transfer, items, sum(len(data) for _, data in items))
         self._kept.append(kept)
         self._kept_bytes += kept.nbytes
 
@@ -249,12 +249,12 @@ class Route:
             return self._dial is not None and not self._broken
         return self._gauges or self._waiting() is not None
 
-    def _waiting(self) -> _Kept | None:
+    def _waiting(self) -> _UnacknowledgedTransfer | None:
         """The transfer that is to be sent next, if any."""
         index = self._next - self._kept[0].number if self._kept else 0
         return self._kept[max(index, 0)] if index < len(self._kept) else None
 
-    def _send(self, connection: Connection, kept: _Kept) -> None:
+    def _send(self, connection: Connection, kept: _UnacknowledgedTransfer) -> None:
         for frame in frames_of(kept.header, kept.items):
             connection.send(frame)
         with self._changed:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.server.peers.packed_values import check_item
-from djinn_core.server.recovery.executor_channel import StateParts as Found
+from djinn_core.server.recovery.executor_channel import StateParts
 from djinn_core.server.recovery.snapshot_format import Snapshot, decode_snapshot
 from djinn_core.wire.frames import flatten
 from djinn_core.wire.messages import decode, encode
@@ -17,7 +17,7 @@ from djinn_core.wire.templates import digest_of
 _PIECE_HEAD = encode(StateChunk())
 
 
-def hand_out(take: Callable[[], Found | None], held: int, limit: int, send: Callable[[Frame], None]) -> None:
+def hand_out(take: Callable[[], StateParts | None], held: int, limit: int, send: Callable[[Frame], None]) -> None:
     """Send the session's state, as `take` returns it, if it fits in `limit` bytes; or else the reason why not.
 
     `held`: bytes that its values have.

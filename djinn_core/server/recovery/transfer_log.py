@@ -25,7 +25,7 @@ Record = tuple[bytes, bytes, Sequence[Buffer]]  # as `Journal.append` takes it
 WriteDown = Callable[[bytes, bytes, Sequence[Buffer]], None]
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class TransferArrival(msgspec.Struct, frozen=True):
     """A transfer that came from executor `source`; 0: through the client."""
 
     source: int
@@ -36,7 +36,7 @@ class Arrival(msgspec.Struct, frozen=True):
         return ARRIVED, _encoder.encode(self), [data for _, data in items if len(data)]
 
 
-class UnderWay(msgspec.Struct, frozen=True):
+class UnacknowledgedTransfer(msgspec.Struct, frozen=True):
     """A transfer that was sent to executor `peer` and not acknowledged at the snapshot."""
 
     peer: int
@@ -47,7 +47,7 @@ class UnderWay(msgspec.Struct, frozen=True):
         return UNDER_WAY, _encoder.encode(self), [data for _, data in items if len(data)]
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class TransfersAcknowledged(msgspec.Struct, frozen=True):
     """Number of transfers that executor `peer` has acknowledged: a process that replays the journal need not send them."""
 
     peer: int
@@ -97,15 +97,15 @@ class PastTransfers:
         """
         try:
             if kind == ACCEPTED:
-                accepted = msgspec.msgpack.decode(head, type=Accepted)
+                accepted = msgspec.msgpack.decode(head, type=TransfersAcknowledged)
                 self.accepted[accepted.peer] = max(accepted.transfers, self.accepted.get(accepted.peer, 0))
             elif kind == UNDER_WAY:
                 msgspec.msgpack.decode(
-                    head, type=UnderWay
+                    head, type=UnacknowledgedTransfer
                 )  # what is wrong with it is said before anything is made of the others
                 self._under_way.append(start)
             else:
-                arrival = msgspec.msgpack.decode(head, type=Arrival)
+                arrival = msgspec.msgpack.decode(head, type=TransferArrival)
                 self._places[arrival.header.transfer] = start
                 self.arrived[arrival.source] = max(arrival.header.number, self.arrived.get(arrival.source, 0))
         except msgspec.MsgspecError as error:
@@ -116,20 +116,20 @@ class PastTransfers:
         start = self._places.pop(transfer, None)
         return None if start is None else self._arrival(start)[1]
 
-    def waiting(self) -> list[tuple[Arrival, list[Packed]]]:
+    def waiting(self) -> list[tuple[TransferArrival, list[Packed]]]:
         """Transfers that were received and that the session has not used since."""
         return [self._arrival(start) for start in self._places.values()]
 
-    def under_way(self) -> list[tuple[UnderWay, list[Packed]]]:
+    def under_way(self) -> list[tuple[UnacknowledgedTransfer, list[Packed]]]:
         """Transfers that were sent before the snapshot and not acknowledged by then."""
         found = [self._read(start) for start in self._under_way]
         self._under_way.clear()
-        sent = [msgspec.msgpack.decode(frame.head, type=UnderWay) for frame in found]
+        sent = [msgspec.msgpack.decode(frame.head, type=UnacknowledgedTransfer) for frame in found]
         return [(one, _packed(one.header, frame)) for one, frame in zip(sent, found, strict=True)]
 
-    def _arrival(self, start: int) -> tuple[Arrival, list[Packed]]:
+    def _arrival(self, start: int) -> tuple[TransferArrival, list[Packed]]:
         frame = self._read(start)
-        arrival = msgspec.msgpack.decode(frame.head, type=Arrival)
+        arrival = msgspec.msgpack.decode(frame.head, type=TransferArrival)
         return arrival, _packed(arrival.header, frame)
 
 

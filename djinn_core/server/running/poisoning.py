@@ -24,7 +24,7 @@ _SHARING: Final = frozenset(
 NO_HANDLE: Final = -1  # looks into no storage
 
 
-class Sharing:
+class MemorySharing:
     """The values of a run and of its session by the address of their memory, and their poisoning. Made at the first failure.
 
     It is an index, so that each of ten thousand failing ops does not search all values for aliases. The session's part is kept

@@ -11,7 +11,7 @@ import torch
 
 from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
-from djinn_core.server.running.poisoning import NO_HANDLE, Sharing
+from djinn_core.server.running.poisoning import NO_HANDLE, MemorySharing
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
 from djinn_core.server.running.timings import OpTimes
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
@@ -39,7 +39,7 @@ class RunOutcome(msgspec.Struct):
     layout_mismatches: list[LayoutMismatch] = msgspec.field(default_factory=list)
     halt: Sequence[bool] = ()  # as in `RunRequest`
     stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
-    sharing: Sharing | None = None  # since the first failure
+    sharing: MemorySharing | None = None  # since the first failure
 
 
 _NO_CLAIMS: Final[Mapping[int, list[Claim]]] = {}
@@ -109,7 +109,7 @@ def run_template(
     steps = template.steps if work.stop_at is None else template.steps[: work.stop_at]
     step, count = 0, len(steps)
     if template.moves and values.indexed:
-        run.sharing = Sharing(template, work, env, values)
+        run.sharing = MemorySharing(template, work, env, values)
         run.sharing.follow(0)
     # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
     if claims or work.stop_at is not None:
@@ -123,18 +123,18 @@ def run_template(
                 if shortcut is not None and step <= shortcut.start:
                     step = _short(steps, step, env, shortcut)
                 step = advance(steps, step, env, claims, run)
-            except Halted as halted:
+            except CancelledStep as halted:
                 if work.rest is None or not work.rest(work):
                     run.stopped_at = halted.step
                     break
                 step = halted.step
-            except Stopped as stop:
+            except FailedStep as stop:
                 step = stop.step
                 failed = template.steps[step]
                 if guard is not None:  # it moves what does not fit elsewhere
                     values.forget_addresses()
                 if run.sharing is None or guard is not None:
-                    run.sharing = Sharing(template, work, env, values)
+                    run.sharing = MemorySharing(template, work, env, values)
                 if not _made_resizable(failed, stop, env, values, run.sharing) and not _restored(
                     step, failed, env, values, run.sharing
                 ):
@@ -142,14 +142,14 @@ def run_template(
                     step += 1
             except ShortcutError as error:
                 assert shortcut is not None
-                sharing = Sharing(template, work, env, values)
+                sharing = MemorySharing(template, work, env, values)
                 for step in range(shortcut.start, shortcut.stop):
-                    _poison(template, Stopped(step, error), work, env, sharing, run)
+                    _poison(template, FailedStep(step, error), work, env, sharing, run)
                 step, shortcut = shortcut.stop, None
     if run.stopped_at is None:
         run.stopped_at = work.stop_at
     if run.stopped_at is not None:
-        run.failures += Sharing(template, work, env, values).poison_rest(run.stopped_at)
+        run.failures += MemorySharing(template, work, env, values).poison_rest(run.stopped_at)
     if run.sharing is not None and guard is None:
         run.sharing.follow(step)
     elif template.moves:
@@ -164,7 +164,7 @@ def refuse_run(
 ) -> RunOutcome:
     """In place of a run: what it would have made or written is poison for that reason."""
     env = environment_of(template, work, slots, values)
-    Sharing(template, work, env, values).poison_from(0, failure)
+    MemorySharing(template, work, env, values).poison_from(0, failure)
     for handle, place in zip(work.outputs, template.outputs, strict=True):
         value = env[place]
         values[handle] = value if isinstance(value, Poison) else Poison(failure)
@@ -182,7 +182,7 @@ def environment_of(
     return [*template.constants, *slots, *inputs, *([None] * template.made)]
 
 
-class Stopped(Exception):  # noqa: N818 - a signal between two functions
+class FailedStep(Exception):  # noqa: N818 - a signal between two functions
     """Step `step` raised `error`."""
 
     def __init__(self, step: int, error: Exception) -> None:
@@ -191,7 +191,7 @@ class Stopped(Exception):  # noqa: N818 - a signal between two functions
         self.error = error
 
 
-class Halted(Exception):  # noqa: N818 - a signal between two functions
+class CancelledStep(Exception):  # noqa: N818 - a signal between two functions
     """Step `step` and those after it are cancelled."""
 
     def __init__(self, step: int) -> None:
@@ -213,12 +213,12 @@ def _advance(
         if not claims:
             for step in range(start, stop):
                 if halt:
-                    raise Halted(step)
+                    raise CancelledStep(step)
                 steps[step].run(env)
         else:
             for step in range(start, stop):
                 if halt:
-                    raise Halted(step)
+                    raise CancelledStep(step)
                 if step in claims:
                     steps[step].store(env)
                     fulfil(steps[step], claims[step], env, run)
@@ -226,10 +226,10 @@ def _advance(
                         env[place] = None
                 else:
                     steps[step].run(env)
-    except Halted:
+    except CancelledStep:
         raise
     except Exception as error:
-        raise Stopped(step, error) from error
+        raise FailedStep(step, error) from error
     return stop
 
 
@@ -256,11 +256,13 @@ def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut
         for step in range(start, shortcut.start):
             steps[step].run(env)
     except Exception as error:
-        raise Stopped(step, error) from error
+        raise FailedStep(step, error) from error
     return shortcut.stop if shortcut.take(env) else shortcut.start
 
 
-def _made_resizable(step: CompiledStep, stop: Stopped, env: Environment, values: ValueTable, sharing: Sharing) -> bool:
+def _made_resizable(
+    step: CompiledStep, stop: FailedStep, env: Environment, values: ValueTable, sharing: MemorySharing
+) -> bool:
     """Move an upload that `step` failed to resize to memory of PyTorch's own; False if it failed for another reason.
 
     Where there is no memory for the move, that becomes the step's error.
@@ -295,7 +297,7 @@ def _own(storage: torch.UntypedStorage, values: Iterable[Any]) -> None:
         tensor.set_(copy, metas[key].offset, metas[key].shape, metas[key].stride)
 
 
-def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: Sharing) -> bool:
+def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: MemorySharing) -> bool:
     """Restore the memory of poison that `step` overwrites completely; False if `step` has another problem."""
     poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
     if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
@@ -354,10 +356,10 @@ def _bound(values: ValueTable, handle: int, sequence: int) -> Any:
 
 def _poison(
     template: CompiledTemplate,
-    stop: Stopped,
+    stop: FailedStep,
     work: RunRequest,
     env: Environment,
-    sharing: Sharing,
+    sharing: MemorySharing,
     run: RunOutcome,
 ) -> None:
     step = template.steps[stop.step]

@@ -34,7 +34,7 @@ READ_AHEAD_SHARE: Final = 8  # a memory limit by this, if that is less
 
 
 @attrs.define
-class _Read:
+class _PendingRead:
     """A value that is read. `reading`: None: it is not begun, because others have to be taken by the device first."""
 
     header: UploadPart
@@ -64,7 +64,7 @@ class WeightReads:
         self._ahead = READ_AHEAD if self._ledger is None else min(READ_AHEAD, self._ledger.limit // READ_AHEAD_SHARE)
         self.shares = SessionShares(values, self._ledger)
         self.journal: Journal | None = None
-        self.reading: OrderedDict[int, _Read] = OrderedDict()  # by handle
+        self.reading: OrderedDict[int, _PendingRead] = OrderedDict()  # by handle
 
     def left(self) -> int:
         """Bytes of the values that are being read, or wait for that."""
@@ -94,7 +94,7 @@ class WeightReads:
         except WeightsUnavailable as error:
             self._uploads.poison(request.handle, "WeightsUnavailable", str(error))
         else:
-            self.reading[request.handle] = _Read(header, origin)
+            self.reading[request.handle] = _PendingRead(header, origin)
             self._uploads.reading.add(request.handle)
             self._begin()
 
@@ -144,7 +144,7 @@ class WeightReads:
                 self._uploads.reading.discard(handle)
                 self._uploads.reading_bytes -= one.header.size if one.reading is not None else 0
 
-    def _finish(self, one: _Read, reading: Reading) -> None:
+    def _finish(self, one: _PendingRead, reading: Reading) -> None:
         try:
             data = reading.result()
             if not one.header.size:

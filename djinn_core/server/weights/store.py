@@ -105,7 +105,7 @@ QUEUED_LIMIT: Final = 1 << 30  # bytes that may wait to be written; beyond it up
 
 
 @attrs.frozen
-class _Parcel:
+class _NewEntry:
     """An entry to be stored: `data`, or a file that is in the store's directory under another name already."""
 
     digest: bytes
@@ -145,7 +145,7 @@ class WeightStore:
         self._directory = directory
         self._files_of_others = WeightFiles()
         self._checked: dict[bytes, int] = {}
-        self._parcels: queue.SimpleQueue[_Parcel] = queue.SimpleQueue()
+        self._parcels: queue.SimpleQueue[_NewEntry] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         self._changed = threading.Condition()
         self._queued = 0
@@ -198,7 +198,7 @@ class WeightStore:
 
         If `data` is written to before that, its digest no longer matches, and it is not stored.
         """
-        return self._put(_Parcel(digest, data))
+        return self._put(_NewEntry(digest, data))
 
     def adopt(self, digest: bytes, file: Path, proven: Callable[[bytes], None] = lambda _: None) -> bool:
         """Have `file`, too, without copying it, once its bytes have turned out to have that digest; `proven` is told then.
@@ -213,14 +213,14 @@ class WeightStore:
         except OSError as error:
             _log.info("a file is not shared with the store", reason=str(error))
             return False
-        self._put(_Parcel(digest, name, proven=proven))
+        self._put(_NewEntry(digest, name, proven=proven))
         return True
 
     def file_of(self, digest: bytes) -> Path:
         """Path of the file of these bytes, if they were kept (and not lent)."""
         return self._path(digest)
 
-    def _put(self, parcel: _Parcel) -> threading.Event:
+    def _put(self, parcel: _NewEntry) -> threading.Event:
         with self._changed:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_parcels, name="djinn-store", daemon=True)
@@ -327,7 +327,7 @@ class WeightStore:
         finally:
             Path(name).unlink(missing_ok=True)
 
-    def _take_over(self, parcel: _Parcel, name: Path) -> None:
+    def _take_over(self, parcel: _NewEntry, name: Path) -> None:
         try:
             if digest_of_file(name) != parcel.digest:
                 _log.warning("an upload was not stored: its bytes are not those that were announced")

@@ -54,13 +54,13 @@ def training_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]
         inputs: what it takes from outside.
         known: values from earlier programs, among them gradients that are waiting for the optimizer.
     """
-    walk = _Walk(graph, inputs, known)
+    walk = _BackwardWalk(graph, inputs, known)
     if not (walk.layers or walk.updates):
         return Training({}, 0, 0, walk.derived)
     return Training(_phases(graph, walk), len(walk.layers), len(walk.updates), walk.derived)
 
 
-class _Walk:
+class _BackwardWalk:
     """One walk over the program.
 
     Attributes:
@@ -105,12 +105,12 @@ class _Walk:
         return shape in {(), (1,)} and bool(self._graph.flow.users(node.id)) and (source >= 0 or self._differentiates)
 
 
-def _phases(graph: Graph, walk: _Walk) -> dict[int, ExecutionPhase]:
+def _phases(graph: Graph, walk: _BackwardWalk) -> dict[int, ExecutionPhase]:
     """Cut the program at the beginnings of backward passes, at their ends and at the last writes into weights."""
     count = len(graph.nodes)
     starts = walk.seeds or walk.layers[:1] or [0]
     phases = dict.fromkeys(range(starts[0]), ExecutionPhase.TRAINING_FORWARD)
-    layers, updates = _Ahead(walk.layers), _Ahead(walk.updates)
+    layers, updates = _MonotoneCursor(walk.layers), _MonotoneCursor(walk.updates)
     for start, end in zip(starts, [*starts[1:], count], strict=True):
         last = layers.last_before(end, at_least=start)
         done = updates.last_before(end, at_least=last)
@@ -147,7 +147,7 @@ def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
     return last
 
 
-class _Ahead:
+class _MonotoneCursor:
     """Ascending positions, queried for the last one before an end; the ends of successive queries only grow."""
 
     def __init__(self, positions: list[int]) -> None:

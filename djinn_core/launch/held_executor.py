@@ -1,4 +1,4 @@
-"""Handle of an executor on another machine, in the process that launched it: its calls go to an `ExecutorHolder` there."""
+"""Held executor: handle, in the process that launched it, of an executor on another machine; its calls go to an `ExecutorHolder` there."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class NoticedCalls(Protocol):
 
 
 class HeldExecutor:
-    """As `Launched`, over the calls of an engine."""
+    """A `Launched` over the calls of its holder, which an engine runs."""
 
     def __init__(self, calls: HolderCalls, *, follows: bool = False) -> None:
         """`follows`: True if it takes the place of another executor, whose journals it recovers."""
