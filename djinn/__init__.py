@@ -77,7 +77,7 @@ if TYPE_CHECKING:
         stats,
         synchronize,
     )
-    from djinn_core.runtime.connecting.links import topology
+    from djinn_core.runtime.connecting.link_measurement import topology
     from djinn_core.runtime.coordinator import Coordinator, coordinator
     from djinn_core.runtime.deadlines import deadline
     from djinn_core.runtime.kv_session import KvSession, kv_session
@@ -206,7 +206,7 @@ _PLACES = {
     "djinn_core.notebook": "load_ipython_extension",
     "djinn_core.runtime.captured": "capture execute explain get_graph plan",
     "djinn_core.runtime.client": "cancel configure get_runtime_state init init_async is_initialized last_profile register_init_hook reset_stats shut_down stats synchronize",
-    "djinn_core.runtime.connecting.links": "topology",
+    "djinn_core.runtime.connecting.link_measurement": "topology",
     "djinn_core.runtime.coordinator": "Coordinator coordinator",
     "djinn_core.runtime.deadlines": "deadline",
     "djinn_core.runtime.kv_session": "KvSession kv_session",

@@ -15,7 +15,7 @@ from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.recorder import current
 from djinn_core.runtime import client
 from djinn_core.runtime.client_session import ClientSession
-from djinn_core.runtime.connecting.opened import OpenSession
+from djinn_core.runtime.connecting.open_session import OpenSession
 
 session_name = client.session_name
 

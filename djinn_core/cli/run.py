@@ -48,9 +48,9 @@ def command(
     end_by_interrupt()
     if server is not None:
         os.environ["DJINN_SERVERS"] = server  # for processes that the script starts, too
-    from djinn_core.runtime import under_run
+    from djinn_core.runtime import run_processes
 
-    under_run.begin()
+    run_processes.begin()
     _connect(verbose)
     with _counting(stats), _traced(trace):
         try:

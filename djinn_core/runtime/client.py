@@ -30,10 +30,9 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import missing_operators, open_connections
-from djinn_core.runtime.connecting.opened import OpenSession
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.status import why_unavailable
 from djinn_core.runtime.context import ClientContext, InitHook
-from djinn_core.runtime.counting import counters, reset_counters
 from djinn_core.runtime.integrations import integrate_registered
 from djinn_core.runtime.load_plugins import all_plugins, load_opening_plugins
 from djinn_core.runtime.planning import session_planner
@@ -211,13 +210,6 @@ def settings() -> Settings:
     return context.settings
 
 
-def plugins_asked_by_size() -> tuple[str, ...]:
-    """Plugins in use that do not say that they tolerate growth, by kind and name: plans hold for fewer sizes with them."""
-    from djinn_core.runtime.planning.session_plans import asked_by_size_in
-
-    return asked_by_size_in(registry(), settings(), max(1, len(context.opened)))
-
-
 def registry() -> Registry:
     """The plugins that are in use."""
     _load()
@@ -271,9 +263,9 @@ def _session() -> ClientSession:
         hooks = list(context.hooks)
     # Without the lock: hooks may use the device, also from threads that they start.
     if any(one.executor is not None and one.executor.notices for one in context.opened):
-        from djinn_core.runtime import leaving_places  # not needed otherwise
+        from djinn_core.runtime import drained_nodes  # not needed otherwise
 
-        leaving_places.watch()
+        drained_nodes.watch()
     for hook in hooks:
         hook()
     return session
@@ -561,12 +553,12 @@ def stats() -> Mapping[str, int]:
 
     Plugins with which plans hold for fewer sizes are named beside `plans_for_sizes`.
     """
-    return counters(context)
+    return context.counters()
 
 
 def reset_stats() -> None:
     """Start counting from zero."""
-    reset_counters(context)
+    context.reset_counters()
 
 
 def queue_seconds() -> float:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from djinn_core.config import Settings
 from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.runtime_interface import port
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_session import ClientSession
-from djinn_core.runtime.connecting.opened import OpenSession
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.load_plugins import all_plugins
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
@@ -87,3 +88,24 @@ class ClientContext:
             with collect_later, self.loading:
                 self.registry = all_plugins(self.settings, self.registry)
         return self.registry, self.settings
+
+    def counters(self) -> Mapping[str, int]:
+        """Counters since the start or the last reset, for users; sizes in bytes."""
+        counts = {k: int(v) for k, v in attrs.asdict(self.stats).items() if k != "server_seconds"}
+        for plugin in self.asked_by_size:
+            counts[f"plans_for_sizes, {plugin}"] = counts["plans_for_sizes"]
+        names = ("ops_captured", "bytes_sent", "bytes_received", "ops_inferred")
+        return counts | {n: now - then for n, now, then in zip(names, self._totals(), self.baseline, strict=True)}
+
+    def _totals(self) -> tuple[int, int, int, int]:
+        sent, received = self.closed
+        for one in self.opened:
+            sent, received = sent + one.connection.bytes_sent, received + one.connection.bytes_received
+        return port.ops_captured, sent, received, port.ops_inferred
+
+    def reset_counters(self) -> None:
+        """Start counting from zero."""
+        fresh = Stats()
+        for field in attrs.fields(Stats):
+            setattr(self.stats, field.name, getattr(fresh, field.name))
+        self.baseline = self._totals()

@@ -25,7 +25,7 @@ from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
-from djinn_core.runtime.receiving.reads import follow_reads
+from djinn_core.runtime.receiving.read_progress import follow_reads
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.sending.compressing import UploadCompressor
 from djinn_core.runtime.sending.submissions import UNREAD, Submissions

@@ -11,7 +11,7 @@ from djinn_core.ir.operators import allowed_operators, operators_digest
 from djinn_core.launch.tickets import Grant, TicketChecker
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
-from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS, complain, instance, receive_message, refuse
+from djinn_core.server.handshake import UNAUTHENTICATED_LIMITS, complain, instance, receive_message, refuse
 from djinn_core.server.peers.exchange import PeerListener
 from djinn_core.server.peers.inbox import PeerConnection
 from djinn_core.wire.compression import supported_compressions

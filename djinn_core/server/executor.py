@@ -49,7 +49,7 @@ from djinn_core.server.control import Control
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.executor_metrics import metered
-from djinn_core.server.greetings import complain, instance, refuse, send_message
+from djinn_core.server.handshake import complain, instance, refuse, send_message
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.memory.eviction import decider
 from djinn_core.server.peers.exchange import PeerListener, serve_control_channel

@@ -25,7 +25,7 @@ from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.devices import device_figures, reset_device_peak
-from djinn_core.server.greetings import instance
+from djinn_core.server.handshake import instance
 from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session import SessionMemory
@@ -49,10 +49,10 @@ from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationSta
 from djinn_core.server.running.random_state import SessionRandomness, octets_of, tensor_of
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
+from djinn_core.server.running.run_request import RunRequest, unpack
 from djinn_core.server.running.template_compiler import CompiledTemplate, compile_template
 from djinn_core.server.running.timings import OpTimes, Timings
 from djinn_core.server.running.values import Poison, ValueTable
-from djinn_core.server.running.work import RunRequest, unpack
 from djinn_core.server.session_metrics import EVERY_SESSION, SessionCounters, SessionGauges
 from djinn_core.server.session_overview import SessionNotes, SessionOverview
 from djinn_core.server.usage_metrics import Holdings

@@ -39,7 +39,7 @@ from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays
 from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
-from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS
+from djinn_core.server.handshake import UNAUTHENTICATED_LIMITS
 from djinn_core.server.memory import session as memory_session
 from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.server.memory.session import SessionMemory

@@ -16,7 +16,7 @@ from configured import configured
 
 import djinn
 from djinn_core.errors import PluginError
-from djinn_core.runtime.connecting.plugin_reach import check_for_servers, names_for_executors
+from djinn_core.runtime.connecting.local_plugins import check_for_servers, names_for_executors
 
 Make = Callable[[str, str], ModuleType]
 REMOTE = "remote_accelerator:0"

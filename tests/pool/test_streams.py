@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from djinn_core.runtime import client
+from djinn_core.runtime.pool.load_balancing import LoadBalancer, ProgramFamily
 from djinn_core.runtime.pool.membership import Membership
-from djinn_core.runtime.pool.streams import LoadBalancer, ProgramFamily
 
 REMOTE = "remote_accelerator:0"
 

@@ -15,6 +15,7 @@ from djinn.testing import ProgramBuilder
 from djinn_core.ir.program import Program
 from djinn_core.runtime import client
 from djinn_core.runtime.planning.plans import PlansByStructure
+from djinn_core.runtime.planning.session_plans import asked_by_size_in
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.sending import submissions
 from djinn_core.runtime.sending.submissions import framed
@@ -113,7 +114,7 @@ def test_a_template_that_is_known_goes_with_the_trace_of_its_submission(embedded
 
 def test_all_that_is_installed_tolerates_growth(embedded):
     """With one that does not plans hold for fewer sizes."""
-    assert client.plugins_asked_by_size() == ()
+    assert asked_by_size_in(*client.context.configured(), 1) == ()
 
 
 def shared(recorded: Program) -> Program:
@@ -244,7 +245,7 @@ def test_a_plugin_that_says_nothing_of_growth_is_asked_for_representative_sizes(
 
     steps(40)
     assert steps(40) <= 1
-    assert "optimization 'innocent'" in client.plugins_asked_by_size()
+    assert "optimization 'innocent'" in asked_by_size_in(*client.context.configured(), 1)
 
 
 @pytest.mark.parametrize("executors", [1, 2])

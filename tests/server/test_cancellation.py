@@ -22,7 +22,7 @@ from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.running import cancellation
 from djinn_core.server.running.cancellation import CancellationState
 from djinn_core.server.running.fair_share import FairShare
-from djinn_core.server.running.work import RunRequest
+from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights.disk import Disk

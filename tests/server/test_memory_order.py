@@ -18,9 +18,9 @@ from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.peers.packed_values import pack_copies, pack_storages, unpack_item
 from djinn_core.server.running.run import run_template
+from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.running.work import RunRequest
 from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.peer_messages import Item, View

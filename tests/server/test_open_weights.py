@@ -20,7 +20,7 @@ from servers import start_server, wait_for
 import djinn
 from djinn.testing import executor_processes, kill_executor
 from djinn_core.runtime.connecting.status import ask_servers
-from djinn_core.runtime.receiving import reads
+from djinn_core.runtime.receiving import read_progress
 
 REMOTE = "remote_accelerator:0"
 
@@ -330,7 +330,7 @@ class Following:
 
 def test_over_two_executors(folder, monkeypatch, tmp_path):
     folder = shutil.copytree(folder, tmp_path / "models")
-    monkeypatch.setattr(reads, "SHOWN_BYTES", 1)
+    monkeypatch.setattr(read_progress, "SHOWN_BYTES", 1)
     reading = Following()
     with configured(executors=2, threads=1, placement_policy="round_robin", plugins=["round_robin", reading]):
         djinn.init()

@@ -32,7 +32,7 @@ from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.log_rate_limit import AT_ONCE, LogRateLimit
 from djinn_core.server.gateway.pool import Pool
 from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
-from djinn_core.server.greetings import Refusal, refuse
+from djinn_core.server.handshake import Refusal, refuse
 from djinn_core.server.rate_limit import REMEMBERED, Bucket, Buckets
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.usage_metrics import UsageMetrics

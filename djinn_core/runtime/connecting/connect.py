@@ -31,8 +31,8 @@ from djinn_core.runtime.connecting.dialling import (
     slowness,
     unreachable,
 )
-from djinn_core.runtime.connecting.opened import OpenSession
-from djinn_core.runtime.connecting.plugin_reach import check_for_servers
+from djinn_core.runtime.connecting.local_plugins import check_for_servers
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.redialling import resumable_channel
 from djinn_core.runtime.connecting.servers import ENGINE, Servers, find_servers, server_tls, standby_servers
 from djinn_core.runtime.standby.connection import StandbyServer, with_standby

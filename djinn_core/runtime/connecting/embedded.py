@@ -33,8 +33,8 @@ from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import ask, attach, client_name
-from djinn_core.runtime.connecting.opened import OpenSession
-from djinn_core.runtime.connecting.plugin_reach import names_for_executors
+from djinn_core.runtime.connecting.local_plugins import names_for_executors
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed

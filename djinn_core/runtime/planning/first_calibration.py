@@ -16,7 +16,7 @@ from typing import Final
 from djinn_core.config import Settings
 from djinn_core.hookspecs.costs import BackgroundCalibrated
 from djinn_core.logs import get_logger
-from djinn_core.runtime.connecting.opened import OpenSession
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.runtime.planning.calibrations import calibration_file, calibration_of
 

@@ -16,19 +16,19 @@ from djinn_core.interception.tensors.storage import Value
 from djinn_core.interrupts import held
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.connecting.opened import OpenSession
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.constraints import limits_of, within
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.planning.planning import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
-from djinn_core.runtime.pool.links import PresentLinks
 from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.peer_reconnection import PeerReconnection
 from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.relay import Relay, look_after_each_other
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
+from djinn_core.runtime.pool.topology import PresentLinks
 from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.session import Session

@@ -8,12 +8,11 @@ from djinn_core.config import Settings
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.result import PipelineResult
-from djinn_core.runtime.connecting.opened import OpenSession
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.executors import PoolExecutors
 from djinn_core.runtime.pool.held_uploads import HeldUploads
-from djinn_core.runtime.pool.links import PresentLinks
 from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.peer_reconnection import PeerReconnection
 from djinn_core.runtime.pool.planner import PlanningInputs, PoolPlanner
@@ -21,6 +20,7 @@ from djinn_core.runtime.pool.relay import Relay
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.pool.topology import PresentLinks
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats

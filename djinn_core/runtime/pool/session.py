@@ -24,12 +24,12 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.connecting.opened import OpenSession
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.executors import PoolExecutors
+from djinn_core.runtime.pool.load_balancing import LoadBalancer, ProgramFamily
 from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, PooledPlan, RunPart, TransferStep, UploadStep
-from djinn_core.runtime.pool.streams import LoadBalancer, ProgramFamily
-from djinn_core.runtime.receiving.reads import follow_reads
+from djinn_core.runtime.receiving.read_progress import follow_reads
 from djinn_core.runtime.session import Session
 from djinn_core.wire.cache_messages import CacheAction
 

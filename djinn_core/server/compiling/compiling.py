@@ -30,7 +30,7 @@ from djinn_core.ir.form import (
 from djinn_core.ir.operators import resolve
 from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
-from djinn_core.server.compiling.artefact import Artefact
+from djinn_core.server.compiling.compiled_region import CompiledRegion
 from djinn_core.server.compiling.hot_template import (
     Adopted,
     Checking,
@@ -218,7 +218,7 @@ class Compiling:
         self.counts.compilations += 1
         try:
             replay = compiler.compile(self._context(job))
-            artefact = replay and Artefact(compiler.name, replay, job.template, job.region, job.law)
+            artefact = replay and CompiledRegion(compiler.name, replay, job.template, job.region, job.law)
         except Exception as error:
             self.counts.failures += 1
             self._tell(compiler.name, job.hot.name, repr(error))

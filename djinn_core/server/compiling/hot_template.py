@@ -14,14 +14,13 @@ from typing import Any, Protocol
 import attrs
 
 from djinn_core.logs import get_logger
-from djinn_core.server.compiling.artefact import Artefact, inputs_getter, slots_of
-from djinn_core.server.compiling.checking import difference
+from djinn_core.server.compiling.compiled_region import CompiledRegion, difference, inputs_getter, slots_of
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
 from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, run_template
+from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.running.work import RunRequest
 
 _log = get_logger("djinn.server")
 
@@ -116,7 +115,7 @@ class HotTemplate:
         phase.ran(time.perf_counter() - began)
         return run
 
-    def compiled(self, job: Job, artefact: Artefact) -> None:
+    def compiled(self, job: Job, artefact: CompiledRegion) -> None:
         """A compiler has made something. Called from the background."""
         self.phase = Checking(self, job, artefact)
 
@@ -147,7 +146,7 @@ class HotTemplate:
         self._tell("a template is watched again", reason=reason)
         self.phase = Cold(self)
 
-    def adopt(self, job: Job, artefact: Artefact, ratio: float) -> None:
+    def adopt(self, job: Job, artefact: CompiledRegion, ratio: float) -> None:
         """Use what was compiled."""
         grows = "yes" if job.law.base else "no"
         self._tell("a template is compiled", compiler=artefact.compiler, time_ratio=round(ratio, 3), grows=grows)
@@ -252,13 +251,13 @@ class Watching(_Offer):
 class _RegionPhase(_Offer):
     """A phase with a compiled region."""
 
-    def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
+    def __init__(self, hot: HotTemplate, job: Job, artefact: CompiledRegion) -> None:
         self.hot, self.job, self.artefact = hot, job, artefact
         self.region = job.region
         self._missed = 0
 
     def follows(self, env: Environment) -> int | None:
-        """As `Artefact.follows`, counted."""
+        """As `CompiledRegion.follows`, counted."""
         n = self.artefact.follows(env)
         self._missed = self._missed + 1 if n is None else 0
         return n
@@ -297,7 +296,7 @@ class _RegionPhase(_Offer):
 class Checking(_RegionPhase):
     """Phase that compares the results of the compiled region with those of the instructions."""
 
-    def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
+    def __init__(self, hot: HotTemplate, job: Job, artefact: CompiledRegion) -> None:
         super().__init__(hot, job, artefact)
         self._seen: list[int] = []
         self._difference = ""
@@ -324,7 +323,7 @@ class Checking(_RegionPhase):
 class TimingPhase(_RegionPhase):
     """Phase that alternates between the compiled region and the instructions, and times both."""
 
-    def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
+    def __init__(self, hot: HotTemplate, job: Job, artefact: CompiledRegion) -> None:
         super().__init__(hot, job, artefact)
         self._times: dict[bool, list[float]] = {False: [], True: []}
         self._turn: bool | None = False
@@ -358,7 +357,7 @@ class TimingPhase(_RegionPhase):
 class Adopted(_RegionPhase):
     """Final phase: the compiled region replaces the instructions."""
 
-    def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
+    def __init__(self, hot: HotTemplate, job: Job, artefact: CompiledRegion) -> None:
         super().__init__(hot, job, artefact)
         self._compared: set[int] = set()  # powers of two
         self._difference = ""

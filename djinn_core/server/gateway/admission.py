@@ -23,7 +23,7 @@ from djinn_core.server.gateway.assignment import Assigner
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays, relay, relay_directions
 from djinn_core.server.gateway.server_status import status_of
-from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
+from djinn_core.server.handshake import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
 from djinn_core.server.malloc_trim import MemoryTrimmer
 from djinn_core.server.rate_limit import Bucket
 from djinn_core.wire.messages import (

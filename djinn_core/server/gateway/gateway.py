@@ -50,7 +50,7 @@ from djinn_core.server.gateway.token_authenticator import (
     find_token,
     has_table,
 )
-from djinn_core.server.greetings import UNAUTHENTICATED_LIMITS
+from djinn_core.server.handshake import UNAUTHENTICATED_LIMITS
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.rlimits import allow_many_files, leave_no_cores
 from djinn_core.wire.messages import status_facts

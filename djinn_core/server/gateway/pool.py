@@ -17,7 +17,7 @@ from djinn_core.launch.launchers import LocalLauncher
 from djinn_core.logs import get_logger
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.assignment import Assigner, LoadMeter
-from djinn_core.server.greetings import Refusal
+from djinn_core.server.handshake import Refusal
 from djinn_core.wire.executor_reports import Sessions
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 

@@ -10,7 +10,7 @@ import msgspec
 
 from djinn_core.launch.version import djinn_version
 from djinn_core.server.gateway.context import GatewayContext
-from djinn_core.server.greetings import instance
+from djinn_core.server.handshake import instance
 from djinn_core.wire.messages import ExecutorStatus, Status
 
 MOST_WITH_DECISIONS: Final = 100  # sessions

@@ -19,9 +19,9 @@ from djinn_core.server.memory.limited_run import CarefulRun
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, look_ahead
 from djinn_core.server.memory.next_use import LastUses, NextUsePredictor
 from djinn_core.server.running.run import RunOutcome, environment_of, run_template
+from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.running.work import RunRequest
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply
 from djinn_core.wire.messages import ValueHints

@@ -28,7 +28,7 @@ from djinn_core.launch.addresses import has_transport, is_own_socket, transport_
 from djinn_core.launch.tls_transports import with_tls
 from djinn_core.logs import get_logger
 from djinn_core.net.tls_contexts import fingerprint_of_file
-from djinn_core.server.greetings import complain, instance, receive_message, refuse, send_message
+from djinn_core.server.handshake import complain, instance, receive_message, refuse, send_message
 from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
 from djinn_core.server.peers.link_probe import Sightings, measure
 from djinn_core.server.peers.packed_values import Packed

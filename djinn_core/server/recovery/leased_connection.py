@@ -19,7 +19,7 @@ from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.executor_config import RecoveryConfig
 from djinn_core.logs import get_logger
-from djinn_core.server.greetings import instance, refuse, send_message
+from djinn_core.server.handshake import instance, refuse, send_message
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.executor_channel import StateParts
 from djinn_core.server.recovery.journal import (

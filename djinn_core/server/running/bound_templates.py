@@ -11,8 +11,8 @@ import attrs
 from djinn_core.errors import ProtocolError
 from djinn_core.server.compiling.hot_template import HotTemplate
 from djinn_core.server.running.input_aliases import InputAliases, aliases_of
+from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate
-from djinn_core.server.running.work import RunRequest
 from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
 from djinn_core.wire.messages import InitialBindings, Submit
 from djinn_core.wire.templates import TemplateCache

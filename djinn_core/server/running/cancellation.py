@@ -22,7 +22,7 @@ from djinn_core.server.recovery.executor_channel import ExecutorChannel
 from djinn_core.server.recovery.journal import Journal, JournalReader
 from djinn_core.server.running.fair_share import Share
 from djinn_core.server.running.run import RunOutcome
-from djinn_core.server.running.work import RunRequest
+from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions

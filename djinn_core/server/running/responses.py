@@ -9,8 +9,8 @@ import torch
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
-from djinn_core.server.running.work import RunRequest
 from djinn_core.torch_private import inference_mode
 from djinn_core.wire import limits
 from djinn_core.wire.limits import BUFFERS, DIMENSIONS

@@ -12,10 +12,10 @@ import torch
 from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
 from djinn_core.server.running.poisoning import NO_HANDLE, MemorySharing
+from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment, dtype_called
 from djinn_core.server.running.timings import OpTimes
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
-from djinn_core.server.running.work import RunRequest
 from djinn_core.torch_private import inference_mode
 from djinn_core.wire import limits
 from djinn_core.wire.message_base import Failure

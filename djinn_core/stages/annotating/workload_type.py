@@ -12,9 +12,9 @@ from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, NORMALISATION, OPTIMIZER, weights_of
 from djinn_core.ir.profile import Modality, Tier, WorkloadType
-from djinn_core.matching.language import op, through
 from djinn_core.matching.layers import linear
 from djinn_core.matching.match_result import Found
+from djinn_core.matching.terms import op, through
 from djinn_core.stages.annotating.evidence import Evidence, Judgement
 from djinn_core.stages.annotating.inputs import LAYERS, Inputs, hears
 from djinn_core.stages.annotating.states import vocabulary_head

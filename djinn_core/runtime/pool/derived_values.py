@@ -15,7 +15,7 @@ from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.ir.substitution import Recipe, RecipeLocations, Rewritten
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.derived_values import DerivedValues
-from djinn_core.runtime.pool.building import ProgramPlacement, build_plan, resident
+from djinn_core.runtime.pool.lowering import ProgramPlacement, build_plan, resident
 from djinn_core.runtime.pool.own_values import named
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency

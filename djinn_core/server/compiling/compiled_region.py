@@ -1,0 +1,142 @@
+"""A compiled region: runs in place of the region's instructions, where a guard says that it may, and is verified against them.
+
+`CompiledRegion.follows` is the guard, before each run. `difference` verifies: both run on copies, and all results are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+import torch
+
+from djinn_core.hookspecs.compilers import Replay
+from djinn_core.server.compiling.region import Region
+from djinn_core.server.compiling.sizes import SizeRelation
+from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
+
+
+class CompiledRegion:
+    """A region as a compiler made it. `difference` verifies its results."""
+
+    def __init__(
+        self, compiler: str, replay: Replay, template: CompiledTemplate, region: Region, law: SizeRelation
+    ) -> None:
+        self.compiler = compiler
+        self.region, self.law = region, law
+        self.steps = template.steps[region.start : region.stop]
+        self._replay = replay
+        self._inputs = inputs_getter(region)
+        self._slots = slots_of(template)
+        self._views = [template.steps[index].store for index in region.views]
+        self._guard = law.guard()
+
+    def follows(self, env: Environment) -> int | None:
+        """The `n` of a run that it was compiled for, 0 if sizes do not differ; None if it was not."""
+        tensors = self._inputs(env)
+        n = self._guard.check(tensors, env[self._slots])
+        return None if n is None or (self.region.written and self._shares(env, tensors)) else n
+
+    def run(self, env: Environment) -> None:
+        """Do the region's work in `env`."""
+        made = self._replay(self._inputs(env))
+        for place, tensor in zip(self.region.fresh, made, strict=True):
+            env[place] = tensor
+        for view in self._views:
+            view(env)
+
+    def _shares(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
+        """True if another input aliases memory that is written."""
+        addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        return any(addresses.count(env[place].untyped_storage().data_ptr()) > 1 for place in self.region.written)
+
+
+def inputs_getter(region: Region) -> Any:
+    """A function that takes a region's inputs from an environment."""
+    if len(region.inputs) > 1:
+        return itemgetter(*region.inputs)
+    return lambda env: tuple([env[place] for place in region.inputs])
+
+
+def slots_of(template: CompiledTemplate) -> slice:
+    """The slice of an environment that contains the slots."""
+    first = len(template.constants)
+    return slice(first, first + template.slots)
+
+
+# Larger inputs that are only read are not copied: a session would wait for it.
+COPIED_BYTES: Final = 4 << 20
+
+
+def difference(artefact: CompiledRegion, env: Environment) -> str:
+    """Describe how a compiled region's results on `env` differ from its instructions'; empty: not at all. `env` is unchanged.
+
+    Raises:
+        Exception: any error that the instructions themselves raise.
+    """
+    theirs, ours = _copy(artefact, env), _copy(artefact, env)
+    for step in artefact.steps:
+        step.run(theirs)
+    try:
+        artefact.run(ours)
+    except Exception as error:
+        return f"it raised {type(error).__name__}: {error}"
+    region = artefact.region
+    if _shares_memory(artefact, ours, env):
+        return "a result shares memory that it should have for itself"
+    places = [place for step in artefact.steps for _, place in step.makes if isinstance(ours[place], torch.Tensor)]
+    for place in (*dict.fromkeys(places), *region.written):
+        if found := _unlike(theirs[place], ours[place]):
+            return found
+    return ""
+
+
+def _copy(artefact: CompiledRegion, env: Environment) -> Environment:
+    copied = list(env)
+    for place in artefact.region.inputs:
+        if place in artefact.region.written or env[place].nbytes <= COPIED_BYTES:
+            copied[place] = _twin(env[place])
+    return copied
+
+
+def _twin(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with memory of its own that looks the same."""
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _shares_memory(artefact: CompiledRegion, ours: Environment, env: Environment) -> bool:
+    places = artefact.region.fresh
+    inputs = {_address(values[place]) for place in artefact.region.inputs for values in (ours, env)}
+    fresh = [_address(ours[place]) for place in places if _address(ours[place])]
+    return len(set(fresh)) < len(fresh) or not inputs.isdisjoint(fresh)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _unlike(expected: object, found: object) -> str:
+    if expected is None:  # not needed after the region
+        return ""
+    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return f"a result is a {type(found).__name__} in place of a {type(expected).__name__}"
+    theirs, ours = _layout(expected), _layout(found)
+    if theirs != ours:
+        return f"a result is laid out as {ours} in place of {theirs}"
+    try:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    return (
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.untyped_storage().nbytes(),
+    )
