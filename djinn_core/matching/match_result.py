@@ -1,4 +1,4 @@
-"""Partial match of a search, and places in a graph that conditions look at."""
+"""Matches of a search, partial or complete, and the places in a graph that conditions look at."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place:
 
 @attrs.frozen
 class Found:
-    """A way in which a term fits, so far.
+    """A match: the nodes that it covers and the sources that it names. While a search goes on, it is partial.
 
     Attributes:
         graph: where.
@@ -51,11 +51,11 @@ class Found:
     names: Mapping[str, int]
 
     def covering(self, *nodes: int) -> Found:
-        """The same with more nodes."""
+        """This match with more nodes."""
         return Found(self.graph, {**self.nodes, **dict.fromkeys(nodes)}, self.names)
 
     def named(self, name: str, source: int) -> Found | None:
-        """The same with one more name; None if the name stands for something else already."""
+        """This match with one more name; None if the name stands for another source already."""
         known = self.names.get(name)
         if known is not None:
             return self if known == source else None

@@ -28,7 +28,7 @@ class Term(ABC):
 
     @abstractmethod
     def ways(self, found: Found, source: int) -> Ways:
-        """The ways in which `source` is this, each `found` with what was found on the way."""
+        """The ways in which `source` matches this term: each is `found`, with the nodes and names of that way added."""
 
     @property
     @abstractmethod
@@ -47,11 +47,11 @@ class Term(ABC):
     __iter__ = None  # else Python would ask for the names 0, 1, 2 and so on for ever
 
     def where(self, *conditions: Condition) -> Term:
-        """The same, where each of `conditions` is true of the node."""
+        """This term, for nodes for which all `conditions` hold."""
         return Where(self, conditions)
 
     def fed_by(self, before: Term) -> Term:
-        """The same, with `before` flowing into it.
+        """This term, with `before` flowing into it.
 
         Raises:
             TypeError: nothing can flow into it.
@@ -77,7 +77,7 @@ class Op(Term):
     feeds: tuple[Term, ...] = ()
 
     def __call__(self, /, *operands: Term, **keywords: Term) -> Op:
-        """The same with these operands: in order, or by the names of the op's schema."""
+        """This op with these operands: in order, or by the names of the op's schema."""
         return attrs.evolve(self, operands=operands, keywords=tuple(keywords.items()))
 
     @property
@@ -214,7 +214,7 @@ class Where(Term):
 
 @attrs.frozen(eq=False)
 class Anything(Term):
-    """Anything at all; `outside` where it must come from outside the graph, `inside` where it must not."""
+    """Any source; with `outside`, only one from outside the graph, with `inside`, only one that the graph computes."""
 
     outside: bool = False
     inside: bool = False
@@ -325,7 +325,7 @@ def op(*operations: str | Iterable[str]) -> Op:
 
 
 def through(*operations: str | Iterable[str], limit: int = 4) -> Through:
-    """None to `limit` of these ops, one after the other.
+    """At most `limit` of these ops, one after the other; none, too.
 
     Example: `op("mm") >> through("mul", "add") >> op("_softmax")`.
     """
@@ -351,5 +351,5 @@ def outside(name: str | None = None) -> Term:
 
 
 def computed(name: str | None = None) -> Term:
-    """Something that the graph computes."""
+    """A value that the graph computes."""
     return Anything(inside=True) if name is None else Anything(inside=True)[name]

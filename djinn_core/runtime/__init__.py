@@ -1,12 +1,18 @@
-"""The client's session: it prepares, submits and fetches, and keeps what an error message will need.
+"""The client's side: sessions with executors, and what happens to a recorded program on its way there and back.
 
 In the order in which a program passes through:
 
-- `client`: settings and the open session (`state`), for the rest of the process. `captured`, `verifying`: `djinn.capture`
-  and `djinn.verify`.
-- `connecting`: from settings to a session, and back to it when it is lost. `standby`: to another server.
+- `attaching`: what `import djinn` does; the rest is imported when the device is first used.
+- `client`: the functions of `djinn` for this process. `context`: its settings, plugins, open session and counters (`stats`).
+  `load_plugins`, `integrations`, `observing`: plugins of a client. `reconfiguring`: changes of settings while a session is open.
+- `connecting`: from settings to a session, and back to it when it is lost. `standby`: to another server. `executor_link`: what is sent
+  to one executor until the session is lost.
+- `session`: a session with one executor: submissions out, replies in. `pool`: the same over several executors. `client_session`: what
+  both have in common. `scaling`, `drained_nodes`: executors join and leave a pool.
 - `planning`: plans, made once and found again.
-- `session`: numbered submissions out, answers in. `pool`: the same over several executors.
-- `sending`, `receiving`: encoding of submissions, decoding of answers.
-- `client_fallback`, `local_replay`: ops on the client's CPU.
+- `sending`, `receiving`: encoding of submissions, decoding of responses, failures. `deadlines`: how long waits may take.
+- `client_fallback`: ops on the client's CPU.
+- `captured`, `semantic_analysis`, `timeline`: `djinn.capture()`, `djinn.SemanticAnalyzer`, `djinn.profile()`.
+- `open_weights`, `published`, `server_files`: weights that the server reads, writes and keeps. `kv_session`: KV caches.
+- `coordinator`, `run_processes`: `djinn.coordinator()`, and the processes of `djinn run`.
 """

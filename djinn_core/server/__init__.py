@@ -1,15 +1,19 @@
-"""The gateway, which lets clients in, and the executor processes, which do their work.
+"""The server's side: the gateway, which lets clients in, and the executor processes, which compute.
 
 In the order in which a client's program passes through:
 
 - `gateway`: authentication, admission, routing to an executor, and operations endpoints.
-- `executor_process` and `executor` (the process), `control` (its parent's orders), `attach` (incoming connections), `session_registry` (live
-  sessions), `devices` (the device that it computes on), `admission_policies`, `tenancy`, `usage_metrics`
-  and `rate_limit` (limits and accounting). `inline`: an executor as a thread.
-- `session`: the message loop of one client.
+- `executor_process` and `executor` (the process), `prepared_process` (what it is forked from), `inline` (an executor as a thread).
+  `control`: its parent's orders. `devices`: the device that it computes on. `rlimits`, `malloc_trim`: limits of the process, and memory that it
+  returns to the system.
+- `attach`: incoming connections. `handshake`: single messages outside of a session. `context`: what the sessions of an executor share;
+  `shared_device`: of its device.
+- `admission_policies`, `tenancy`, `rate_limit`, `usage_quota`, `disk_quota`: who may do what, and how much of it.
+- `session`: the message loop of one client. `session_registry`: the live sessions. `idle`: sessions whose values leave the device.
 - `weights`: uploads, and a content-addressed store of weights that need not be sent again.
 - `running`: templates, their values, and their runs. `checks`: validation of kernel arguments. `compiling`: hot templates.
 - `memory`: memory limits, eviction, spilling and rematerialization.
 - `peers`: transfer of values between executors.
 - `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.
+- `events`, `executor_metrics`, `session_metrics`, `session_overview`, `usage_metrics`: what is told of all this.
 """

@@ -12,12 +12,12 @@ from djinn_core.hookspecs.admission import AdmissionRequest
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.server.admission_policies import AdmissionPolicies
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.malloc_trim import MemoryTrimmer
 from djinn_core.server.running.cancellation import CancellationMonitor
 from djinn_core.server.shared_device import SharedDevice
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.weight_reader import WeightReader
 
 
@@ -43,7 +43,7 @@ class ExecutorContext:
     device: SharedDevice
     usage: UsageMetrics = attrs.field(factory=UsageMetrics)
     weights: WeightReader = attrs.field(factory=WeightReader)
-    disk: Disk = attrs.field(factory=Disk)
+    disk: DiskQuota = attrs.field(factory=DiskQuota)
     monitor: CancellationMonitor = attrs.field(factory=CancellationMonitor)
     trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
     unauthenticated: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)

@@ -11,9 +11,9 @@ import torch
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.memory.eviction import Decider
 from djinn_core.server.memory.limited import LimitedRuntime
-from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import DeviceInfo
 
 FALLBACK = "cpu"
@@ -69,7 +69,7 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
     return OpenDevice(found[index], device.open(index))
 
 
-def limited(device: OpenDevice, memory: int, disk: Disk, decider: Decider) -> OpenDevice:
+def limited(device: OpenDevice, memory: int, disk: DiskQuota, decider: Decider) -> OpenDevice:
     """The device with at most `memory` bytes for what sessions hold, evicted as `decider` says; 0: as it is."""
     return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk, decider)) if memory else device
 

@@ -47,6 +47,7 @@ from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.control import Control
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.executor_metrics import metered
 from djinn_core.server.handshake import complain, instance, refuse, send_message
@@ -62,7 +63,6 @@ from djinn_core.server.session import ExecutorSession
 from djinn_core.server.session_registry import ServedSession, SessionEntry, SessionRegistry
 from djinn_core.server.shared_device import SharedDevice
 from djinn_core.server.tenancy import Tenancy
-from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.executor_reports import Ready, Sessions
@@ -453,7 +453,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     registry = load_plugins(config)
-    disk, policy = Disk(), decider(registry, config.memory.policy)
+    disk, policy = DiskQuota(), decider(registry, config.memory.policy)
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
     events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)
     events.observe_with(registry)
@@ -494,7 +494,7 @@ def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequenc
         context.device.compiling = Compiling(chosen(registry.compilers, names), context.device.runtime)
 
 
-def _open_store(config: StoreConfig, disk: Disk) -> WeightStore | None:
+def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:
     if config.directory is None:
         return None
     try:

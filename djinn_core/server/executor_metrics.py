@@ -46,7 +46,7 @@ def _queue(context: ExecutorContext) -> Metered:
         gauges={
             "waiting_sessions": turns.waiting,
             "longest_wait_seconds": turns.longest_wait,
-            "disk_bytes": context.disk.taken,
+            "disk_bytes": context.disk.used,
         }
     )
 

@@ -19,11 +19,11 @@ from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.devices import limited, open_device
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.executor import Executor, begin_compiling
 from djinn_core.server.memory.eviction import decider
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.shared_device import SharedDevice
-from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.weight_reader import WeightReader
 
 # An interpreter that ends stops threads wherever they are, and PyTorch's freeing of memory does not survive that.
@@ -99,7 +99,7 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     key = new_key()
     opened = open_device(registry.devices, settings.device)
-    disk, policy = Disk(), decider(registry, settings.memory_policy)
+    disk, policy = DiskQuota(), decider(registry, settings.memory_policy)
     device = limited(opened, bytes_of(settings.memory_gib), disk, policy)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)

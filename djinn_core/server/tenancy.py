@@ -8,9 +8,9 @@ from pathlib import Path
 
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.logs import get_logger
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.usage_quota import UsageQuota
-from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
 
 _OPERATOR = frozenset({"", "default"})  # whose weights lie where they lay before there were tenants
@@ -28,7 +28,7 @@ class Tenancy:
     def __init__(
         self,
         usage: UsageMetrics,
-        disk: Disk,
+        disk: DiskQuota,
         store: WeightStore | None = None,
         accounts: Path | None = None,
         folders: Sequence[Callable[[str], None]] = (),
@@ -83,7 +83,7 @@ class Tenancy:
             self._usage.quota = badge.quota
             self._disk.limit = badge.quota.disk
             if self.store is not None:
-                self._disk.make_way = self.store.make_way
+                self._disk.evict_weights = self.store.shrink_to
             if self.store is not None and badge.quota.disk and self._shared is not None:
                 self.store.limit = min(badge.quota.disk, self._shared.limit)
 

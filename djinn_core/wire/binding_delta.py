@@ -13,11 +13,11 @@ from djinn_core.errors import ProtocolError
 from djinn_core.wire import limits
 
 Slot = int | float
-# Per handle: how far its storage's number is from the one before, and how far its lower bits are from that number.
+# Two numbers per handle: its storage's number less that of the handle before, and its lower bits less its storage's number.
 Handles = tuple[int, ...]
-# Per position: how far it is from the one before; then a handle, as above.
+# Three numbers per change: its position less the one before, then the handle, as above.
 InputChanges = tuple[int, ...]
-# Per slot: the positions that it goes to, as distances.
+# Per new value of a slot: the positions that it goes to, each less the one before.
 SlotChanges = tuple[tuple[Slot, tuple[int, ...]], ...]
 
 _VIEW_BITS = 32
@@ -26,7 +26,7 @@ _HANDLE_LIMIT = 1 << 63
 
 
 def pack_handles(handles: Iterable[int]) -> Handles:
-    """Handles as differences."""
+    """Encode handles as differences."""
     packed: list[int] = []
     before = 0
     for handle in handles:
@@ -64,7 +64,7 @@ def _handle(storage: int, view: int) -> int:
 
 
 def diff_inputs(before: Sequence[int], handles: Sequence[int]) -> InputChanges:
-    """Difference that turns the handles `before` into `handles`, which are as many."""
+    """The changes that turn the handles `before` into `handles`; both are equally long."""
     rebound: list[int] = []
     position = storage = 0
     for index, (old, new) in enumerate(zip(before, handles, strict=True)):

@@ -13,7 +13,7 @@ CacheAction = Literal["look", "pin", "unpin", "evict", "restore"]
 class CacheRequest(Message, frozen=True):
     """Do `action` with the memory of some values, packed as in a submission; of all KV caches of the session if there are none.
 
-    `pin` restores them first, and `evict` unpins them. What a program makes of a pinned cache as the next one is pinned as well.
+    `pin` restores them first, and `evict` unpins them. The cache that a program makes of a pinned one is pinned as well.
     """
 
     action: CacheAction
@@ -24,7 +24,7 @@ class CacheReply(Message, frozen=True):
     """Answer to `CacheRequest`: bytes of these values in all, in the device's memory, and pinned.
 
     `limited` is false if the executor has no memory limit: it evicts nothing. `refused` says why an action could not be done.
-    `values` are those of them that are pinned, where the request named none.
+    `values` are the pinned ones, if the request named no values.
     """
 
     nbytes: Count

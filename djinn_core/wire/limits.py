@@ -1,6 +1,6 @@
 """The limits of what an executor accepts in one message, known to both ends: the client refuses an op that exceeds one.
 
-What a client sends beyond a limit all the same costs that submission alone.
+A message that exceeds one all the same fails its submission alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SMALLEST_INTEGER: Final = -(1 << 63)  # MessagePack has 64 bits, signed or not
 LARGEST_INTEGER: Final = (1 << 64) - 1
 DEEPEST_LIST: Final = 16  # lists in lists; PyTorch has ops that take lists of lists, and none beyond
 
-# What kernels take a step for each, or call themselves for: beyond, they would not come to an end, or the stack be full.
+# Kernels take a step, or call themselves, for each of these: beyond the limits they would run for ever or overflow the stack.
 SHIFTS: Final = 1024  # of one `roll`
 DEGREE: Final = 1 << 16  # of a polynomial
 PIECES: Final = 1 << 16  # of a `chunk` or `tensor_split`

@@ -57,7 +57,7 @@ class _Hints(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(ValueHints
 
 @attrs.frozen
 class UnreadableSubmit:
-    """A submission of which the program cannot be read: `submit` has the rest of it. `reason` says why."""
+    """A submission whose program cannot be read, for `reason`; `submit` has the rest of it."""
 
     submit: Submit
     reason: str
@@ -65,7 +65,7 @@ class UnreadableSubmit:
 
 @attrs.frozen
 class UnreadableTemplate:
-    """A template that was asked for and cannot be read; what its program writes, where that can be read."""
+    """A template that the executor asked for and cannot read. `first`: the bindings that came with it, if these can be read."""
 
     first: InitialBindings | None
     reason: str
@@ -73,7 +73,7 @@ class UnreadableTemplate:
 
 @attrs.frozen
 class UnreadableUpload:
-    """Bytes for a value, the offer of them or where to read them, which cannot be read otherwise."""
+    """A message that brings, offers or names the bytes of a value, of which only the handle can be read."""
 
     handle: int
     reason: str

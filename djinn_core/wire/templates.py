@@ -62,7 +62,7 @@ class TemplateCache(Generic[V]):
         return found[0]
 
     def replace(self, key: Hashable, value: V) -> V | None:
-        """Replace the value that is kept for the template of that key, and return the one before; None, and nothing is kept, without one."""
+        """Replace the value for the template of that key and return the former one. If there is none, keep nothing and return None."""
         kept = self._kept
         found = kept.get(key)
         if found is None:

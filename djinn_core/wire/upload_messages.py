@@ -55,13 +55,13 @@ class BlobQueryReply(Message, frozen=True):
 
 
 class BlobNeeded(Message, frozen=True):
-    """The executor does not have what was offered as `handle`: `UploadPart` it."""
+    """The executor does not have what was offered as `handle`: the client sends it in `UploadPart`s."""
 
     handle: Count
 
 
 class BlobHit(Message, frozen=True):
-    """The executor has made the value `handle` of what it had."""
+    """The executor had the bytes that were offered, and has made the value `handle` of them."""
 
     handle: Count
 

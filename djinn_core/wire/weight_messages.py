@@ -54,7 +54,7 @@ class OpenWeightsReply(PrintableFields, Message, frozen=True):
 
 
 class ReadProgressRequest(Message, frozen=True):
-    """Ask how much is still to be read for `ReadWeights` that came before. Answered by `ReadProgressReply` when nothing is, or after `patience`."""
+    """Ask how much is still to be read for `ReadWeights` that came before. Answered by `ReadProgressReply` when all is read, or after `patience`."""
 
     patience: Seconds = 0.0
 

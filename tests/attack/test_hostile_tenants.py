@@ -32,6 +32,7 @@ from djinn_core.server.compiling.packing import pack
 from djinn_core.server.compiling.region import find_region
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.devices import OpenDevice
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.executor import Executor
 from djinn_core.server.gateway.admission import Admission
@@ -49,7 +50,6 @@ from djinn_core.server.running.random_state import DeviceRandomness, set_state
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session import ExecutorSession
-from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire.frames import encode_frame
 from djinn_core.wire.messages import (
@@ -308,7 +308,7 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
 
 
 def test_uploads_that_never_end_take_no_more_than_the_limit():
-    runtime = LimitedRuntime(CpuRuntime(), 4 << 20, Disk())
+    runtime = LimitedRuntime(CpuRuntime(), 4 << 20, DiskQuota())
     values = ValueTable()
     uploads = UploadAssembly(runtime, values, None)
     for handle in range(1, 9):
@@ -322,7 +322,7 @@ def test_uploads_that_never_end_take_no_more_than_the_limit():
 
 def test_what_is_said_of_values_takes_little_memory(monkeypatch):
     monkeypatch.setattr(memory_session, "LETTERS_LIMIT", 1000)
-    memory = SessionMemory(LimitedRuntime(CpuRuntime(), 1 << 20, Disk()).ledger, ValueTable())
+    memory = SessionMemory(LimitedRuntime(CpuRuntime(), 1 << 20, DiskQuota()).ledger, ValueTable())
     for number in range(50):
         memory.learn(ValueHints(bytes([number] * 16), "", b"w" * 300, b""))
     assert [digest[0] for digest in memory._meanings] == [47, 48, 49]

@@ -18,9 +18,9 @@ from djinn_core.launch.connection_file import ConnectionFile, read_connection_fi
 from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.self_signed import self_signed
 from djinn_core.printable import one_line
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.recovery.journal import Journal, SessionIdentity
 from djinn_core.server.rlimits import leave_no_cores
-from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import AnyMessage
 
 
@@ -69,7 +69,7 @@ def test_no_journal_is_written_through_a_link(tmp_path):
     link = tmp_path / "x.journal"
     link.symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
-        Journal.begin(link, SessionIdentity("x", "", "", NO_TENANT), 1 << 20, Disk())
+        Journal.begin(link, SessionIdentity("x", "", "", NO_TENANT), 1 << 20, DiskQuota())
     assert (tmp_path / "victim").read_text() == "keep"
 
 

@@ -10,9 +10,9 @@ import torch
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader, remove_stale
-from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.digests import digest_of_content
@@ -32,18 +32,18 @@ def path(tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-    return WeightStore(tmp_path / "weights", 1 << 30, Disk())
+    return WeightStore(tmp_path / "weights", 1 << 30, DiskQuota())
 
 
 def begun(path):
-    journal = Journal.begin(path, OWNER, 1 << 30, Disk())
+    journal = Journal.begin(path, OWNER, 1 << 30, DiskQuota())
     journal.contents = BlobFiles(contents_folder(path))
     return journal
 
 
 def gone_on(path):
     """The journal in another process, after this one has died."""
-    journal = Journal(path, OWNER, 1 << 30, Disk())
+    journal = Journal(path, OWNER, 1 << 30, DiskQuota())
     journal.contents = BlobFiles(contents_folder(path))
     return journal
 

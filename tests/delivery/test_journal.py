@@ -11,6 +11,7 @@ from djinn_core.errors import QuotaExceeded, SessionLost
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.executor_config import RecoveryConfig
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.recovery.journal import (
     Journal,
@@ -22,7 +23,6 @@ from djinn_core.server.recovery.journal import (
 )
 from djinn_core.server.recovery.leased_connection import TRIES, Leases
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.resume_messages import Resume
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
@@ -30,7 +30,7 @@ FRAMES = [Frame(b"one"), Frame(b"two", [b"x" * 100, b""]), Frame(b"three", [byte
 
 
 def written(path, frames=FRAMES, limit=1 << 30):
-    journal = Journal.begin(path, OWNER, limit, Disk())
+    journal = Journal.begin(path, OWNER, limit, DiskQuota())
     for frame in frames:
         journal.frame(frame)
     return journal
@@ -106,7 +106,7 @@ def test_what_a_process_has_no_other_takes(tmp_path):
     remove_stale(tmp_path)
     assert path.exists()
     with pytest.raises(OSError, match="temporarily unavailable"):
-        Journal(path, OWNER, 0, Disk())
+        Journal(path, OWNER, 0, DiskQuota())
     died(journal)
     os.utime(path, (0, 0))
     remove_stale(tmp_path)
@@ -131,14 +131,14 @@ def test_names_lead_nowhere_else(tmp_path, name):
 def test_what_kills_every_executor_is_not_tried_for_ever(tmp_path):
     died(written(journal_path(tmp_path, "session")))
     for _ in range(TRIES):
-        found = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk()).recover(
+        found = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
         )
         assert found is not None
         found[1]._past.close()
         died(found[1]._journal)
     with pytest.raises(SessionLost, match=f"died {TRIES + 1} times"):
-        Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk()).recover(
+        Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
         )
 
@@ -166,7 +166,7 @@ def test_a_journal_that_cannot_be_renamed_stays_and_nothing_is_left_open(tmp_pat
 def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
     died(written(journal_path(tmp_path, "session")))
     leases, asked = (
-        Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk()),
+        Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()),
         Resume("session", OWNER.secret, 0),
     )
     connection, before = connected_pair()[1], descriptors()
@@ -182,7 +182,7 @@ def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
 def test_a_session_that_ends_while_its_client_comes_back_leaves_nothing(tmp_path):
     path = journal_path(tmp_path, "session")
     died(written(path))
-    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk())
+    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
 
     def ended(_):
         path.unlink()
@@ -199,7 +199,7 @@ def test_a_session_that_ends_while_its_client_comes_back_leaves_nothing(tmp_path
 def test_what_is_no_journal_recovers_nothing(tmp_path, content):
     journal_path(tmp_path, "session").write_bytes(content)
     with pytest.raises(SessionLost):
-        Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk()).recover(
+        Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
         )
 
@@ -208,7 +208,7 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
     path = journal_path(tmp_path, "session")
     died(written(path))
     os.utime(path, (0, 0))
-    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk())
+    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
     leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
     assert path.exists(), "it was looked at when the process began"
     monkeypatch.setattr("djinn_core.server.recovery.leased_connection.SWEEP_SECONDS", 0.0)
@@ -218,7 +218,7 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
 
 def test_a_wrong_secret_recovers_nothing(tmp_path):
     died(written(journal_path(tmp_path, "session")))
-    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk())
+    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
     assert leases.recover(connected_pair()[1], Resume("session", "guessed", 0)) is None
     found = leases.recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
     assert found is not None

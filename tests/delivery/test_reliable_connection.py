@@ -14,11 +14,11 @@ from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.launch.executor_config import RecoveryConfig
 from djinn_core.runtime.connecting.resuming import ResumingConnection
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.inline import QueueConnection, connected_pair
 from djinn_core.server.recovery.journal import SessionIdentity
 from djinn_core.server.recovery.leased_connection import LeasedConnection, Leases
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.frame_order import KEPT_LIMIT, AckFlags, FrameOrder, Inbox, Outbox, Prefix, split
 from djinn_core.wire.messages import Refused, decode, encode
 from djinn_core.wire.resume_messages import Resume, Resumed
@@ -57,7 +57,7 @@ class Network:
     def __init__(self, seed: int, loses: float = 0.0, breaks: float = 0.0) -> None:
         self._random = random.Random(seed)
         self._odds = loses, breaks
-        self.leases = Leases(RecoveryConfig(60.0), UsageMetrics(), Disk())
+        self.leases = Leases(RecoveryConfig(60.0), UsageMetrics(), DiskQuota())
         ours, theirs = self._pair()
         self.server = self.leases.lease(SessionIdentity("s", "a client", "told at the beginning", NO_TENANT), theirs)
         self.client = ResumingConnection(ours, self._dial, 60.0, "the server")

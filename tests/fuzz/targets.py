@@ -43,6 +43,7 @@ from djinn_core.ir.form import Form, Operand
 from djinn_core.launch import orders, tickets
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 from djinn_core.launch.token_table import TokenTable, create, parse_table
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.peers.packed_values import room_for
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
 from djinn_core.server.recovery.snapshot_format import (
@@ -57,7 +58,6 @@ from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire import binding_delta, compression, messages
@@ -270,7 +270,7 @@ def _past(path: Path) -> None:
 
 def _journal_seeds(draw: random.Random) -> list[bytes]:
     path = Path(tempfile.mkdtemp()) / "x.journal"
-    journal = Journal.begin(path, SessionIdentity("s", "c", "secret", tickets.NO_TENANT), 1 << 20, Disk())
+    journal = Journal.begin(path, SessionIdentity("s", "c", "secret", tickets.NO_TENANT), 1 << 20, DiskQuota())
     journal.frame(Frame(messages.encode(messages.StatsRequest()), [b"abc", b""]))
     journal.note(b"\1")
     short = path.read_bytes()

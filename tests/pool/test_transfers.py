@@ -16,6 +16,7 @@ from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.peers import inbox as inboxes
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
@@ -24,7 +25,6 @@ from djinn_core.server.peers.link_probe import Sightings
 from djinn_core.server.peers.route import WAITING_LIMIT, Route
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
-from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import ConnectPeer, Item, TransferHeader, View
 
@@ -123,7 +123,7 @@ def journal(tmp_path):
         os.close(new.hand_over()[0])
         return JournalReader(new.path)
 
-    new = Journal.begin(tmp_path / "session.journal", OWNER, 1 << 30, Disk())
+    new = Journal.begin(tmp_path / "session.journal", OWNER, 1 << 30, DiskQuota())
     return new, die
 
 

@@ -6,6 +6,8 @@ import ast
 import re
 import tomllib
 
+import pytest
+
 import djinn_core
 
 
@@ -29,6 +31,14 @@ def test_every_module_has_its_layer_and_each_map_shows_it(root):
     )
     assert re.findall(r"(?<=djinn_core\.)\w+", listed) == order[1:]
     assert set(re.findall(r"`(\w+)`", djinn_core.__doc__)) >= there
+
+
+@pytest.mark.parametrize("package", ["runtime", "server"])
+def test_the_map_of_a_package_names_its_modules(root, package):
+    folder = root / "djinn_core" / package
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    there = {path.stem for path in folder.glob("[a-z]*") if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert set(re.findall(r"`(\w+)`", text)) - {"djinn"} == there
 
 
 def test_plugins_never_import_the_implementation(root, sources):

@@ -17,6 +17,7 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.form import Form, Operand
 from djinn_core.runtime.deadlines import due
 from djinn_core.server.context import ExecutorContext
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
 from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.running import cancellation
@@ -25,7 +26,6 @@ from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights.disk import Disk
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
@@ -270,7 +270,7 @@ def test_stops_do_not_pile_up():
 
 def test_another_process_stops_it_at_the_same_op(tmp_path):
     journal = Journal.begin(
-        tmp_path / "name.journal", SessionIdentity("name", "client", "secret", NO_TENANT), 1 << 20, Disk()
+        tmp_path / "name.journal", SessionIdentity("name", "client", "secret", NO_TENANT), 1 << 20, DiskQuota()
     )
     journal.frame(Frame(encode(upload(2)), [memoryview(bytearray(16))]))
     journal.frame(Frame(submission(1, EIGHT, ())))

@@ -9,14 +9,14 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.launchers import NO_TENANT, Badge
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.server import disk_quota
+from djinn_core.server.disk_quota import STEP, DiskQuota
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.tenancy import Tenancy
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights import disk
-from djinn_core.server.weights.disk import STEP, Disk
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import UploadAssembly
 from djinn_core.wire.digests import digest_of_content
@@ -29,9 +29,9 @@ HALF = Frame(b"head", [bytes(STEP // 2 + 1)])
 @pytest.fixture
 def held():
     """Bytes on the disk; what a test has taken it gives back."""
-    held = Disk()
+    held = DiskQuota()
     yield held
-    assert not held.taken
+    assert not held.used
 
 
 def grown(path, frames, held):
@@ -56,7 +56,7 @@ def test_journals_share_what_a_tenant_may_have(tmp_path, held):
 
 def test_a_journal_is_given_up_before_the_disk_is_full(tmp_path, monkeypatch, held):
     journal = grown(tmp_path / "session.journal", 1, held)
-    monkeypatch.setattr(disk, "free_bytes", lambda _: disk.RESERVE - 1)
+    monkeypatch.setattr(disk_quota, "free_bytes", lambda _: disk_quota.RESERVE - 1)
     journal.frame(HALF)
     journal.frame(HALF)
     assert not journal.open
@@ -82,7 +82,7 @@ def test_weights_make_way_for_journals(tmp_path, held):
     assert store.nbytes() == 2 * STEP
     journal = grown(tmp_path / "session.journal", 3, held)
     assert store.nbytes() == STEP
-    assert held.taken > STEP
+    assert held.used > STEP
     more = torch.full((2 * STEP,), 7, dtype=torch.uint8)
     assert store.keep(digest_of_content(more.numpy()), more).wait(300)
     assert store.nbytes() == STEP, "there is no room for it beside the journal"
@@ -97,7 +97,7 @@ def test_spilled_values_count_as_well(tmp_path, held):
         spill.write(memory)
     held.limit = 3 * STEP
     slot = spill.write(memory)
-    assert held.taken >= STEP
+    assert held.used >= STEP
     spill.free(slot)
     spill.close()
 
@@ -105,7 +105,7 @@ def test_spilled_values_count_as_well(tmp_path, held):
 def test_an_upload_counts_once_whoever_has_it(tmp_path, held):
     held.limit = 3 * STEP
     store = WeightStore(tmp_path / "weights", 1 << 30, held)
-    held.make_way = store.make_way
+    held.evict_weights = store.make_way
     journal = grown(tmp_path / "session.journal", 0, held)
     journal.contents = BlobFiles(contents_folder(journal.path))
     uploads = UploadAssembly(CpuRuntime(), ValueTable(), store)
@@ -113,11 +113,11 @@ def test_an_upload_counts_once_whoever_has_it(tmp_path, held):
     data = bytearray(range(256)) * (2 * STEP // 256)
     offer = BlobOffer(7, "uint8", (len(data),), (1,), len(data), digest_of_content(data))
     assert not uploads.consider(offer)
-    assert held.taken >= len(data), "it is on its way to the journal"
+    assert held.used >= len(data), "it is on its way to the journal"
     upload = UploadPart(7, "uint8", (len(data),), (1,), len(data))
     frame = journal.frame(Frame(encode(upload), [data]))
     uploads.take(upload, [memoryview(part) for part in frame.body])
     assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)
     assert store.nbytes() == len(data)
-    assert held.taken < STEP
+    assert held.used < STEP
     journal.end()

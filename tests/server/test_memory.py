@@ -15,8 +15,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import djinn
 from djinn.testing import executor_figures, open_connections
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.memory.spill import FileSpill, FreeExtents
-from djinn_core.server.weights.disk import Disk
 
 REMOTE = "remote_accelerator:0"
 MIB = 1 << 20
@@ -232,7 +232,7 @@ def test_the_cache_counts_while_generating(limited):
 
 
 def test_the_spill_file_is_nobody_elses(tmp_path):
-    space = FileSpill(Disk(), tmp_path)
+    space = FileSpill(DiskQuota(), tmp_path)
     storages = [torch.full((5000,), i, dtype=torch.uint8).untyped_storage() for i in range(3)]
     slots = [space.write(storage) for storage in storages]
     assert not list(tmp_path.iterdir())

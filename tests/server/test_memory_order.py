@@ -11,6 +11,7 @@ import torch
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.ir.form import Form, Operand
 from djinn_core.ir.values import make_handle
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.memory.budgets import Budgets
 from djinn_core.server.memory.ledger import CRITICAL, NONE, WARNING, Ledger
 from djinn_core.server.memory.limited import LimitedRuntime
@@ -21,7 +22,6 @@ from djinn_core.server.running.run import run_template
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.peer_messages import Item, View
 
@@ -41,7 +41,7 @@ class Told(FileSpill):
 
     def __init__(self, speed):
         self.speed = speed
-        super().__init__(Disk())
+        super().__init__(DiskQuota())
 
 
 @attrs.define
@@ -205,7 +205,7 @@ def test_nothing_is_made_again_of_what_was_written_into(ledger):
 
 @pytest.mark.parametrize("pack", [pack_copies, pack_storages])
 def test_what_made_room_travels_to_other_executors_whole(pack):
-    runtime = LimitedRuntime(CpuRuntime(), 16 * MIB, Disk())
+    runtime = LimitedRuntime(CpuRuntime(), 16 * MIB, DiskQuota())
     ledger = runtime.ledger
     ledger.process = None
     session = Session(ledger, 1)
@@ -225,7 +225,7 @@ def test_what_made_room_travels_to_other_executors_whole(pack):
 
 
 def test_what_another_executor_brings_and_has_no_room_is_lost_alone():
-    small = LimitedRuntime(CpuRuntime(), 1024, Disk())
+    small = LimitedRuntime(CpuRuntime(), 1024, DiskQuota())
     item = Item(4096, (View(5, "float32", (1024,), (1,)),))
     ((handle, value),) = unpack_item(item, memoryview(bytearray(4096)), small)
     assert handle == 5

@@ -14,9 +14,9 @@ from djinn_core.builtins.memory import NextUsePolicy
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.ir.profile import DataResidency
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.memory.eviction import Decider
 from djinn_core.server.memory.limited import LimitedRuntime
-from djinn_core.server.weights.disk import Disk
 
 MIB = 1 << 20
 WEIGHT, CACHE, STATE, ACTIVATION = (
@@ -172,7 +172,7 @@ def test_an_unknown_policy_is_named(inline):
 
 
 def test_a_limit_without_a_policy_has_the_built_in_one():
-    runtime = LimitedRuntime(CpuRuntime(), MIB, Disk())
+    runtime = LimitedRuntime(CpuRuntime(), MIB, DiskQuota())
     assert runtime.ledger.decider.name == "next_use"
 
 

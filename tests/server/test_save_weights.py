@@ -19,8 +19,8 @@ from djinn_core.builtins import weights
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.builtins.weights import FileSource
 from djinn_core.runtime import session
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.running.values import ValueTable
-from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.reads import WeightReads
 from djinn_core.server.weights.replies import answer_once, remove, save_values
 from djinn_core.server.weights.uploads import UploadAssembly
@@ -256,7 +256,7 @@ class DyingChannel:
 @pytest.mark.parametrize("address", ["file:x.safetensors", "published:x"])
 def test_what_was_done_when_the_executor_died_is_not_done_again_and_is_no_failure(address, tmp_path):
     """Between the file's last step and the answer in the journal."""
-    disk = Disk(1500)  # not enough for two of the files
+    disk = DiskQuota(1500)  # not enough for two of the files
     reader = WeightReader([FileSource()])
     reader.save_in(tmp_path, disk, "")
     reader.publish_in(tmp_path / "published", 1000.0, disk, "")

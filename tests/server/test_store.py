@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from djinn_core.server.weights.disk import Disk
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.weights.store import WeightStore, stretches
 from djinn_core.wire.digests import digest_of_content
 
@@ -27,7 +27,7 @@ def digest_of(data):
 
 @pytest.fixture
 def store(tmp_path):
-    return WeightStore(tmp_path / "weights", 3 * SIZE + 10, Disk())
+    return WeightStore(tmp_path / "weights", 3 * SIZE + 10, DiskQuota())
 
 
 def keep(store, data, digest=None):
@@ -38,7 +38,7 @@ def test_what_was_kept_is_found_by_another_process_too(store, tmp_path):
     data = some(1)
     assert store.find(digest_of(data), SIZE) is None
     keep(store, data)
-    for reader in (store, WeightStore(tmp_path / "weights", SIZE, Disk())):
+    for reader in (store, WeightStore(tmp_path / "weights", SIZE, DiskQuota())):
         assert torch.equal(reader.find(digest_of(data), SIZE), data)
 
 
@@ -62,7 +62,7 @@ def test_a_damaged_file_is_removed(store, tmp_path):
     changed = bytearray(path.read_bytes())
     changed[5] ^= 1
     path.write_bytes(changed)
-    assert WeightStore(tmp_path / "weights", SIZE, Disk()).find(digest_of(data), SIZE) is None
+    assert WeightStore(tmp_path / "weights", SIZE, DiskQuota()).find(digest_of(data), SIZE) is None
     assert not path.exists()
 
 
@@ -86,7 +86,7 @@ def test_the_least_recently_used_goes_first(store):
 
 
 def test_what_is_larger_than_the_store_is_not_kept(tmp_path):
-    store = WeightStore(tmp_path / "weights", SIZE - 1, Disk())
+    store = WeightStore(tmp_path / "weights", SIZE - 1, DiskQuota())
     keep(store, some(1))
     assert store.nbytes() == 0
 

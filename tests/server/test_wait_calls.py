@@ -13,11 +13,11 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
 from djinn_core.net.sockets import SocketConnection
 from djinn_core.server.context import ExecutorContext
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.recovery.journal import Journal, SessionIdentity
 from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.frame_order import Prefix, split
 from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, UploadPart, decode, encode
@@ -42,7 +42,7 @@ PROGRAM = Template(
 def test_a_known_submission_makes_few_calls(tmp_path):
     ours, theirs = (SocketConnection(end, Limits(), "test") for end in socket.socketpair())
     identity = SessionIdentity("name", "client", "secret", NO_TENANT)
-    journal = Journal.begin(tmp_path / "name.journal", identity, 1 << 20, Disk())
+    journal = Journal.begin(tmp_path / "name.journal", identity, 1 << 20, DiskQuota())
     session = ExecutorSession(ExecutorContext.of(CpuRuntime()))
     connection = LeasedConnection(theirs, 1.0, UsageMetrics(), journal=journal)
     counts, begins = [0], []

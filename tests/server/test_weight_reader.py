@@ -17,8 +17,8 @@ from djinn_core.builtins.safetensors_files import Safetensors, read_header
 from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.weights import saving, weight_reader
-from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
 
@@ -264,7 +264,7 @@ def test_an_index_that_is_no_index(reader, models):
 def test_each_tenant_saves_in_a_folder_of_its_own(models):
     def reader_of(tenant, limit=0):
         reader = WeightReader([FileSource()], WeightPermissions())
-        reader.save_in(models, Disk(limit, reserve=0), tenant)
+        reader.save_in(models, DiskQuota(limit, reserve=0), tenant)
         return reader
 
     first, second = reader_of("first", 10_000), reader_of("second")
@@ -291,7 +291,7 @@ def test_each_tenant_saves_in_a_folder_of_its_own(models):
 
 def test_a_disk_that_is_full(models, monkeypatch):
     reader = WeightReader([FileSource()], WeightPermissions())
-    reader.save_in(models, Disk(reserve=1000), "tenant")
+    reader.save_in(models, DiskQuota(reserve=1000), "tenant")
     monkeypatch.setattr(saving, "free_bytes", lambda _: 5000)
     with pytest.raises(WeightsUnavailable, match="only 5,000 bytes left"):
         reader.create("file:x.safetensors", 4001)
@@ -300,7 +300,7 @@ def test_a_disk_that_is_full(models, monkeypatch):
 
 def test_what_a_process_that_died_was_writing_is_removed(models):
     reader = WeightReader([FileSource()], WeightPermissions())
-    reader.save_in(models, Disk(reserve=0), "tenant")
+    reader.save_in(models, DiskQuota(reserve=0), "tenant")
     under_way = reader.create("file:x.safetensors", 8)
     abandoned = models / "tenant" / ".y.safetensors.unfinished-0123"
     abandoned.write_bytes(b"1")

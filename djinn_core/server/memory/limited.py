@@ -9,17 +9,17 @@ from contextlib import contextmanager
 import torch
 
 from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.memory.eviction import Decider
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.spill import spill_space
-from djinn_core.server.weights.disk import Disk
 from djinn_core.torch_tracing import load_early
 
 
 class LimitedRuntime:
     """A wrapper of a device runtime that uses at most `limit` bytes; `decider`: what is evicted first."""
 
-    def __init__(self, runtime: DeviceRuntime, limit: int, disk: Disk, decider: Decider | None = None) -> None:
+    def __init__(self, runtime: DeviceRuntime, limit: int, disk: DiskQuota, decider: Decider | None = None) -> None:
         self.device = runtime.device
         self.ledger = Ledger(limit, runtime.device, spill_space(runtime.device, disk), decider)
         self._runtime = runtime

@@ -14,7 +14,7 @@ from typing import Protocol
 import attrs
 import torch
 
-from djinn_core.server.weights.disk import STEP, Disk
+from djinn_core.server.disk_quota import STEP, DiskQuota
 from djinn_core.system.files import pread_into, pwrite
 from djinn_core.system.memory import free_bytes
 
@@ -101,7 +101,7 @@ class FreeExtents:
 class FileSpill:
     """An unlinked file: no other process can open it, and it is gone with this process, even after a crash."""
 
-    def __init__(self, disk: Disk, directory: Path | None = None) -> None:
+    def __init__(self, disk: DiskQuota, directory: Path | None = None) -> None:
         """`disk`: what the tenant has on disk. `directory`: where; None for the usual one for temporary files."""
         self._disk = disk
         self.write_speed = self.read_speed = _ASSUMED
@@ -128,7 +128,7 @@ class FileSpill:
 
     def _look(self) -> None:
         """Raises `OSError` where it would become too large."""
-        if reason := self._disk.takes(self, self._gaps.end, self._directory or tempfile.gettempdir()):
+        if reason := self._disk.charge(self, self._gaps.end, self._directory or tempfile.gettempdir()):
             raise OSError(errno.EDQUOT, reason)
         self._looked = self._gaps.end
 
@@ -163,7 +163,7 @@ class FileSpill:
             os.close(self._file)
             self._file = None
         self._gaps, self.used, self._looked = FreeExtents(), 0, 0
-        self._disk.forget(self)
+        self._disk.release(self)
 
     def _descriptor(self) -> int:
         if self._file is None:
@@ -220,7 +220,7 @@ class PinnedSpill:
         self.used = 0
 
 
-def spill_space(device: torch.device, disk: Disk) -> SpillSpace:
+def spill_space(device: torch.device, disk: DiskQuota) -> SpillSpace:
     """The spill space of an executor on `device`."""
     return FileSpill(disk) if device.type == "cpu" else PinnedSpill(device)
 

@@ -23,6 +23,7 @@ from djinn_core.delivery.record_log import RecordReader, RecordWriter
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.hookspecs.launchers import NO_TENANT, Badge
 from djinn_core.logs import get_logger
+from djinn_core.server.disk_quota import STEP, DiskQuota
 from djinn_core.server.recovery.blob_files import (
     BlobFiles,
     BlobFrame,
@@ -33,7 +34,6 @@ from djinn_core.server.recovery.blob_files import (
 )
 from djinn_core.server.recovery.transfer_log import KINDS, PastTransfers
 from djinn_core.server.recovery.transfer_log import Record as Shipped
-from djinn_core.server.weights.disk import STEP, Disk
 from djinn_core.system.files import CLOEXEC, NOFOLLOW
 from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Buffer, Frame
@@ -78,7 +78,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 class Journal:
     """The open journal of a session. Any thread may append to it; only the session's compacts it."""
 
-    def __init__(self, path: Path, owner: SessionIdentity, limit: int, disk: Disk) -> None:
+    def __init__(self, path: Path, owner: SessionIdentity, limit: int, disk: DiskQuota) -> None:
         """`limit`: maximum size in bytes; a larger journal is abandoned. `disk`: the tenant's disk quota.
 
         Raises:
@@ -101,7 +101,7 @@ class Journal:
         self._looked = 0  # how large all was when the disk was looked at
 
     @classmethod
-    def begin(cls, path: Path, owner: SessionIdentity, limit: int, disk: Disk) -> Journal:
+    def begin(cls, path: Path, owner: SessionIdentity, limit: int, disk: DiskQuota) -> Journal:
         """Create a journal."""
         journal = cls(path, owner, limit, disk)
         try:
@@ -201,7 +201,7 @@ class Journal:
             self._records = RecordWriter(self._file, size)
         if self.contents is not None:
             self.contents.retain(set(found.values()))
-        self._disk.forget(path)
+        self._disk.release(path)
         self._beside = self.contents.own_bytes() if self.contents is not None else 0
         self._look()
         return True
@@ -241,7 +241,7 @@ class Journal:
             if self.open:
                 os.close(self._file)
                 self._file = -1
-                self._disk.forget(self.path)
+                self._disk.release(self.path)
 
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
         """Write a record."""
@@ -260,7 +260,7 @@ class Journal:
         """Note that `size` bytes are now shared with the weight store and no longer count here."""
         self._beside = max(0, self._beside - size)
         if self.open:
-            self._disk.has(self.path, self._records.size + self._beside)
+            self._disk.set_usage(self.path, self._records.size + self._beside)
 
     def _look_again(self) -> None:
         if self._records.size + self._beside > min(self._limit, self._looked + STEP):
@@ -271,7 +271,7 @@ class Journal:
         self._looked = self._records.size + self._beside
         if self._looked > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
-        elif reason := self._disk.takes(self.path, self._looked, self.path.parent):
+        elif reason := self._disk.charge(self.path, self._looked, self.path.parent):
             self.give_up(reason)
 
 
@@ -443,7 +443,7 @@ def remove_stale(directory: Path) -> None:
     for path in (*directory.glob("*.journal"), *directory.glob("*.new")):
         try:
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                Journal(path, _NO_SESSION, 0, Disk()).end()
+                Journal(path, _NO_SESSION, 0, DiskQuota()).end()
         except OSError as error:
             _log.debug("a journal stays", path=str(path), reason=str(error))
     for folder in directory.glob("*.contents"):

@@ -19,6 +19,7 @@ from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.executor_config import RecoveryConfig
 from djinn_core.logs import get_logger
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.handshake import instance, refuse, send_message
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.executor_channel import StateParts
@@ -34,7 +35,6 @@ from djinn_core.server.recovery.journal import (
     remove_stale,
 )
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.frame_order import owning_small
 from djinn_core.wire.resume_messages import Resume, Resumed
 
@@ -257,7 +257,7 @@ class LeasedConnection(ReliableConnection):
 class Leases:
     """Sessions to which their clients may reconnect, by name."""
 
-    def __init__(self, config: RecoveryConfig, usage: UsageMetrics, disk: Disk) -> None:
+    def __init__(self, config: RecoveryConfig, usage: UsageMetrics, disk: DiskQuota) -> None:
         self._config = config
         self._usage = usage
         self._disk = disk

@@ -45,7 +45,7 @@ class Opening(Generic[T]):
 
 
 class Openings(Generic[T]):
-    """Opens each address once for all who ask meanwhile. Thread-safe."""
+    """Opens each address once for all sessions that ask meanwhile. Thread-safe."""
 
     def __init__(self, open_: Callable[[str, Opening[T]], T]) -> None:
         """`open_`: opens an address, and may report to the opening how far that is."""
@@ -55,7 +55,7 @@ class Openings(Generic[T]):
         self._openings: dict[str, Opening[T]] = {}
 
     def of(self, address: str) -> Opening[T]:
-        """The opening of an address that is under way, or begins now; one that has ended is given once."""
+        """The opening of an address, which is under way or begins now. One that has ended is returned once."""
         with self._lock:
             for other in [
                 a for a, one in self._openings.items() if one.found.done() and (a == address or one.abandoned)
@@ -73,7 +73,7 @@ class Openings(Generic[T]):
             return known
 
     def ended(self, address: str, opening: Opening[T]) -> None:
-        """A session has taken what was found: who asks from now on has the files looked at again."""
+        """Note that a session has taken the result: for the next one, the files are looked at again."""
         with self._lock:
             if self._openings.get(address) is opening:
                 del self._openings[address]

@@ -21,7 +21,7 @@ from djinn_core.builtins.weights import LocalFile, LocalSink
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightFile, WeightSink
 from djinn_core.logs import get_logger
-from djinn_core.server.weights.disk import Disk
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.weights.saving import SavedBytes
 
 SCHEME: Final = "published"
@@ -58,7 +58,7 @@ class PublishedFile:
 class PublishedWeights:
     """The names that one tenant has published. Thread-safe; processes that share the folder see each other's names."""
 
-    def __init__(self, folders: Path, longest: float, disk: Disk, tenant: str) -> None:
+    def __init__(self, folders: Path, longest: float, disk: DiskQuota, tenant: str) -> None:
         """Open a tenant's names.
 
         Args:
@@ -74,7 +74,7 @@ class PublishedWeights:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._longest = longest
         self._room = SavedBytes(disk, self._folder, "published", 2 * MOST_NAMES)
-        self._held: dict[str, Path] = {}  # by address: what a journal still has of a file that is gone
+        self._held: dict[str, Path] = {}  # by address: links that journals keep to files that were removed
         self._lock = threading.Lock()
         _remove_expired(folders)
 
@@ -191,7 +191,7 @@ class PublishedWeights:
 
 
 class PublishedSink:
-    """A file that is being published, as `WeightSink`; those that it replaces are removed when it is there.
+    """A file that is being published, as `WeightSink`; older files of its name are removed once it is complete.
 
     Attributes:
         address: names this file and no later one.

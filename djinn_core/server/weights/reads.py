@@ -35,7 +35,7 @@ READ_AHEAD_SHARE: Final = 8  # a memory limit by this, if that is less
 
 @attrs.define
 class _PendingRead:
-    """A value that is read. `reading`: None: it is not begun, because others have to be taken by the device first."""
+    """A value that is to be read. `reading` is None until it is begun: the device has to take others first."""
 
     header: UploadPart
     origin: Origin
@@ -118,7 +118,7 @@ class WeightReads:
                 self._uploads.refuse_bytes(one.header, error)
 
     def next_of(self, handles: Collection[int] | None = None) -> Future[torch.Tensor] | None:
-        """Future to wait for until these values are there, None: until all are; None if they are, or are not being read."""
+        """A future to wait for while one of these values (None: any value) is still being read; otherwise None."""
         self.take_finished()
         wanted = self.reading if handles is None else [handle for handle in handles if handle in self.reading]
         for handle in wanted:
@@ -128,7 +128,7 @@ class WeightReads:
         return None
 
     def take_finished(self) -> None:
-        """Make values of what was read."""
+        """Make values of all that has been read by now."""
         for handle, one in list(self.reading.items()):
             if one.reading is not None and one.reading.data.done():
                 self.forget([handle])
@@ -137,7 +137,7 @@ class WeightReads:
             self._begin()
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Make no values of these: they are not needed any more."""
+        """Give up these reads: their values are not needed any more."""
         for handle in handles:
             one = self.reading.pop(handle, None)
             if one is not None:
@@ -173,7 +173,7 @@ class WeightReads:
         return nullcontext() if self._ledger is None else self._ledger.lock
 
     def _find(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
-        """Make a value of memory that a session has read the same into, if one has; where it was evicted it comes back."""
+        """Make a value of memory into which a session has read the same bytes; False if there is none. Evicted memory is restored."""
         with self._moving():
             storage = self._reader.shared.find(origin.key)
             if storage is None:
@@ -212,8 +212,8 @@ class WeightReads:
     def lend(self, address: str, saved: Mapping[str, int]) -> None:
         """Share the memory of values that were just saved at an address with sessions that read them there.
 
-        `saved`: their handles, by the names of the tensors. Left out is what is not all of its memory, and what earlier programs
-        may write by another value that the client numbers as other memory.
+        `saved`: their handles, by the names of the tensors. A value that does not fill its storage is left out. So is a storage that the
+        client knows under several numbers: a program that is under way may write it under another one.
         """
         try:
             opened = self._reader.open(address)
@@ -266,6 +266,6 @@ class WeightReads:
             self._reader.hold(address, version, self.journal.contents.path(version))
 
     def hold_only(self, versions: set[bytes]) -> None:
-        """Have the journal hold on to no other files, once a snapshot has taken its place."""
+        """Have the journal keep no files but these, after a snapshot has replaced its records."""
         if self.journal is not None and self.journal.contents is not None:
             self.journal.contents.held = versions

@@ -37,7 +37,7 @@ from djinn_core.wire.weight_messages import (
 
 
 def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
-    """Answer to a question what an address has, of at most so many bytes."""
+    """Answer to `OpenWeights`, of at most `most` bytes: the tensors at the address."""
     try:
         opened = found.result()
     except WeightsUnavailable as error:
@@ -54,7 +54,7 @@ def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> byt
 
 
 def list_published(published: PublishedWeights | None) -> PublishedReply:
-    """Answer to a question what is published."""
+    """Answer to `PublishedRequest`."""
     if published is None:
         return PublishedReply(
             refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
@@ -71,9 +71,9 @@ def list_published(published: PublishedWeights | None) -> PublishedReply:
 
 
 def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:
-    """Answer with what `do` has done to files, which a session that is recovered does not do again.
+    """Call `do`, which changes files, and send the answer that it returns. A recovered session sends the answer of its journal instead.
 
-    `do` gets True where an executor began it and died before its answer was in the journal: it may have been done.
+    `do` gets True if an executor began it and died before the answer was in the journal: the files may have been changed already.
     """
     begun: list[bytes | None] = []
 
@@ -86,7 +86,7 @@ def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> N
 
 
 def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) -> RemoveWeightsReply:
-    """Remove what an address names; the answer. `again`: it may have been removed already."""
+    """Remove what an address names, and return the answer. `again`: it may have been removed already."""
     try:
         reader.remove(request.address)
     except WeightsUnavailable as error:
@@ -102,7 +102,7 @@ def answer_opening(
     connection: ExecutorChannel,
     read_ahead: Callable[[ExecutorChannel], None],
 ) -> None:
-    """Answer what is at an address, or that it is still being opened. A session that is recovered answers likewise.
+    """Answer what is at an address, or that it is still being opened. A recovered session gives the same answer.
 
     `read_ahead`: takes in what the client has sent meanwhile.
     """
@@ -138,8 +138,8 @@ def save_values(
 ) -> SaveWeightsReply:
     """Write values of a session at an address; the answer says what was wrong, if anything was.
 
-    `deliver`: gives the host's copy of a value. `again`: they may be there already, and are looked for first. What is published is
-    lent to sessions that read it, by `reads`.
+    `deliver`: gives the host's copy of a value. `again`: the file may be there already, and is looked for first. `reads`: shares the
+    memory of values that were published with sessions that read them.
     """
     handles = unpack_handles(request.handles)
     if len(handles) != len(request.names):

@@ -13,7 +13,7 @@ from djinn_core.builtins.safetensors_files import make_header
 from djinn_core.builtins.weights import UNFINISHED, remove_abandoned
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightFile, WeightSink
-from djinn_core.server.weights.disk import Disk, free_bytes
+from djinn_core.server.disk_quota import DiskQuota, free_bytes
 
 MOST_FILES: Final = 10_000  # that a tenant has saved
 _COMPARED: Final = 1 << 20  # bytes of a file that are compared at a time
@@ -99,7 +99,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class SavedBytes:
     """Room that a tenant has for saved files, within what it may have on disk. Files of its other executors count as well."""
 
-    def __init__(self, disk: Disk, folder: Path, what: str = "saved", most: int = MOST_FILES) -> None:
+    def __init__(self, disk: DiskQuota, folder: Path, what: str = "saved", most: int = MOST_FILES) -> None:
         """`what` has happened to the files in `folder`, for messages; `most`: the number of them that there may be."""
         self._disk = disk
         self._folder = folder
@@ -119,16 +119,16 @@ class SavedBytes:
             raise WeightsUnavailable(
                 f"{len(there):,} files were {self._what} on the server; {self._most:,} are the limit"
             )
-        too_much = self._disk.takes(self._folder, sum(there) + size, self._folder)
+        too_much = self._disk.charge(self._folder, sum(there) + size, self._folder)
         if not too_much and size > free_bytes(self._folder) - self._disk.reserve:
             too_much = f"the disk has only {free_bytes(self._folder):,} bytes left"
         if too_much:
-            self._disk.has(self._folder, sum(there))
+            self._disk.set_usage(self._folder, sum(there))
             raise WeightsUnavailable(f"{size:,} bytes are not {self._what}: {too_much}")
 
     def count(self) -> None:
         """Note what is there now."""
-        self._disk.has(self._folder, sum(self._sizes()))
+        self._disk.set_usage(self._folder, sum(self._sizes()))
 
     def _sizes(self) -> list[int]:
         found: list[int] = []

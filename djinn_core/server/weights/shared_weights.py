@@ -50,7 +50,7 @@ class SharedWeights:
             return found
 
     def held(self, key: WeightKey) -> torch.UntypedStorage | None:
-        """The memory that a session has read this into and holds; it counts as no use."""
+        """As `find`, without counting a hit."""
         with self._lock:
             return self.storages.get(key)
 
@@ -74,7 +74,7 @@ class Origin:
 
 
 class SessionShares:
-    """Those storages of a session, as its client numbers them, whose memory other sessions may have as well.
+    """Storages of a session, by the client's numbers, whose memory other sessions may have as well.
 
     Before a program writes into one, its values get a copy of their own.
     """
@@ -87,7 +87,7 @@ class SessionShares:
         self._keys: dict[int, int] = {}  # of the memory that was read, by storage
 
     def add(self, handle: int, origin: Origin | None) -> None:
-        """The memory of this value is shared; None: it is that of another value, as far as an op's schema says."""
+        """Note that the memory of this value is shared. `origin` None: by an op's schema, it may alias a value that is shared."""
         storage, value = storage_of(handle), self._values[handle]
         self.storages[storage] = origin
         if storage not in self._keys and isinstance(value, torch.Tensor):

@@ -26,7 +26,7 @@ import torch
 from djinn_core.builtins.safetensors_files import read_header
 from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
-from djinn_core.server.weights.disk import Disk
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.system.files import pread
 from djinn_core.wire.digests import ContentHash, digest_of_content, digest_of_file
 
@@ -49,7 +49,7 @@ class WeightFiles:
         self._places: dict[bytes, _Place] = {}
 
     def add(self, path: Path) -> int:
-        """Read the file; how many bytes of tensors can be found in it.
+        """Index the tensors of a file; the number of bytes that can be found in it from now on.
 
         Raises:
             OSError: it cannot be read.
@@ -80,7 +80,7 @@ class WeightFiles:
 
 
 def stretches(path: Path) -> Iterator[tuple[int, int]]:
-    """First byte and size of each tensor in a safetensors file that is worth finding.
+    """First byte and size of each tensor in a safetensors file that has at least `SMALLEST` bytes.
 
     Raises:
         OSError: the file cannot be read.
@@ -99,14 +99,14 @@ def _mapped(path: Path, start: int, size: int) -> Any:
 
 
 CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go
-NEW: Final = "new-"  # names of files that are not whole yet, or not known to be what they should be
+NEW: Final = "new-"  # begins the names of files that are incomplete, or whose digest was not checked yet
 STALE_SECONDS: Final = 3600.0
 QUEUED_LIMIT: Final = 1 << 30  # bytes that may wait to be written; beyond it uploads wait
 
 
 @attrs.frozen
 class _NewEntry:
-    """An entry to be stored: `data`, or a file that is in the store's directory under another name already."""
+    """An entry to be stored. `data`: its bytes, or a file under a temporary name in the store's directory."""
 
     digest: bytes
     data: torch.Tensor | Path
@@ -115,7 +115,7 @@ class _NewEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it holds until it was stored."""
+        """Bytes of memory that it keeps until it is stored."""
         return self.data.nbytes if isinstance(self.data, torch.Tensor) else 0
 
 
@@ -137,15 +137,15 @@ class StoreCounters:
 class WeightStore:
     """Keeps tensors' bytes in `directory`, at most `limit` bytes of them; the least recently used go first."""
 
-    def __init__(self, directory: Path, limit: int, disk: Disk) -> None:
+    def __init__(self, directory: Path, limit: int, disk: DiskQuota) -> None:
         """Raises `OSError` where the directory cannot be made. `disk`: what else the tenant has on disk."""
         self.limit = limit
         self.counts = StoreCounters()
         self._disk = disk
         self._directory = directory
-        self._files_of_others = WeightFiles()
+        self._operator_files = WeightFiles()
         self._checked: dict[bytes, int] = {}
-        self._parcels: queue.SimpleQueue[_NewEntry] = queue.SimpleQueue()
+        self._new_entries: queue.SimpleQueue[_NewEntry] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         self._changed = threading.Condition()
         self._queued = 0
@@ -165,7 +165,7 @@ class WeightStore:
         if not tenant:
             return self
         own = WeightStore(self._directory / "tenants" / tenant, min(limit or self.limit, self.limit), self._disk)
-        own._files_of_others = self._files_of_others
+        own._operator_files = self._operator_files
         return own
 
     def find(self, digest: bytes, size: int) -> torch.Tensor | None:
@@ -180,7 +180,7 @@ class WeightStore:
     def _found(self, digest: bytes, size: int) -> torch.Tensor | None:
         path = self._path(digest)
         try:
-            lent = self._files_of_others.find(digest, size)
+            lent = self._operator_files.find(digest, size)
             if lent is not None:
                 return lent
             if not self._is_good(path, digest, size):
@@ -194,14 +194,14 @@ class WeightStore:
             return None
 
     def keep(self, digest: bytes, data: torch.Tensor) -> threading.Event:
-        """Write `data` (uint8, contiguous, on the CPU) in the background, if it has that digest; set when that is over.
+        """Write `data` (uint8, contiguous, on the CPU) in the background, if it has that digest. The event is set when that is over.
 
         If `data` is written to before that, its digest no longer matches, and it is not stored.
         """
         return self._put(_NewEntry(digest, data))
 
     def adopt(self, digest: bytes, file: Path, proven: Callable[[bytes], None] = lambda _: None) -> bool:
-        """Have `file`, too, without copying it, once its bytes have turned out to have that digest; `proven` is told then.
+        """Add `file` as a hard link, after its digest was checked in the background; then call `proven`.
 
         `file` must not be written to any more. False if it cannot be shared.
         """
@@ -217,21 +217,21 @@ class WeightStore:
         return True
 
     def file_of(self, digest: bytes) -> Path:
-        """Path of the file of these bytes, if they were kept (and not lent)."""
+        """Path at which the store keeps these bytes, if it does; files that were lent have other paths."""
         return self._path(digest)
 
-    def _put(self, parcel: _NewEntry) -> threading.Event:
+    def _put(self, entry: _NewEntry) -> threading.Event:
         with self._changed:
             if self._writer is None:
-                self._writer = threading.Thread(target=self._write_parcels, name="djinn-store", daemon=True)
+                self._writer = threading.Thread(target=self._write_entries, name="djinn-store", daemon=True)
                 self._writer.start()
             self._changed.wait_for(lambda: self._queued < QUEUED_LIMIT)
-            self._queued += parcel.nbytes
-        self._parcels.put(parcel)
-        return parcel.done
+            self._queued += entry.nbytes
+        self._new_entries.put(entry)
+        return entry.done
 
     def lend(self, files: Iterable[Path]) -> threading.Event:
-        """Have the tensors of these safetensors files found, too, where they are; set when all were read.
+        """Find the tensors of these safetensors files as well, where they are. The event is set when all files are indexed.
 
         They are read in the background, and take nothing of `limit`.
         """
@@ -250,7 +250,7 @@ class WeightStore:
 
     def _read_file(self, file: Path) -> int:
         try:
-            return self._files_of_others.add(file)
+            return self._operator_files.add(file)
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
             _log.warning("a file with weights cannot be used", file=str(file), error=str(error))
             return 0
@@ -293,22 +293,22 @@ class WeightStore:
 
     # --- in the background ------------------------------------------------------------------------------------
 
-    def _write_parcels(self) -> None:
+    def _write_entries(self) -> None:
         while True:
-            parcel = self._parcels.get()
+            entry = self._new_entries.get()
             try:
-                if isinstance(parcel.data, torch.Tensor):
-                    self._write(parcel.digest, parcel.data)
+                if isinstance(entry.data, torch.Tensor):
+                    self._write(entry.digest, entry.data)
                 else:
-                    self._take_over(parcel, parcel.data)
+                    self._take_over(entry, entry.data)
             except OSError as error:
-                _log.warning("a weight was not stored", digest=parcel.digest.hex(), error=str(error))
+                _log.warning("a weight was not stored", digest=entry.digest.hex(), error=str(error))
             finally:
                 with self._changed:
-                    self._queued -= parcel.nbytes
+                    self._queued -= entry.nbytes
                     self._changed.notify_all()
-                parcel.done.set()
-                del parcel
+                entry.done.set()
+                del entry
 
     def _write(self, digest: bytes, data: torch.Tensor) -> None:
         path, size = self._path(digest), data.nbytes
@@ -327,13 +327,13 @@ class WeightStore:
         finally:
             Path(name).unlink(missing_ok=True)
 
-    def _take_over(self, parcel: _NewEntry, name: Path) -> None:
+    def _take_over(self, entry: _NewEntry, name: Path) -> None:
         try:
-            if digest_of_file(name) != parcel.digest:
+            if digest_of_file(name) != entry.digest:
                 _log.warning("an upload was not stored: its bytes are not those that were announced")
                 return
-            parcel.proven(parcel.digest)
-            path, size = self._path(parcel.digest), name.stat().st_size
+            entry.proven(entry.digest)
+            path, size = self._path(entry.digest), name.stat().st_size
             if size <= self._room and not path.exists():
                 self._make_room(size)
                 name.rename(path)
@@ -344,8 +344,8 @@ class WeightStore:
     def _room(self) -> int:
         return self._disk.left_for_weights(self.limit)
 
-    def make_way(self, limit: int) -> None:
-        """Forget what was used least recently until no more than `limit` bytes are left."""
+    def shrink_to(self, limit: int) -> None:
+        """Evict the least recently used weights until no more than `limit` bytes are left."""
         self._make_room(0, limit)
 
     def _make_room(self, size: int, limit: int | None = None) -> None:
@@ -377,7 +377,7 @@ def mapped_bytes(path: Path, size: int) -> torch.Tensor:
 
 
 def _copy_hashed(data: torch.Tensor, file: int) -> bytes:
-    """Write `data` and return the digest of what was written, which a write to `data` meanwhile does not tear."""
+    """Write `data`, and return the digest of what was written, even if `data` changes meanwhile."""
     view = data.numpy().data
     state = ContentHash()
     for start in range(0, len(view), CHUNK):

@@ -79,7 +79,7 @@ class UploadAssembly:
         return data is not None
 
     def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """These bytes; if the session is journaled, it holds on to them, whatever the store does."""
+        """The bytes of a digest. The journal of the session keeps a link to their file, so that the store may evict them."""
         contents = self.journal.contents if self.journal is not None and self.journal.open else None
         kept = contents.find(digest, size) if contents is not None else None
         if kept is not None:
@@ -94,9 +94,9 @@ class UploadAssembly:
         return held if held is not None and held.nbytes == offer.size else self._find(offer.digest, offer.size)
 
     def consider(self, offer: BlobOffer, look: bool = True) -> bool:
-        """Make a value of what was offered, if its bytes are here; whether they are. Otherwise they are wanted.
+        """Make a value of an offered blob, and return True, if its bytes are here. If not, the client is asked to upload them.
 
-        Without a `look` they are.
+        `look`: False if they count as missing without a look into the store.
 
         Raises:
             ProtocolError: nothing like it can be uploaded.
@@ -163,13 +163,13 @@ class UploadAssembly:
             raise ProtocolError(f"upload {upload.handle} announces {upload.size} bytes and brings {size}")
 
     def check_new(self, upload: UploadPart) -> None:
-        """Raises ProtocolError where a value cannot be made of an upload with this header."""
+        """Raise ProtocolError where no value can be made of an upload with this header."""
         _check_layout(upload)
         if upload.handle in self._values or upload.handle in self._partial or upload.handle in self.reading:
             raise ProtocolError(f"value {upload.handle} is uploaded twice")
 
     def check_room(self, size: int) -> None:
-        """Raises OutOfMemoryError where what is under way exceeds the executor's memory limit with `size` bytes more."""
+        """Raise OutOfMemoryError where uploads and reads that are under way would exceed the memory limit with `size` bytes more."""
         ledger = ledger_of(self._runtime)
         parts = sum(partial.header.size for partial in self._partial.values() if partial.data is not None)
         coming = parts + self.reading_bytes
@@ -206,7 +206,7 @@ class UploadAssembly:
             self.journal.shared(data.nbytes)
 
     def refuse(self, handle: int, reason: str) -> None:
-        """The bytes of a value cannot be taken: it is poison, if it is not there yet.
+        """Make a value whose bytes cannot be taken poison, if it is not there yet.
 
         Raises:
             ProtocolError: it is there, and was sent twice.
@@ -218,7 +218,7 @@ class UploadAssembly:
         self.poison(handle, "ProtocolError", reason)
 
     def poison(self, handle: int, kind: str, reason: str) -> None:
-        """A value could not be made, by an error of this kind."""
+        """Make a value poison, with an error of this kind as the reason."""
         self._values[handle] = Poison(Failure(0, -1, "upload", kind, reason[: limits.FAILURE_TEXT]))
 
     def refuse_bytes(self, upload: UploadPart, error: Exception) -> None:
@@ -228,7 +228,7 @@ class UploadAssembly:
 
 
 def _check_layout(upload: UploadPart) -> None:
-    """Raises ProtocolError where shape and strides reach beyond the announced size."""
+    """Raise ProtocolError where shape and strides reach beyond the announced size."""
     counts = (*upload.shape, *upload.stride, upload.size)
     if len(upload.shape) != len(upload.stride) or not is_countable(counts):
         raise ProtocolError(f"upload {upload.handle} has an impossible layout")

@@ -1,6 +1,6 @@
 """Weights that an executor reads itself: addresses that clients name are opened, and tensors read from their files in parallel.
 
-Of the files of a folder those are read that a format of a plugin knows, or that its index names.
+In a folder, it reads the files that a weight format knows, or those that an index names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from djinn_core.hookspecs.weights import (
     WritableSource,
 )
 from djinn_core.logs import get_logger
-from djinn_core.server.weights.disk import Disk
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.weights.openings import Opening, Openings
 from djinn_core.server.weights.published import SCHEME as PUBLISHED
 from djinn_core.server.weights.published import PublishedWeights
@@ -63,7 +63,7 @@ def suffixes_of(formats: Sequence[WeightFormat]) -> tuple[str, ...]:
 def read_headers(
     files: Sequence[WeightFile], formats: Sequence[WeightFormat]
 ) -> list[tuple[WeightFile, str, FileHeader]]:
-    """Those of the files that count, with their versions and headers. Of files of several formats the first one counts.
+    """The files to read, with their versions and headers. Where files of several formats are there, the first format counts.
 
     Raises:
         OSError: a file cannot be read.
@@ -80,7 +80,7 @@ def read_headers(
 
 
 def _counted(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile]:
-    """Those of the files that are read: where there is one index, those that it names; empty if none has this format.
+    """The files of one format that are read: where there is one index, those that it names. Empty if none has this format.
 
     Raises:
         OSError: the index cannot be read.
@@ -129,7 +129,7 @@ class OpenedWeights:
     """The tensors at an address.
 
     Attributes:
-        address: names these files, where the address that was asked for may name others later.
+        address: that of exactly these files; the address that was asked for may name others later.
         version: digest of the files' headers, sizes and versions.
         tensors: by name, in the order of the files.
         metadata: what the files say of themselves.
@@ -148,11 +148,11 @@ class OpenedWeights:
 
 
 def _unheard(done: int, expected: int) -> None:
-    """No client sees the progress."""
+    """Ignore progress that no client asks for."""
 
 
 class Reading:
-    """A part of a tensor that is being read; it is not begun if by then no session holds this.
+    """A part of a tensor that is being read. It is not begun if no session refers to this object by then.
 
     Attributes:
         data: a tensor of bytes on the CPU. It raises `WeightsUnavailable` where the files are not those of that version any more, or
@@ -237,7 +237,7 @@ class WeightReader:
         return self._openings.of(address)
 
     def opened(self, address: str, opening: Opening[OpenedWeights]) -> None:
-        """A session has taken what was opened: the files are looked at again from now on."""
+        """Note that a session has taken what was opened: the next one who asks has the files looked at again."""
         self._openings.ended(address, opening)
 
     def _remember(self, found: OpenedWeights) -> OpenedWeights:
@@ -251,7 +251,7 @@ class WeightReader:
                 self._opened.popitem(last=False)
         return known
 
-    def save_in(self, folders: Path, disk: Disk, tenant: str) -> None:
+    def save_in(self, folders: Path, disk: DiskQuota, tenant: str) -> None:
         """Let the tenant save weights in a folder of its own, one of `folders`, and read them.
 
         Raises:
@@ -262,12 +262,12 @@ class WeightReader:
         self._saved = SavedBytes(disk, folder)
         self._permissions = attrs.evolve(self._permissions, saving=(folder,))
 
-    def publish_in(self, folders: Path, longest: float, disk: Disk, tenant: str) -> None:
+    def publish_in(self, folders: Path, longest: float, disk: DiskQuota, tenant: str) -> None:
         """Let the tenant publish weights, and find what it has published; as `PublishedWeights`."""
         self.published = PublishedWeights(folders, longest, disk, tenant)
 
     def hold(self, address: str, version: bytes, link: Path) -> None:
-        """Keep the file at an address as `link` as well, or find it there: it may be removed or replaced while a session needs it."""
+        """Link the file at an address as `link`, too, or find it there: it may be removed or replaced while a session needs it."""
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
             self.published.hold(address, link)
             return
@@ -322,7 +322,7 @@ class WeightReader:
         return source.create(address, size, self._permissions)
 
     def written(self, address: str) -> Callable[[int], WeightSink] | None:
-        """As `create`, where a file is at that address: it is compared with what is written. None where there is none."""
+        """As `create`, for a file that is at that address already: what is written is compared with it. None if there is no file."""
         try:
             places = self.open(address).tensors.values()
         except WeightsUnavailable:
@@ -369,7 +369,7 @@ class WeightReader:
         return begun
 
     def again(self, address: str, key: WeightKey) -> StoredBytes | None:
-        """The bytes that were just read, to be read again; None where they are not on this machine's disk, but far away."""
+        """The place of bytes that were just read, to read them again from there; None if they are not on this machine's disk."""
         try:
             place = self._place(address, key)
         except WeightsUnavailable:  # it has changed since
@@ -377,7 +377,7 @@ class WeightReader:
         return StoredBytes(address, place, key.start) if isinstance(place.file, LocalFile) else None
 
     def untied(self, address: str, key: WeightKey) -> WeightKey:
-        """The key by which these bytes are read once, where the file has them under several names, as it has tied weights."""
+        """The key under which these bytes are read once, although the file has them under several names (tied weights)."""
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != key.version or key.name not in opened.tied:
@@ -410,7 +410,7 @@ class WeightReader:
         return data
 
     def populate(self, key: WeightKey) -> None:
-        """Begin to read what is mapped for a key, as long as a session holds it: it will be used soon, and from end to end."""
+        """Read the mapped file of a key ahead, as long as a session holds its memory: all of it will be used soon."""
 
         def populate_held() -> None:
             storage = self.shared.held(key)

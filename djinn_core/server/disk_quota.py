@@ -15,52 +15,52 @@ RESERVE: Final = 1 << 30  # bytes that stay free
 STEP: Final = 16 << 20  # bytes that a writer may write before the disk is checked again
 
 
-class Disk:
+class DiskQuota:
     """Counts the bytes that this process, which works for one tenant, has on disk.
 
     Attributes:
         limit: the most bytes in all, weights included; 0: no limit.
-        make_way: evicts weights from the store until at most that number of bytes of them is left.
+        evict_weights: evicts weights from the store until at most that number of bytes of them is left.
         reserve: bytes of every disk that stay free.
     """
 
     def __init__(self, limit: int = 0, reserve: int = RESERVE) -> None:
         self.limit = limit
         self.reserve = reserve
-        self.make_way: Callable[[int], None] = lambda _: None
+        self.evict_weights: Callable[[int], None] = lambda _: None
         self._lock = threading.Lock()
-        self._taken: dict[Hashable, int] = {}
+        self._usage: dict[Hashable, int] = {}
 
     @property
-    def taken(self) -> int:
+    def used(self) -> int:
         """Bytes of all but weights."""
         with self._lock:
-            return sum(self._taken.values())
+            return sum(self._usage.values())
 
     def left_for_weights(self, most: int) -> int:
         """Number of bytes that weights may use, at most `most`."""
-        return min(most, max(0, self.limit - self.taken)) if self.limit else most
+        return min(most, max(0, self.limit - self.used)) if self.limit else most
 
-    def takes(self, who: Hashable, nbytes: int, where: Path | str) -> str:
-        """Note that `who` has, or wants, `nbytes` in all on the disk of `where`; the reason why that is too much, or empty."""
-        self.has(who, nbytes)
-        taken = self.taken
-        if self.limit and taken > self.limit:
-            return f"{taken:,} bytes on disk, of {self.limit:,} that you may have"
+    def charge(self, owner: Hashable, nbytes: int, where: Path | str) -> str:
+        """Charge `owner` with `nbytes` in all on the disk of `where`; returns why that is too much, or an empty text."""
+        self.set_usage(owner, nbytes)
+        used = self.used
+        if self.limit and used > self.limit:
+            return f"{used:,} bytes on disk, of {self.limit:,} that you may have"
         if self.limit:
-            self.make_way(self.limit - taken)
+            self.evict_weights(self.limit - used)
         free = free_bytes(where)
         return f"the disk has only {free:,} bytes left" if free < self.reserve else ""
 
-    def has(self, who: Hashable, nbytes: int) -> None:
-        """Note that `who` has `nbytes` in all."""
+    def set_usage(self, owner: Hashable, nbytes: int) -> None:
+        """Set the bytes of `owner` without a check."""
         with self._lock:
-            self._taken[who] = nbytes
+            self._usage[owner] = nbytes
 
-    def forget(self, who: Hashable) -> None:
-        """Note that `who` has nothing on disk any more."""
+    def release(self, owner: Hashable) -> None:
+        """Note that `owner` has nothing on disk any more."""
         with self._lock:
-            self._taken.pop(who, None)
+            self._usage.pop(owner, None)
 
 
 def free_bytes(where: Path | str) -> int:
