@@ -105,7 +105,7 @@ def test_spilled_values_count_as_well(tmp_path, held):
 def test_an_upload_counts_once_whoever_has_it(tmp_path, held):
     held.limit = 3 * STEP
     store = WeightStore(tmp_path / "weights", 1 << 30, held)
-    held.evict_weights = store.make_way
+    held.evict_weights = store.shrink_to
     journal = grown(tmp_path / "session.journal", 0, held)
     journal.contents = BlobFiles(contents_folder(journal.path))
     uploads = UploadAssembly(CpuRuntime(), ValueTable(), store)
