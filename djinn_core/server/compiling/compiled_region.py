@@ -69,33 +69,33 @@ def slots_of(template: CompiledTemplate) -> slice:
 COPIED_BYTES: Final = 4 << 20
 
 
-def difference(artefact: CompiledRegion, env: Environment) -> str:
+def difference(compiled: CompiledRegion, env: Environment) -> str:
     """Describe how a compiled region's results on `env` differ from its instructions'; empty: not at all. `env` is unchanged.
 
     Raises:
         Exception: any error that the instructions themselves raise.
     """
-    theirs, ours = _copy(artefact, env), _copy(artefact, env)
-    for step in artefact.steps:
+    theirs, ours = _copy(compiled, env), _copy(compiled, env)
+    for step in compiled.steps:
         step.run(theirs)
     try:
-        artefact.run(ours)
+        compiled.run(ours)
     except Exception as error:
         return f"it raised {type(error).__name__}: {error}"
-    region = artefact.region
-    if _shares_memory(artefact, ours, env):
+    region = compiled.region
+    if _shares_memory(compiled, ours, env):
         return "a result shares memory that it should have for itself"
-    places = [place for step in artefact.steps for _, place in step.makes if isinstance(ours[place], torch.Tensor)]
+    places = [place for step in compiled.steps for _, place in step.makes if isinstance(ours[place], torch.Tensor)]
     for place in (*dict.fromkeys(places), *region.written):
         if found := _unlike(theirs[place], ours[place]):
             return found
     return ""
 
 
-def _copy(artefact: CompiledRegion, env: Environment) -> Environment:
+def _copy(compiled: CompiledRegion, env: Environment) -> Environment:
     copied = list(env)
-    for place in artefact.region.inputs:
-        if place in artefact.region.written or env[place].nbytes <= COPIED_BYTES:
+    for place in compiled.region.inputs:
+        if place in compiled.region.written or env[place].nbytes <= COPIED_BYTES:
             copied[place] = _twin(env[place])
     return copied
 
@@ -106,9 +106,9 @@ def _twin(tensor: torch.Tensor) -> torch.Tensor:
     return copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def _shares_memory(artefact: CompiledRegion, ours: Environment, env: Environment) -> bool:
-    places = artefact.region.fresh
-    inputs = {_address(values[place]) for place in artefact.region.inputs for values in (ours, env)}
+def _shares_memory(compiled: CompiledRegion, ours: Environment, env: Environment) -> bool:
+    places = compiled.region.fresh
+    inputs = {_address(values[place]) for place in compiled.region.inputs for values in (ours, env)}
     fresh = [_address(ours[place]) for place in places if _address(ours[place])]
     return len(set(fresh)) < len(fresh) or not inputs.isdisjoint(fresh)
 

@@ -132,7 +132,7 @@ class _RegionGraphBuilder:
 
 
 TEMPLATES: Final = 1024  # that are counted
-ARTEFACTS: Final = 256  # that are kept
+COMPILED_LIMIT: Final = 256  # that are kept
 _log = get_logger("djinn.server")
 
 
@@ -196,8 +196,8 @@ class Compiling:
     def _ask(self, job: Job) -> None:
         if job.compiler >= len(self._compilers):
             job.hot.leave("no compiler has something better")
-        elif self.figures()["compiled_templates"] >= ARTEFACTS:
-            job.hot.leave(f"{ARTEFACTS} templates are compiled already")
+        elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
+            job.hot.leave(f"{COMPILED_LIMIT} templates are compiled already")
         else:
             self._jobs.put(job)
             self._work()
@@ -218,7 +218,7 @@ class Compiling:
         self.counts.compilations += 1
         try:
             replay = compiler.compile(self._context(job))
-            artefact = replay and CompiledRegion(compiler.name, replay, job.template, job.region, job.law)
+            compiled = replay and CompiledRegion(compiler.name, replay, job.template, job.region, job.law)
         except Exception as error:
             self.counts.failures += 1
             self._tell(compiler.name, job.hot.name, repr(error))
@@ -226,10 +226,10 @@ class Compiling:
             return
         finally:
             self.counts.seconds += time.perf_counter() - began
-        if artefact is None:
+        if compiled is None:
             job.hot.refuse(job, compiler.name, "it has nothing better")
         else:
-            job.hot.compiled(job, artefact)
+            job.hot.compiled(job, compiled)
 
     def _tell(self, compiler: str, template: str, error: str) -> None:
         """Warn once of each reason: what is missing is missing for every template."""

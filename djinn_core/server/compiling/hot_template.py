@@ -35,7 +35,7 @@ class Thresholds:
         checks: runs on which results must have been the same.
         timed: runs of each version that are timed. gain: the largest share of the uncompiled time that a compiled run may take.
         misses: consecutive runs that the compiled version does not apply to, after which it is dropped.
-        tries: number of times that a template is compiled again.
+        tries: how often a template is compiled at most.
     """
 
     runs: int = 16
@@ -115,9 +115,9 @@ class HotTemplate:
         phase.ran(time.perf_counter() - began)
         return run
 
-    def compiled(self, job: Job, artefact: CompiledRegion) -> None:
+    def compiled(self, job: Job, compiled: CompiledRegion) -> None:
         """A compiler has made something. Called from the background."""
-        self.phase = Checking(self, job, artefact)
+        self.phase = Checking(self, job, compiled)
 
     def begin(self, job: Job) -> None:
         """Ask a compiler. The phase is changed first: the answer comes on another thread."""
@@ -146,11 +146,11 @@ class HotTemplate:
         self._tell("a template is watched again", reason=reason)
         self.phase = Cold(self)
 
-    def adopt(self, job: Job, artefact: CompiledRegion, ratio: float) -> None:
+    def adopt(self, job: Job, compiled: CompiledRegion, ratio: float) -> None:
         """Use what was compiled."""
         grows = "yes" if job.law.base else "no"
-        self._tell("a template is compiled", compiler=artefact.compiler, time_ratio=round(ratio, 3), grows=grows)
-        self.phase = Adopted(self, job, artefact)
+        self._tell("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
+        self.phase = Adopted(self, job, compiled)
 
     def _count_unused(self) -> None:
         self.counts.unused += isinstance(self.phase, _RegionPhase)
@@ -251,14 +251,14 @@ class Watching(_Offer):
 class _RegionPhase(_Offer):
     """A phase with a compiled region."""
 
-    def __init__(self, hot: HotTemplate, job: Job, artefact: CompiledRegion) -> None:
-        self.hot, self.job, self.artefact = hot, job, artefact
+    def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
+        self.hot, self.job, self.compiled = hot, job, compiled
         self.region = job.region
         self._missed = 0
 
     def follows(self, env: Environment) -> int | None:
         """As `CompiledRegion.follows`, counted."""
-        n = self.artefact.follows(env)
+        n = self.compiled.follows(env)
         self._missed = self._missed + 1 if n is None else 0
         return n
 
@@ -269,7 +269,7 @@ class _RegionPhase(_Offer):
     def compare(self, env: Environment) -> str | None:
         """As `difference`; None if the instructions themselves fail, which tells nothing of the compiler."""
         try:
-            return difference(self.artefact, env)
+            return difference(self.compiled, env)
         except Exception as error:
             _log.debug("results cannot be compared: ops fail", template=self.hot.name, error=repr(error))
             return None
@@ -281,12 +281,12 @@ class _RegionPhase(_Offer):
             ShortcutError: it failed and may have written.
         """
         try:
-            self.artefact.run(env)
+            self.compiled.run(env)
         except Exception as error:
             self.hot.leave(f"compiled, it raised {type(error).__name__}: {error}")
             if self.region.written:
                 raise ShortcutError(
-                    f"compiled by {self.artefact.compiler}, these ops raised {type(error).__name__}: {error}"
+                    f"compiled by {self.compiled.compiler}, these ops raised {type(error).__name__}: {error}"
                 ) from error
             return False
         self.hot.counts.runs += 1
@@ -296,8 +296,8 @@ class _RegionPhase(_Offer):
 class Checking(_RegionPhase):
     """Phase that compares the results of the compiled region with those of the instructions."""
 
-    def __init__(self, hot: HotTemplate, job: Job, artefact: CompiledRegion) -> None:
-        super().__init__(hot, job, artefact)
+    def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
+        super().__init__(hot, job, compiled)
         self._seen: list[int] = []
         self._difference = ""
 
@@ -313,18 +313,18 @@ class Checking(_RegionPhase):
     def ran(self, _: float, /) -> None:
         """Time it when the results were the same often enough."""
         if self._difference:
-            self.hot.refuse(self.job, self.artefact.compiler, self._difference)
+            self.hot.refuse(self.job, self.compiled.compiler, self._difference)
         elif self.lost():
             self.hot.again("runs were others than before when it had been compiled")
         elif len(self._seen) >= self.hot.thresholds.checks:
-            self.hot.phase = TimingPhase(self.hot, self.job, self.artefact)
+            self.hot.phase = TimingPhase(self.hot, self.job, self.compiled)
 
 
 class TimingPhase(_RegionPhase):
     """Phase that alternates between the compiled region and the instructions, and times both."""
 
-    def __init__(self, hot: HotTemplate, job: Job, artefact: CompiledRegion) -> None:
-        super().__init__(hot, job, artefact)
+    def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
+        super().__init__(hot, job, compiled)
         self._times: dict[bool, list[float]] = {False: [], True: []}
         self._turn: bool | None = False
 
@@ -349,16 +349,16 @@ class TimingPhase(_RegionPhase):
             return
         ratio = statistics.median(self._times[True]) / max(statistics.median(self._times[False]), 1e-9)
         if ratio > self.hot.thresholds.gain:
-            self.hot.refuse(self.job, self.artefact.compiler, f"it takes {ratio:.2f} of the time")
+            self.hot.refuse(self.job, self.compiled.compiler, f"it takes {ratio:.2f} of the time")
         else:
-            self.hot.adopt(self.job, self.artefact, ratio)
+            self.hot.adopt(self.job, self.compiled, ratio)
 
 
 class Adopted(_RegionPhase):
     """Final phase: the compiled region replaces the instructions."""
 
-    def __init__(self, hot: HotTemplate, job: Job, artefact: CompiledRegion) -> None:
-        super().__init__(hot, job, artefact)
+    def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
+        super().__init__(hot, job, compiled)
         self._compared: set[int] = set()  # powers of two
         self._difference = ""
 
