@@ -20,7 +20,7 @@ from torch.nn import functional
 import djinn
 from djinn_core.ir.program import Program
 from djinn_core.runtime import client
-from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.planning import plan_maker
 from djinn_core.runtime.planning.planner import Planner, Planning
 from djinn_core.runtime.stats import Stats
 
@@ -112,7 +112,7 @@ def hit_seconds(times: int = 24) -> float:
     the one before. In a session it is sent in pieces, each found by itself; this is the sum.
     """
     stats = Stats()
-    planner = Planner(stats, lambda recent: Planning(session_plans.SessionPlans(client.context, recent).plan))
+    planner = Planner(stats, lambda recent: Planning(plan_maker.PlanMaker(client.context, recent).plan))
     took: list[float] = []
     for program in programs(SMALL, times):
         start = time.thread_time()

@@ -9,7 +9,7 @@ from djinn_core.runtime.captured import Captured
 from djinn_core.runtime.connecting.status import ask_named
 from djinn_core.runtime.load_plugins import load_selected
 from djinn_core.runtime.planning.constraints import preferred_policy, preferred_scheduler
-from djinn_core.runtime.planning.planning import capabilities_of
+from djinn_core.runtime.planning.run_pipeline import capabilities_of
 from djinn_core.stages.placement_fit import bytes_held
 from djinn_core.wire.messages import ExecutorStatus, Status
 

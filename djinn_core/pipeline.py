@@ -27,8 +27,8 @@ from djinn_core.ir.rebinding import rebind, rebind_plan, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, Rewritten, composed, groups_after, not_derived
+from djinn_core.stages.analysis_cache import AnalysisCache, CachedAnalysis
 from djinn_core.stages.annotate import NOTHING_KNOWN, Known, annotate
-from djinn_core.stages.cache import CachedPlan, PlanCache
 from djinn_core.stages.estimate import estimate
 from djinn_core.stages.fingerprint import fingerprint
 from djinn_core.stages.optimize import optimize, starting_plan
@@ -275,7 +275,7 @@ def planned(
     program: Program | ProgramGraph,
     plugins: Plugins,
     request: Request,
-    cache: PlanCache,
+    cache: AnalysisCache,
     known_plan: OptimizationPlan | None = None,
 ) -> PipelineResult:
     """As `plan`, but analyse nothing where a program with the same content was planned before, under the same names of modules."""
@@ -294,7 +294,7 @@ def planned(
     recorded = known.result.recorded or known.result.profile if known is not None else None
     profile = rebind_profile(recorded, known.names(mark.values)) if known is not None and recorded is not None else None
     result = plan(graph, plugins, request, profile=profile, known_plan=known_plan)
-    cache.store(profile_key, plan_key, CachedPlan(result, mark.values))
+    cache.store(profile_key, plan_key, CachedAnalysis(result, mark.values))
     return result
 
 

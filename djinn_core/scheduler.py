@@ -23,8 +23,8 @@ from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
 from djinn_core.logs import get_logger
 from djinn_core.pipeline import Plugins, PluginsWith, Request, planned
 from djinn_core.plugins.registry import Registry
+from djinn_core.stages.analysis_cache import AnalysisCache
 from djinn_core.stages.annotate import annotate
-from djinn_core.stages.cache import PlanCache
 from djinn_core.stages.place import place
 
 _log = get_logger("djinn.pipeline")
@@ -58,7 +58,7 @@ class Scheduler:
             self._plugins = PluginsWith(self._plugins, cost_models=(cost_estimator, *self._plugins.cost_models))
         self._request = Request(network_topology, placement_policy=placement_policy, scheduler=scheduler)
         self._lock = threading.Lock()
-        self._cache = PlanCache(_CAPACITY)
+        self._cache = AnalysisCache(_CAPACITY)
         self._counts: Counter[str] = Counter()
 
     def create_schedule(

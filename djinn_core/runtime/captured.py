@@ -26,7 +26,7 @@ from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_core.ir.semantics import semantic_metadata
 from djinn_core.pipeline import planned
 from djinn_core.runtime import client
-from djinn_core.runtime.planning.planning import NOWHERE, plan_program
+from djinn_core.runtime.planning.run_pipeline import NOWHERE, plan_program
 from djinn_core.showing.rendering import notebook_view, render, renderer_for
 from djinn_core.showing.text import Explanation
 from djinn_core.showing.text import explain as describe_result

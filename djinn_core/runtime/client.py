@@ -309,7 +309,7 @@ def new_pool(opened: tuple[OpenSession, ...], only: Session | None = None) -> Po
 
     Raises: as `open_pool`.
     """
-    from djinn_core.runtime.planning.session_plans import plan_whole
+    from djinn_core.runtime.planning.plan_maker import plan_whole
     from djinn_core.runtime.pool.opening import open_pool
 
     plan = partial(plan_whole, context)

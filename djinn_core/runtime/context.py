@@ -18,7 +18,7 @@ from djinn_core.runtime.load_plugins import all_plugins
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.stats import Stats
-from djinn_core.stages.cache import PlanCache
+from djinn_core.stages.analysis_cache import AnalysisCache
 
 if TYPE_CHECKING:
     from djinn_core.hookspecs.integrations import Integration
@@ -74,7 +74,7 @@ class ClientContext:
     observers: Observers = attrs.field(factory=Observers)
     recordings: list[list[PipelineResult]] = attrs.field(factory=list)
     captures: Captures = attrs.field(factory=Captures)
-    analysed: PlanCache = attrs.field(factory=PlanCache)  # programs given to `djinn.plan` and `djinn.explain`
+    analysed: AnalysisCache = attrs.field(factory=AnalysisCache)  # programs given to `djinn.plan` and `djinn.explain`
     forked: bool = False
     answered: bool = False  # a server has, since it was configured
     lock: threading.RLock = attrs.field(factory=threading.RLock, repr=False)

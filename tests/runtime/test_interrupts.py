@@ -15,7 +15,7 @@ import djinn
 from djinn.testing import open_session
 from djinn_core.errors import ProgramStopped
 from djinn_core.interrupts import held, raise_outside_torch, warn_without_lock
-from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.planning import plan_maker
 from djinn_core.runtime.sending import cancellation, uploads
 
 DEVICE = "remote_accelerator:0"
@@ -105,7 +105,7 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
     djinn.synchronize()
     for where, place in (
         ("make_ready", session.submissions),
-        ("plan_program", session_plans),
+        ("plan_program", plan_maker),
         ("channel", session.link),
     ):
         reached = getattr(place, where)
@@ -136,10 +136,10 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
 
 @pytest.mark.usefixtures("plan_first_runs")
 def test_planning_is_interrupted_where_it_is(session, monkeypatch):
-    plan, reached = session_plans.plan_program, []
+    plan, reached = plan_maker.plan_program, []
 
     def slow(*arguments, **named):
-        monkeypatch.setattr(session_plans, "plan_program", plan)
+        monkeypatch.setattr(plan_maker, "plan_program", plan)
         reached.append("began")
         signal.raise_signal(signal.SIGINT)
         reached.append("went on")
@@ -147,7 +147,7 @@ def test_planning_is_interrupted_where_it_is(session, monkeypatch):
 
     x = torch.arange(5.0, device=DEVICE)
     djinn.synchronize()
-    monkeypatch.setattr(session_plans, "plan_program", slow)
+    monkeypatch.setattr(plan_maker, "plan_program", slow)
     y = x.atan().sinh().cosh().mul(7.25)
     with pytest.raises(KeyboardInterrupt):
         y.tolist()

@@ -7,7 +7,7 @@ import torch
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
 from djinn_core.interception.recording import program_prediction
-from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.planning import plan_maker
 
 DEVICE = "remote_accelerator:0"
 
@@ -25,7 +25,7 @@ def test_a_loop_keeps_its_profile_when_it_is_sent_in_pieces(monkeypatch):
     model, prompt = language_model().to(DEVICE), torch.arange(3, 9)[None].to(DEVICE)
     annotated, pieces = [], []
     monkeypatch.setattr("djinn_core.pipeline.annotate", counted(annotated, "djinn_core.pipeline"))
-    real = session_plans.plan_program
+    real = plan_maker.plan_program
 
     def planned(*args, make, **kwargs):
         result = real(*args, make=make, **kwargs)
@@ -33,7 +33,7 @@ def test_a_loop_keeps_its_profile_when_it_is_sent_in_pieces(monkeypatch):
             pieces.append(result)
         return result
 
-    monkeypatch.setattr(session_plans, "plan_program", planned)
+    monkeypatch.setattr(plan_maker, "plan_program", planned)
     generate(model, prompt, 12)
     profile = djinn.last_profile()
     assert profile.workload is WorkloadType.LLM

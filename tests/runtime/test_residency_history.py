@@ -13,7 +13,7 @@ import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, Modality, WorkloadType
 from djinn_core.ir.profile import Lineage
 from djinn_core.ir.values import VIEW_BITS
-from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.planning import plan_maker
 from djinn_core.runtime.planning.residency_history import ResidencyHistory
 
 DEVICE = "remote_accelerator:0"
@@ -21,13 +21,13 @@ DEVICE = "remote_accelerator:0"
 
 def planned(monkeypatch):
     """Results of all plans that are made from now on, pieces as well."""
-    made, real = [], session_plans.plan_program
+    made, real = [], plan_maker.plan_program
 
     def plan_program(*args, **kwargs):
         made.append(real(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(session_plans, "plan_program", plan_program)
+    monkeypatch.setattr(plan_maker, "plan_program", plan_program)
     return made
 
 

@@ -14,8 +14,8 @@ from djinn.hooks import Event, OptimizationContext, OptimizationResult, Rewrite,
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.program import Program
 from djinn_core.runtime import client
-from djinn_core.runtime.planning.plans import PlansByStructure
-from djinn_core.runtime.planning.session_plans import asked_by_size_in
+from djinn_core.runtime.planning.plan_cache import PlanCache
+from djinn_core.runtime.planning.plan_maker import asked_by_size_in
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.sending import submissions
 from djinn_core.runtime.sending.submissions import framed
@@ -28,8 +28,8 @@ WORK = [
     "djinn_core.pipeline.optimize",
     "djinn_core.pipeline.place",
     "djinn_core.pipeline.schedule",
-    "djinn_core.runtime.planning.session_plans.plan_program",
-    "djinn_core.runtime.planning.plans.structure_of",
+    "djinn_core.runtime.planning.plan_maker.plan_program",
+    "djinn_core.runtime.planning.plan_cache.structure_of",
     "djinn_core.runtime.planning.planner.make_template",
 ]
 
@@ -155,7 +155,7 @@ SIGNATURES: dict = {}
 )
 def test_which_programs_a_plan_serves(other, wide, narrow):
     for factor, found in ((FACTOR, wide), (NARROW_FACTOR, narrow)):
-        plans = PlansByStructure[str](factor)
+        plans = PlanCache[str](factor)
         plans.find(program(length=10))[0].append("first")
         assert bool(plans.find(program(**other))[0]) is found
         assert plans.find(program(length=10))[0] == ["first"]
@@ -169,7 +169,7 @@ def test_sizes_among_the_scalars_have_ranges_and_other_numbers_do_not():
         builder.op("aten::relu", part, shape=(4, length))
         return builder.program()
 
-    plans = PlansByStructure[str]()
+    plans = PlanCache[str]()
     plans.find(shared(viewed(10, 1)))[0].append("first")
     assert plans.find(shared(viewed(12, 1)))[0] == ["first"]
     assert plans.find(shared(viewed(12, 0)))[0] == []

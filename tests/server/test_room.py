@@ -7,7 +7,7 @@ import msgspec
 
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.ir.costs import DeviceCapabilities
-from djinn_core.runtime.planning.planning import capabilities_of
+from djinn_core.runtime.planning.run_pipeline import capabilities_of
 from djinn_core.server.devices import OpenDevice
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.wire.message_base import Failure

@@ -29,7 +29,7 @@ from djinn_core.pipeline import Request, plan, planned
 from djinn_core.scheduler import Scheduler
 from djinn_core.showing.text import explain
 from djinn_core.stages import placement_search
-from djinn_core.stages.cache import PlanCache
+from djinn_core.stages.analysis_cache import AnalysisCache
 from djinn_core.stages.placement_fit import needs
 
 MIB = 1 << 20
@@ -270,7 +270,7 @@ def planned_by_spilling(graph, *devices):
 
 
 def test_a_plan_that_was_found_again_fits_what_is_free_now():
-    graph, cache = layers(8), PlanCache()
+    graph, cache = layers(8), AnalysisCache()
     roomy = (device("a", 80 * MIB), device("b", 80 * MIB))
     request = Request(NetworkTopology(roomy))
     assert planned(graph, REGISTRY, request, cache).placement.devices == ("a",)

@@ -12,7 +12,7 @@ import torch
 
 from djinn_core.ir.costs import Link, NetworkTopology
 from djinn_core.runtime import client
-from djinn_core.runtime.planning.planning import NOWHERE, topology_of
+from djinn_core.runtime.planning.run_pipeline import NOWHERE, topology_of
 from djinn_core.tracebacks import for_users
 
 CLIENT: Final = "client"

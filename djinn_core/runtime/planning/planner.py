@@ -17,7 +17,7 @@ import attrs
 from djinn_core.interrupts import held
 from djinn_core.ir.program import Program
 from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, substituting_optimizations
-from djinn_core.runtime.planning.plans import PlanLookup, PlansByStructure
+from djinn_core.runtime.planning.plan_cache import PlanCache, PlanLookup
 from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.sending.template import Prepared, make_template, relied_on
 from djinn_core.runtime.stats import Stats
@@ -76,7 +76,7 @@ class Planning:
 
     Attributes:
         plan: makes a plan. made: is told of each new one and its program. keeper: keeps plans for later processes.
-        factor: as in `PlansByStructure`.
+        factor: as in `PlanCache`.
         judge: decides which optimizations are faster, if a plugin offers one.
         unsure: names of optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
     """
@@ -113,7 +113,7 @@ class Planner:
         self._needs_plan = needs_plan
         self.recent: Recent = deque(maxlen=RECENT)
         self._stats = stats
-        self._planned: PlansByStructure[Prepared] = PlansByStructure(FACTOR)
+        self._planned: PlanCache[Prepared] = PlanCache(FACTOR)
         self.verdicts = Verdicts()
         self._trials = AbTests(None, self._make_other, stats, self.verdicts)
 
@@ -127,7 +127,7 @@ class Planner:
         self._begun = planning = self._begin_planning(self.recent)
         self._trials = AbTests(planning.judge, self._make_other, self._stats, self.verdicts)
         if planning.factor != FACTOR:
-            self._planned = PlansByStructure(planning.factor)
+            self._planned = PlanCache(planning.factor)
         return planning
 
     def prepare(self, program: Program) -> tuple[Prepared, list[int]]:

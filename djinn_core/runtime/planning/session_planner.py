@@ -27,7 +27,7 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
     save_plans(context)
     context.plans, context.asked_by_size = None, ()
     if devices > 1 and not context.settings.placement_policy:  # a policy that was named is followed
-        from djinn_core.runtime.planning.session_plans import placement_trials
+        from djinn_core.runtime.planning.plan_maker import placement_trials
 
         planner.learns_margin = True
         planner.placements = placement_trials(context, planner, devices)
@@ -38,7 +38,7 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
 
 
 def _begin(context: ClientContext, devices: int, recent: Recent) -> Planning:
-    from djinn_core.runtime.planning.session_plans import begin_planning
+    from djinn_core.runtime.planning.plan_maker import begin_planning
 
     return begin_planning(context, devices, recent)
 

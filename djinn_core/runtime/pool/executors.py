@@ -20,7 +20,7 @@ from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.constraints import limits_of, within
 from djinn_core.runtime.planning.planner import Planner
-from djinn_core.runtime.planning.planning import capabilities_of
+from djinn_core.runtime.planning.run_pipeline import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
 from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.peer_reconnection import PeerReconnection

@@ -20,8 +20,8 @@ from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.constraints import MemoryInUse
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
+from djinn_core.runtime.planning.plan_cache import PlanCache
 from djinn_core.runtime.planning.planner import RECENT, Planner, Recent
-from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.prediction_errors import PredictionErrors, margin_of
 from djinn_core.runtime.planning.residency_history import ResidencyHistory
 from djinn_core.runtime.pool.derived_values import PooledDerivedValues, RunPlan
@@ -77,7 +77,7 @@ class PoolPlanner:
         self.devices: tuple[str, ...] = ()  # ids, by number of the executor
         self._stats = stats
         self._residency = residency
-        self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(planner.planning.factor)
+        self._plans: PlanCache[ProgramFamily] = PlanCache(planner.planning.factor)
         self._recent: Recent = deque(maxlen=RECENT)
         self._earlier = ResidencyHistory(self._recent)
         self.random: int | None = None
@@ -88,7 +88,7 @@ class PoolPlanner:
     def forget_plans(self, planner: Planner) -> None:
         """Make all plans again, since what they depend on has changed."""
         self._planner = planner
-        self._plans = PlansByStructure(planner.planning.factor)
+        self._plans = PlanCache(planner.planning.factor)
 
     def join(self, device: str) -> None:
         """There is one more executor, with this device."""

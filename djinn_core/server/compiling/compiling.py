@@ -229,7 +229,7 @@ class Compiling:
         if compiled is None:
             job.hot.refuse(job, compiler.name, "it has nothing better")
         else:
-            job.hot.compiled(job, compiled)
+            job.hot.check(job, compiled)
 
     def _tell(self, compiler: str, template: str, error: str) -> None:
         """Warn once of each reason: what is missing is missing for every template."""

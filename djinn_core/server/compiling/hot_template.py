@@ -115,7 +115,7 @@ class HotTemplate:
         phase.ran(time.perf_counter() - began)
         return run
 
-    def compiled(self, job: Job, compiled: CompiledRegion) -> None:
+    def check(self, job: Job, compiled: CompiledRegion) -> None:
         """A compiler has made something. Called from the background."""
         self.phase = Checking(self, job, compiled)
 

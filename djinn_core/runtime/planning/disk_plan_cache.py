@@ -35,7 +35,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.planning.calibrations import calibration_of
-from djinn_core.runtime.planning.plans import PlanLookup
+from djinn_core.runtime.planning.plan_cache import PlanLookup
 from djinn_core.runtime.planning.size_range import SizeRange
 from djinn_core.runtime.sending.template import Prepared, make_template
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, mode_of, user_id
@@ -57,7 +57,7 @@ _SETTINGS: Final = ("disable", "exact", "latency_target", "pins", "placement_pol
 _log = get_logger("djinn.runtime")
 
 
-class KeptMeta(msgspec.Struct, frozen=True, array_like=True):
+class DiskMeta(msgspec.Struct, frozen=True, array_like=True):
     """A `TensorMeta`."""
 
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class KeptMeta(msgspec.Struct, frozen=True, array_like=True):
     neg: bool
 
 
-class KeptPlan(msgspec.Struct, frozen=True, array_like=True):
+class DiskPlan(msgspec.Struct, frozen=True, array_like=True):
     """A plan. Values are named by their positions among those of the program, by first appearance.
 
     Attributes:
@@ -82,12 +82,12 @@ class KeptPlan(msgspec.Struct, frozen=True, array_like=True):
     """
 
     digest: bytes
-    metas: tuple[KeptMeta, ...]
+    metas: tuple[DiskMeta, ...]
     sizes: tuple[Slot, ...]
     nodes: tuple[int, ...]
     replace: tuple[tuple[int, int], ...]
     equal_slots: tuple[tuple[int, int], ...]
-    relied: tuple[tuple[int, tuple[KeptMeta, ...]], ...]
+    relied: tuple[tuple[int, tuple[DiskMeta, ...]], ...]
     fixed: tuple[tuple[int, Slot], ...]
     substituted: tuple[str, ...]
     phase: str
@@ -99,25 +99,25 @@ class _File(msgspec.Struct, frozen=True, array_like=True):
     """Content of a file: plans by the content of their programs, the least recently used first."""
 
     format: int
-    plans: list[tuple[bytes, tuple[KeptPlan, ...]]]
+    plans: list[tuple[bytes, tuple[DiskPlan, ...]]]
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_File)
 
 
-class KeptPlans:
+class DiskPlanCache:
     """The plans of one file. Not thread-safe: the recorders' lock is held around it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._plans: dict[bytes, tuple[KeptPlan, ...]] | None = None
-        self._own: dict[bytes, list[KeptPlan]] = {}  # that were made or used here, the latest last
+        self._plans: dict[bytes, tuple[DiskPlan, ...]] | None = None
+        self._own: dict[bytes, list[DiskPlan]] = {}  # that were made or used here, the latest last
         self._new = False
         self._saved = time.monotonic()
         self._content = ProgramContent()
 
-    def find(self, program: Program, found: PlanLookup[Prepared]) -> tuple[Prepared, KeptPlan] | None:
+    def find(self, program: Program, found: PlanLookup[Prepared]) -> tuple[Prepared, DiskPlan] | None:
         """A plan for `program`, whose structure and scalars are `found`; its range of sizes becomes the plan's."""
         if self._plans is None:
             self._plans = dict(_read(self._path))
@@ -131,14 +131,14 @@ class KeptPlans:
                 return prepared, kept
         return None
 
-    def keep(self, program: Program, found: PlanLookup[Prepared], kept: KeptPlan) -> None:
+    def keep(self, program: Program, found: PlanLookup[Prepared], kept: DiskPlan) -> None:
         """Keep a plan that was made for `program`."""
         self._note(self._content.of(program, found.classes), kept)
         self._new = True
         if time.monotonic() - self._saved > SAVE_SECONDS:  # a process may end without a word
             self.save()
 
-    def _note(self, key: bytes, kept: KeptPlan) -> None:
+    def _note(self, key: bytes, kept: DiskPlan) -> None:
         plans = self._own.pop(key, [])
         self._own[key] = [*[one for one in plans if one != kept], kept][-VARIANTS_LIMIT:]
         if len(self._own) > PLANS_LIMIT:  # of a process that goes on and on
@@ -206,18 +206,18 @@ class ProgramContent:
         return found
 
 
-def kept_plan(
+def disk_plan(
     program: Program, found: PlanLookup[Prepared], prepared: Prepared, schedule: Any, letters: str
-) -> KeptPlan | None:
+) -> DiskPlan | None:
     """The content to keep of a plan of `program`; None where it holds another program, which is not kept.
 
-    `schedule`: the `ExecutionSchedule`. `letters`: as in `KeptPlan`.
+    `schedule`: the `ExecutionSchedule`. `letters`: as in `DiskPlan`.
     """
     if prepared.remade is not None or schedule.program is not program or prepared.hints is None:
         return None
     positions = {value: i for i, value in enumerate(dict.fromkeys(program.operands))}
     nodes = prepared.nodes
-    return KeptPlan(
+    return DiskPlan(
         digest=prepared.digest,
         metas=tuple(map(_kept_meta, found.range.sizes.metas)),
         sizes=found.range.sizes.sizes,
@@ -233,7 +233,7 @@ def kept_plan(
     )
 
 
-def _restored(kept: KeptPlan, program: Program, found: PlanLookup[Prepared]) -> Prepared | None:
+def _restored(kept: DiskPlan, program: Program, found: PlanLookup[Prepared]) -> Prepared | None:
     """The plan for `program`; None if it does not hold for it, or is not one."""
     sizes = found.range.sizes
     if len(kept.metas) != len(sizes.metas) or len(kept.sizes) != len(sizes.sizes):
@@ -259,7 +259,7 @@ def _restored(kept: KeptPlan, program: Program, found: PlanLookup[Prepared]) -> 
         if prepared.digest != kept.digest or not prepared.holds_for(program):
             return None
     except (DjinnError, IndexError, KeyError, ValueError, TypeError) as error:  # no file of ours says such things
-        _log.debug("a kept plan cannot be used", error=repr(error))
+        _log.debug("a plan on disk cannot be used", error=repr(error))
         return None
     prepared.relied = tuple([(node, call) for node, call, _ in relied])
     prepared.fixed, prepared.substituted = kept.fixed, kept.substituted
@@ -267,11 +267,11 @@ def _restored(kept: KeptPlan, program: Program, found: PlanLookup[Prepared]) -> 
     return prepared
 
 
-def _kept_meta(meta: TensorMeta) -> KeptMeta:
-    return KeptMeta(meta.shape, meta.stride, meta.offset, dtype_name(meta.dtype), meta.device, meta.conj, meta.neg)
+def _kept_meta(meta: TensorMeta) -> DiskMeta:
+    return DiskMeta(meta.shape, meta.stride, meta.offset, dtype_name(meta.dtype), meta.device, meta.conj, meta.neg)
 
 
-def _meta(kept: KeptMeta) -> TensorMeta:
+def _meta(kept: DiskMeta) -> TensorMeta:
     dtype = dtype_from_name(kept.dtype)
     return tensor_meta(kept.shape, kept.stride, kept.offset, dtype, kept.device, kept.conj, kept.neg)
 
@@ -340,7 +340,7 @@ def _times(folder: str) -> Iterator[tuple[str, int, int]]:
                 yield from _times(entry.path)
 
 
-def _read(path: Path) -> list[tuple[bytes, tuple[KeptPlan, ...]]]:
+def _read(path: Path) -> list[tuple[bytes, tuple[DiskPlan, ...]]]:
     """The plans of a file; none where it is not there, is not the user's alone, or is damaged."""
     try:
         descriptor = os.open(path, os.O_RDONLY | NOFOLLOW | CLOEXEC)
@@ -358,7 +358,7 @@ def _read(path: Path) -> list[tuple[bytes, tuple[KeptPlan, ...]]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        _log.debug("kept plans cannot be read", file=str(path), error=str(error))
+        _log.debug("plans on disk cannot be read", file=str(path), error=str(error))
         return []
     return read.plans
 

@@ -19,7 +19,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.values import make_handle, new_storage, storage_of
 from djinn_core.pipeline import Request, plan, planned
 from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.stages.cache import PlanCache
+from djinn_core.stages.analysis_cache import AnalysisCache
 
 PLUGINS = ("attention", "kv_cache", "cleanup")
 
@@ -41,7 +41,7 @@ def again(program: Program) -> Program:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_plan_found_again_is_right_for_the_new_program(seed, registry):
-    cache, request = PlanCache(), Request(topology(2))
+    cache, request = AnalysisCache(), Request(topology(2))
     first = random_graph(seed, length=30)
     planned(first.program, registry, request, cache)
     result = planned(again(first.program), registry, request, cache)
@@ -94,7 +94,7 @@ SIGNATURES: dict = {}
 
 
 def test_devices_residence_plugins_and_choices_count(registry):
-    cache, program = PlanCache(), build(length=10)
+    cache, program = AnalysisCache(), build(length=10)
     base = Request(topology(2))
     (x, *_), (one, two) = program.operands, (d.id for d in base.topology.devices)
     full = attrs.evolve(
@@ -117,7 +117,7 @@ def test_devices_residence_plugins_and_choices_count(registry):
 
 
 def test_the_cache_forgets_the_least_recently_used(registry):
-    cache, request = PlanCache(capacity=2), Request(topology())
+    cache, request = AnalysisCache(capacity=2), Request(topology())
     programs = [build(length=n) for n in (10, 200, 4000)]
     for index in (0, 1, 0, 2, 0, 1):
         planned(programs[index], registry, request, cache)
@@ -127,7 +127,7 @@ def test_the_cache_forgets_the_least_recently_used(registry):
 
 
 def test_threads_share_a_cache(registry):
-    cache, request, failures = PlanCache(capacity=4), Request(topology()), []
+    cache, request, failures = AnalysisCache(capacity=4), Request(topology()), []
     programs = [random_graph(seed).program for seed in range(8)]
 
     def work(offset):
@@ -158,7 +158,7 @@ def no_collections():
 
 def test_finding_a_plan_costs_a_fraction_of_making_it(registry, no_collections):
     graph = random_graph(3, length=1500)
-    cache, request = PlanCache(), Request(topology())
+    cache, request = AnalysisCache(), Request(topology())
 
     def seconds(program):
         start = time.process_time()
@@ -172,7 +172,7 @@ def test_finding_a_plan_costs_a_fraction_of_making_it(registry, no_collections):
 
 def test_a_found_decode_plan_keeps_its_semantics(registry):
     graph = decode(5)
-    cache, request = PlanCache(), Request(topology())
+    cache, request = AnalysisCache(), Request(topology())
     planned(graph, registry, request, cache)
     program = again(graph.program)
     result = planned(ProgramGraph(program, graph.modules), registry, request, cache)

@@ -1,4 +1,4 @@
-"""Plans of the open session, and what is known of the programs that were planned in it. Imported when the first program is planned."""
+"""Makes the plans of the open session, with what is known of the programs before. Imported when the first program is planned."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.context import ClientContext
 from djinn_core.runtime.planning.ab_tests import Without
 from djinn_core.runtime.planning.constraints import policy_for
-from djinn_core.runtime.planning.kept_plans import KeptPlans, kept_plan, plans_file
+from djinn_core.runtime.planning.disk_plan_cache import DiskPlanCache, disk_plan, plans_file
 from djinn_core.runtime.planning.placement_trials import PlacementTrials, placement_judge_among
+from djinn_core.runtime.planning.plan_cache import PlanLookup
 from djinn_core.runtime.planning.planner import PlannedProgram, Planner, Planning, Recent
-from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
-from djinn_core.runtime.planning.plans import PlanLookup
 from djinn_core.runtime.planning.program_index import KnownPrograms
 from djinn_core.runtime.planning.residency_history import ResidencyHistory
+from djinn_core.runtime.planning.run_pipeline import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.planning.value_hints import hints_for, hints_from, kinds_from, letters_of
 from djinn_core.runtime.pool.planner import PlanningInputs
 from djinn_core.runtime.sending.template import Prepared
 
 
-class SessionPlans:
+class PlanMaker:
     """Plans the programs of a session with one executor, with what is known of those that came before."""
 
     def __init__(self, context: ClientContext, recent: Recent) -> None:
         """`recent`: as the planner has it."""
         self._context = context
-        self._wholes = KnownPrograms()
+        self._whole_programs = KnownPrograms()
         self._earlier = ResidencyHistory(recent)
-        self._kept: KeptPlans | None = None
-        self._asked_for_kept = False
+        self._disk_plans: DiskPlanCache | None = None
+        self._asked_for_disk_cache = False
 
     def plan(self, program: Program, without: Without = NOTHING_LEFT_OUT) -> PlannedProgram:
         """Plan a program, or a piece of one."""
         started = time.monotonic()
         context = self._context
-        piece = self._wholes.piece(program)
+        piece = self._whole_programs.piece(program)
         profile = piece[0] if piece is not None else None
         known = self._earlier.residency(program) if piece is None else {}
         device = context.opened[0].attached.device if context.opened else NOWHERE
@@ -54,7 +54,7 @@ class SessionPlans:
         about = result.recorded or result.profile
         assert about is not None
         if piece is None:
-            self._wholes.remember(program, about)
+            self._whole_programs.remember(program, about)
         _tell_planned(context, result, len(program), started)
         return PlannedProgram(result, about, about if piece is None else piece[1])
 
@@ -66,7 +66,7 @@ class SessionPlans:
 
     def restore(self, program: Program, found: PlanLookup[Prepared]) -> Prepared | None:
         """As `PlanKeeper.restore`."""
-        kept = self._kept_plans()
+        kept = self._disk_cache()
         restored = kept.find(program, found) if kept is not None and not self._wants_plans() else None
         if restored is None:
             return None
@@ -81,17 +81,17 @@ class SessionPlans:
 
     def keep(self, program: Program, found: PlanLookup[Prepared], prepared: Prepared, planned: PlannedProgram) -> None:
         """As `PlanKeeper.keep`."""
-        kept = self._kept_plans()
+        kept = self._disk_cache()
         if kept is None:
             return
-        plan = kept_plan(program, found, prepared, planned.result.schedule, letters_of(program, planned.profile))
+        plan = disk_plan(program, found, prepared, planned.result.schedule, letters_of(program, planned.profile))
         if plan is not None:
             kept.keep(program, found, plan)
 
     def save(self) -> None:
-        """Write what is kept."""
-        if self._kept is not None:
-            self._kept.save()
+        """Write the plans that later processes may use."""
+        if self._disk_plans is not None:
+            self._disk_plans.save()
 
     def _wants_plans(self) -> bool:
         """True where plans are to be made, to be shown or because a plugin is being written."""
@@ -99,10 +99,10 @@ class SessionPlans:
         assert settings is not None
         return bool(self._context.recordings) or settings.plan_first_runs
 
-    def _kept_plans(self) -> KeptPlans | None:
+    def _disk_cache(self) -> DiskPlanCache | None:
         """The plans of earlier processes; None where there are none and none are kept."""
-        if not self._asked_for_kept and self._context.opened:
-            self._asked_for_kept = True
+        if not self._asked_for_disk_cache and self._context.opened:
+            self._asked_for_disk_cache = True
             registry, settings = self._context.configured()
             device = self._context.opened[0].attached.device
             factor = NARROW_FACTOR if self._context.asked_by_size else FACTOR
@@ -110,8 +110,8 @@ class SessionPlans:
                 file = plans_file(registry, settings, device, factor)
             except OSError:  # an editor is just writing a file of a working copy
                 file = None
-            self._kept = KeptPlans(file) if file is not None else None
-        return self._kept
+            self._disk_plans = DiskPlanCache(file) if file is not None else None
+        return self._disk_plans
 
 
 def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tu
 def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Planning:
     """Planning of the programs of a session on `devices` devices; what is known of them and of their values begins again with it."""
     registry, settings = context.configured()
-    plans = context.plans = SessionPlans(context, recent)
+    plans = context.plans = PlanMaker(context, recent)
     context.asked_by_size = asked_by_size_in(registry, settings, devices)
     unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))
     factor = NARROW_FACTOR if context.asked_by_size else FACTOR

@@ -10,7 +10,7 @@ import torch
 
 import djinn
 from djinn_core.runtime import client
-from djinn_core.runtime.planning import kept_plans, planner
+from djinn_core.runtime.planning import disk_plan_cache, planner
 
 DEVICE = "remote_accelerator:0"
 
@@ -78,7 +78,7 @@ def test_sizes_beyond_the_range_and_other_settings_are_planned(folder):
         djinn.configure(exact=True)
 
 
-def changes(plan: kept_plans.KeptPlan) -> dict[str, dict[str, object]]:
+def changes(plan: disk_plan_cache.DiskPlan) -> dict[str, dict[str, object]]:
     return {
         "nodes": {"nodes": plan.nodes[::-1] or (9999,)},
         "positions": {"replace": ((10**6, 0),)},
@@ -96,12 +96,12 @@ def test_a_plan_that_is_none_is_not_used(folder):
     want, _ = run(6)
     djinn.configure(keep_plans=False)
     file = file_in(folder)
-    ((key, (plan,)),) = kept_plans._read(file)
+    ((key, (plan,)),) = disk_plan_cache._read(file)
     for what, fields in changes(plan).items():
         plans = [(key, (msgspec.structs.replace(plan, **fields),))]
-        content = kept_plans._encoder.encode(kept_plans._File(kept_plans.FORMAT, plans))
+        content = disk_plan_cache._encoder.encode(disk_plan_cache._File(disk_plan_cache.FORMAT, plans))
         djinn.configure(keep_plans=False)  # which writes what was made
-        file.write_bytes(kept_plans._MAGIC + kept_plans._checksum(content) + content)
+        file.write_bytes(disk_plan_cache._MAGIC + disk_plan_cache._checksum(content) + content)
         anew()
         assert (program(6), program(6)) == (want, want), what
         assert (djinn.stats()["plans_made"], djinn.stats()["plans_restored"]) == (1, 0), what
@@ -113,16 +113,16 @@ def test_a_file_that_is_damaged_or_not_ours_is_not_read(folder, tmp_path):
     djinn.configure(keep_plans=False)
     file = file_in(folder)
     content = file.read_bytes()
-    assert kept_plans._read(file)
+    assert disk_plan_cache._read(file)
     for damaged in (content[:-3], content[:60] + bytes([content[60] ^ 1]) + content[61:], b"\x93" * 1000, b""):
         file.write_bytes(damaged)
-        assert not kept_plans._read(file)
+        assert not disk_plan_cache._read(file)
     file.write_bytes(content)
     file.chmod(0o666)
-    assert not kept_plans._read(file)
+    assert not disk_plan_cache._read(file)
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    assert not kept_plans._read(file)
+    assert not disk_plan_cache._read(file)
     anew()
     assert run(6)[0] == want
 
@@ -137,8 +137,8 @@ def test_where_nothing_can_be_written_nothing_is_kept(folder, tmp_path):
 
 
 def test_files_and_plans_are_bounded(folder, monkeypatch):
-    monkeypatch.setattr(kept_plans, "FILES_LIMIT", 2)
-    monkeypatch.setattr(kept_plans, "PLANS_LIMIT", 1)
+    monkeypatch.setattr(disk_plan_cache, "FILES_LIMIT", 2)
+    monkeypatch.setattr(disk_plan_cache, "PLANS_LIMIT", 1)
     folder.mkdir(mode=0o700, parents=True)
     for number in range(4):
         (folder / f"{number}.plans").write_bytes(b"")
@@ -149,5 +149,5 @@ def test_files_and_plans_are_bounded(folder, monkeypatch):
     assert len(client.context.plans._kept._own) == 1
     djinn.configure(keep_plans=False)
     assert len(list(folder.glob("*.plans"))) == 2
-    ((_, plans),) = kept_plans._read(max(folder.glob("*.plans"), key=lambda file: file.stat().st_size))
+    ((_, plans),) = disk_plan_cache._read(max(folder.glob("*.plans"), key=lambda file: file.stat().st_size))
     assert len(plans) == 1

@@ -2,7 +2,7 @@
 
 Two levels. The *profile* of a program is found again by its fingerprint, the names of its modules and the plugins with their
 versions. The whole *plan* is found again by these, where its inputs live, what is fetched, and the devices. Plans of programs
-that run are found by their structure, for sizes that vary (`runtime/planning/plans.py`).
+that run are found by their structure, for sizes that vary (`runtime/planning/plan_cache.py`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class _HitCounts:
     misses: int = 0
 
 
-class _Level(LruCache[Hashable, "CachedPlan"]):
+class _Level(LruCache[Hashable, "CachedAnalysis"]):
     """The most recently used entries, with statistics; not locked."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self.count = _HitCounts()
 
-    def find(self, key: Hashable) -> CachedPlan | None:
+    def find(self, key: Hashable) -> CachedAnalysis | None:
         found = self.use(key)
         if found is None:
             self.count.misses += 1
@@ -42,7 +42,7 @@ class _Level(LruCache[Hashable, "CachedPlan"]):
 
 
 @attrs.frozen
-class CachedPlan:
+class CachedAnalysis:
     """A cached result, and the values of the program that it was made for, in order of first appearance."""
 
     result: PipelineResult
@@ -53,7 +53,7 @@ class CachedPlan:
         return dict(zip(self.values, values, strict=True))
 
 
-class PlanCache:
+class AnalysisCache:
     """Results of the pipeline, bounded by number, for any number of threads."""
 
     def __init__(self, capacity: int = 16) -> None:
@@ -62,17 +62,17 @@ class PlanCache:
         self._profiles = _Level(capacity)
         self._plans = _Level(capacity)
 
-    def find_plan(self, key: Hashable) -> CachedPlan | None:
+    def find_plan(self, key: Hashable) -> CachedAnalysis | None:
         """The plan of that key."""
         with self._lock:
             return self._plans.find(key)
 
-    def find_profile(self, key: Hashable) -> CachedPlan | None:
+    def find_profile(self, key: Hashable) -> CachedAnalysis | None:
         """A result with the profile of that key."""
         with self._lock:
             return self._profiles.find(key)
 
-    def store(self, profile_key: Hashable, plan_key: Hashable, remembered: CachedPlan) -> None:
+    def store(self, profile_key: Hashable, plan_key: Hashable, remembered: CachedAnalysis) -> None:
         """Cache a result; the least recently used are evicted."""
         with self._lock:
             self._profiles.store(profile_key, remembered)

@@ -15,8 +15,8 @@ from djinn_core.ir.program import Program, Signature
 from djinn_core.ir.values import make_handle, new_storage, storage_of, tensor_meta
 from djinn_core.pipeline import Request, planned
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.planning.plans import PlansByStructure
-from djinn_core.stages.cache import PlanCache
+from djinn_core.runtime.planning.plan_cache import PlanCache
+from djinn_core.stages.analysis_cache import AnalysisCache
 from djinn_core.stages.fingerprint import fingerprint
 
 
@@ -181,7 +181,7 @@ def test_a_session_never_takes_the_plan_of_a_program_that_differs_in_anything(se
         return
     if change in {another_size, another_number, a_float_for_an_int}:
         return  # plans serve ranges of them
-    plans = PlansByStructure[str]()
+    plans = PlanCache[str]()
     plans.find(program)[0].append("the first one's")
     for again in (program, renamed(program)):
         variants, values = plans.find(again)
@@ -216,7 +216,7 @@ def renamed(program):
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
 def test_what_a_curious_plugin_says_is_never_said_of_another_program(change):
-    cache, request = PlanCache(), Request(topology(2), until="annotate")
+    cache, request = AnalysisCache(), Request(topology(2), until="annotate")
     for seed in range(6):
         graph = random_graph(seed, length=12)
         plugins = Registry(patterns=(Curious(graph),))
@@ -224,13 +224,13 @@ def test_what_a_curious_plugin_says_is_never_said_of_another_program(change):
             other = change(graph.program, at, 3 * at + seed)
             for program in filter(None, (graph.program, other)):
                 found = planned(program, plugins, request, cache)
-                fresh = planned(program, plugins, request, PlanCache())
+                fresh = planned(program, plugins, request, AnalysisCache())
                 assert [m.reason for m in found.profile.patterns] == [m.reason for m in fresh.profile.patterns]
     assert cache.statistics()["plan_hits"] > 0
 
 
 def test_versions_and_settings_of_plugins_count():
-    cache, request = PlanCache(), Request(topology(2), until="annotate")
+    cache, request = AnalysisCache(), Request(topology(2), until="annotate")
     graph = random_graph(1, length=12)
     for plugins in (Registry(patterns=(Curious(graph),)), Registry(patterns=(Curious(graph),))):
         planned(graph.program, plugins, request, cache)
@@ -247,6 +247,6 @@ def test_a_result_in_the_place_of_a_value_from_outside_is_seen():
 
     apart, chained = twice(False), twice(True)
     chained = attrs.evolve(chained, calls=apart.calls)
-    plans = PlansByStructure[str]()
+    plans = PlanCache[str]()
     plans.find(apart)[0].append("apart")
     assert plans.find(chained)[0] == []

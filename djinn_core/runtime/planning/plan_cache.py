@@ -250,7 +250,7 @@ class _KindPlans(Generic[P]):
         return structures[0], values
 
 
-class PlansByStructure(Generic[P]):
+class PlanCache(Generic[P]):
     """Plans of programs, found by the kinds of calls, structure and range of sizes.
 
     Programs have the same structure when values flow and die alike, and the same values share memory: what a plan left out
