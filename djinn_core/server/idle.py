@@ -96,7 +96,7 @@ class IdleMoves:
     def _give_way(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> bool:
         """Move the values one place further; False if they stay from now on."""
         if self._memory is not None:
-            self._memory.give_way()
+            self._memory.evict_all()
             return False
         place = next_place(self.aside.where if self.aside is not None else "", self._runtime.device.type)
         if not place or (self.aside is None and not len(self._values)):
@@ -168,6 +168,6 @@ class IdleMoves:
     def figures(self) -> dict[str, int]:
         """Bytes that are not on the device because the session is idle, by place; for any thread."""
         if self._memory is not None:
-            return {f"idle_{next_place('', self._runtime.device.type)}": self._memory.away()}
+            return {f"idle_{next_place('', self._runtime.device.type)}": self._memory.evicted_bytes()}
         aside = self.aside
         return {f"idle_{aside.where}": aside.nbytes} if aside is not None else {}

@@ -1,4 +1,6 @@
-"""Plan cache of `djinn.plan`, `djinn.explain` and captures: a program whose like was analysed is not analysed again.
+"""Analysis cache of `djinn.plan`, `djinn.explain` and captures: a program that comes again is not analysed again.
+
+The plans of a session are in `runtime/planning/plan_cache.py`.
 
 Two levels. The *profile* of a program is found again by its fingerprint, the names of its modules and the plugins with their
 versions. The whole *plan* is found again by these, where its inputs live, what is fetched, and the devices. Plans of programs

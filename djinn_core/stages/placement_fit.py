@@ -328,7 +328,7 @@ def _short(context: Context, taken: Mapping[str, Need], spill: bool, any_order: 
             continue
         there = room(device, need.before, context.memory_limits.get(device.id, 0), spill=spill)
         wanted = need.least if any_order else need.bytes
-        if there is not None and wanted > max(there, need.before):  # what is there already is no doing of this program
+        if there is not None and wanted > max(there, need.before):  # what is there already is not of this program
             limit = context.memory_limits.get(device.id, 0)
             found[device.id] = Shortage(device.id, wanted - there, _said(context.graph, device, need, there, limit))
     return found

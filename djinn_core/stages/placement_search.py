@@ -129,7 +129,7 @@ class _Search:
         return cls(context, spill, joined, blocks, pinned, devices, before, rooms, unlike)
 
     def check_hope(self) -> None:
-        """Look for what no placement can mend.
+        """Raise an error where no placement can fit.
 
         Raises:
             DoesNotFit: no device runs a node, or what lasts is more than all devices together have room for.
@@ -278,7 +278,7 @@ class _Search:
         return homes
 
     def _mended(self, homes: dict[int, str], short: tuple[Shortage, ...]) -> Placement:
-        """Blocks moved away from devices that are too full, one after the other, while less and less is short.
+        """The placement after blocks were moved away from devices that are too full, one after the other, while less and less is short.
 
         Raises:
             DoesNotFit: something remains short.
@@ -293,7 +293,7 @@ class _Search:
     def _improved(
         self, homes: dict[int, str], short: tuple[Shortage, ...]
     ) -> Iterator[tuple[dict[int, str], tuple[Shortage, ...]]]:
-        """The same with one block elsewhere, if less is short then."""
+        """The placement with one block elsewhere, if less is short then."""
         needed = needs(self.context, self._placement(homes))
         slack = {d: _bytes(r) - (needed[d].bytes if d in needed else 0) for d, r in self.rooms.items()}
         for one in short:

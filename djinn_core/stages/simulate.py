@@ -252,7 +252,7 @@ class Memory:
             self.now[device] -= self._sizes.pop(key, 0)
 
     def _key(self, device: str, value: int) -> tuple[str, int]:
-        """A value at home, or where it lived before, shares its storage; a copy elsewhere has its own bytes only."""
+        """Key of a value's bytes on a device: at home, and where it lived before, it shares its storage; a copy elsewhere has bytes of its own."""
         at_home = self._home.get(value, device) == device or self._resident.get(value) == device
         return device, storage_of(value) if at_home else ~value
 

@@ -83,10 +83,10 @@ class Session:
         return output
 
     def is_here(self, handle):
-        return not self.ledger.away(self.values[handle])
+        return not self.ledger.is_evicted(self.values[handle])
 
     def read(self, handle):
-        self.ledger.bring(self.values[handle])
+        self.ledger.reload(self.values[handle])
         return self.values[handle][0].item()
 
 
@@ -185,7 +185,7 @@ def test_what_is_quicker_made_again_is_not_spilled(ledger, speed, again):
     ledger.space.speed = speed
     session = Session(ledger, 1)
     output = session.run(fan(20), [session.give(2)])
-    ledger.bring(session.values[output])
+    ledger.reload(session.values[output])
     assert torch.equal(session.values[output], expected(20))
     assert bool(ledger.counts.remade) is again
     # What all are made of lies elsewhere meanwhile in either case.
@@ -197,7 +197,7 @@ def test_nothing_is_made_again_of_what_was_written_into(ledger):
     ledger.space.speed = 1.0
     session = Session(ledger, 1)
     output = session.run(fan(20, [(CLEAR, 0)]), [session.give(2)])
-    ledger.bring(session.values[output])
+    ledger.reload(session.values[output])
     assert torch.equal(session.values[output], expected(20))
     assert not ledger.counts.remade
     assert ledger.counts.spilled

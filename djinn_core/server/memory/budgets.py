@@ -114,7 +114,7 @@ class Usage:
         self._before: Mapping[str, int] = {}
 
     def begin(self, phase: str, digest: bytes, inputs: Iterable[tuple[int, str]]) -> None:
-        """A template is about to run, before anything is freed for it; `inputs` are handles with their kinds."""
+        """Begin a run of a template, before anything is evicted for it. `inputs`: handles with their kinds."""
         phase = counted_phase(phase)
         self._run += 1
         self._since = self._ran.get(digest, 0)
@@ -123,7 +123,7 @@ class Usage:
         self._before = self._held(phase)
 
     def end(self, phase: str, outputs: Sequence[tuple[int, str]], peak: int) -> Mapping[str, int]:
-        """It has run, and took at most `peak` bytes of new memory at once; bytes by kind that it used."""
+        """End the run, which took at most `peak` bytes of new memory at once; the bytes that it used, by kind."""
         phase = counted_phase(phase)
         new = self._touch(phase, outputs)
         after, made = self._held(phase), Counter[str]()

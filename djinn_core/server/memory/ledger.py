@@ -107,7 +107,7 @@ class Ledger:
         self.pressure = Pressure()
         self.loading: threading.Thread | None = None  # loads libraries, whose memory is no session's
         self._copies: dict[int, StoredCopy] = {}
-        self._shared: dict[int, list[int]] = {}  # by storage: how often sessions count it, and its bytes
+        self._shared: dict[int, list[int]] = {}  # by storage: how many sessions count it, and its bytes
         self._counted_again = 0  # bytes of shared storages that sessions count beyond the first time
         self._away = 0  # bytes of storages whose memory was taken
 
@@ -170,7 +170,7 @@ class Ledger:
             holdings[key] = holding
         return holding
 
-    def away(self, tensor: torch.Tensor) -> bool:
+    def is_evicted(self, tensor: torch.Tensor) -> bool:
         """True if a tensor's memory was evicted."""
         copy = self._copies.get(torch_private.storage_key(tensor)) if self._copies else None
         return copy is not None and not copy.resident
@@ -221,7 +221,7 @@ class Ledger:
         self.pressure.note(self.resident(), self._away, self.budget)
 
     def measure(self, resident: int) -> None:
-        """Tensors take `resident` bytes: whatever the process takes beyond them has to be left to it."""
+        """Measure the process while tensors take `resident` bytes: what it takes beyond them becomes the reserve."""
         self.pressure.note(resident, self._away, self.budget)
         process = self.process
         if process is None:
@@ -236,13 +236,13 @@ class Ledger:
         self._leave(process.beyond() - resident)
 
     def begin_run(self) -> None:
-        """A run begins that is watched."""
+        """Begin a run whose memory is measured."""
         if self.process is not None:
             self.process.peak_beyond()  # for what came between runs
             self.process.restart_peak()
 
     def end_run(self, peak: int) -> None:
-        """It has ended; its tensors took at most `peak` bytes. What ops took beside them decides what is left to the next."""
+        """End the run; its tensors took at most `peak` bytes. What ops took beside them becomes the reserve of the next run."""
         found = self.process.peak_beyond() if self.process is not None else None
         if found is None:
             return
@@ -265,7 +265,7 @@ class Ledger:
             self._copies[key] = StoredCopy(StorageWeakRef(storage), storage.nbytes(), source, resident=True)
 
     def evict(self, holding: Allocation) -> None:
-        """Take the memory of a holding; its bytes are kept elsewhere.
+        """Free the memory of a holding, after its bytes were spilled.
 
         Raises:
             OSError: they cannot be kept.
@@ -285,7 +285,7 @@ class Ledger:
         self._away += copy.nbytes
 
     def drop(self, holding: Allocation) -> None:
-        """Take the memory of a holding whose bytes can be had again."""
+        """Free the memory of a holding whose bytes can be read again or recomputed."""
         holding.storage.resize_(0)
         holding.resident = False
         self.counts.evictions += 1
@@ -405,7 +405,7 @@ class Ledger:
         describe: Describe,
         evict: Evict | None = None,
     ) -> int:
-        """Take memory until `wanted` bytes fit beside `resident`, as far as `holdings` go; the bytes that were taken."""
+        """Evict of `holdings` until `wanted` bytes fit beside `resident`, or none is left; returns the bytes that were freed."""
         excess = resident + wanted - self.budget
         if excess <= 0:
             return 0
@@ -429,7 +429,7 @@ class Ledger:
         return taken
 
     def forget(self, key: int) -> None:
-        """A storage is gone: what was kept of it is not needed."""
+        """Free the spilled copy of a storage that is gone."""
         copy = self._copies.pop(key, None)
         if copy is not None:
             if isinstance(copy.place, SpillExtent):
@@ -438,7 +438,7 @@ class Ledger:
                 self._away -= copy.nbytes
 
     def _sweep(self) -> None:
-        """Forget what was kept of storages that are gone."""
+        """Free the spilled copies of storages that are gone."""
         for key, copy in list(self._copies.items()):
             if copy.reference.expired():
                 self.forget(key)
@@ -464,13 +464,13 @@ class Ledger:
         self.note(resident + nbytes)
         self.pressure.note(resident + nbytes, self._away, self.budget)
 
-    def bring(self, tensor: torch.Tensor) -> None:
-        """Have a value's memory back.
+    def reload(self, tensor: torch.Tensor) -> None:
+        """Reload the memory of a value, if it was evicted.
 
         Raises:
             torch.OutOfMemoryError: there is no room for it.
         """
-        if self.away(tensor):
+        if self.is_evicted(tensor):
             holding = self.look({}, tensor)
             self.admit(holding.nbytes)
             self.restore(holding)

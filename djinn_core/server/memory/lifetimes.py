@@ -14,7 +14,7 @@ NEVER: Final = 1 << 62  # further off than any use
 
 @attrs.frozen(eq=False)
 class Lifetimes:
-    """By position in the environment.
+    """Lifetimes of the values of a template, by position in the environment.
 
     Attributes:
         steps: how many steps the template has.
@@ -47,12 +47,12 @@ class Lifetimes:
         return found[at - 1] if at else self.made_by.get(place, -1)
 
     def lives_until(self, place: int) -> int:
-        """The step after which it is let go, or NEVER."""
+        """The step after which it is released, or NEVER."""
         return self.released.get(place, NEVER)
 
 
 def lifetimes_of(template: CompiledTemplate) -> Lifetimes:
-    """Read them off a template."""
+    """The lifetimes of a template's values."""
     uses: dict[int, list[int]] = {}
     released: dict[int, int] = {}
     made_by: dict[int, int] = {}

@@ -48,7 +48,7 @@ class LimitedRuntime:
             torch.OutOfMemoryError: there is no room.
         """
         with self.ledger.lock:
-            self.ledger.bring(tensor)
+            self.ledger.reload(tensor)
             return tensor.clone() if self._is_host else self._runtime.deliver(tensor)
 
     def synchronize(self) -> None:
@@ -73,14 +73,14 @@ class LimitedRuntime:
 
 
 @contextmanager
-def at_hand(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
+def in_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
     """A block in which a value's bytes are in memory, and stay there."""
     ledger = ledger_of(runtime)
     if ledger is None:
         yield
         return
     with ledger.lock:
-        ledger.bring(tensor)
+        ledger.reload(tensor)
         yield
 
 

@@ -27,15 +27,15 @@ from djinn_core.wire.messages import Claim
 class Rematerialization:
     """Selects the results of a run that may be recomputed by the step that made them, from operands that are still there."""
 
-    def __init__(self, template: CompiledTemplate, outlook: MemoryEstimate) -> None:
+    def __init__(self, template: CompiledTemplate, estimate: MemoryEstimate) -> None:
         self._template = template
-        self._outlook = outlook
-        self._lifetimes = outlook.lifetimes
+        self._estimate = estimate
+        self._lifetimes = estimate.lifetimes
         self._pure: dict[int, bool] = {}
 
     @staticmethod
     def seconds(holding: Allocation) -> float | None:
-        """Time that recomputing this takes; None if it is not made by one step of the run alone, or others need it."""
+        """Seconds that recomputing this takes; None if several steps make it, or no step of this run, or if others need it."""
         return None if holding.made_by < 0 or holding.holders or holding.needed else holding.seconds
 
     def possible(self, holding: Allocation, now: int, at: Mapping[int, Allocation]) -> bool:
@@ -47,9 +47,9 @@ class Rematerialization:
         if until == NEVER or any(place in lifetimes.outputs for place in holding.places):
             return False
         step = self._template.steps[made_by]
-        roots = self._outlook.roots
+        roots = self._estimate.roots
         concerned = {roots[place] for place in step.reads if place in roots} | {self._root(holding)}
-        if any(root < 0 or self._outlook.is_written(root, made_by, until) for root in concerned):
+        if any(root < 0 or self._estimate.is_written(root, made_by, until) for root in concerned):
             return False
         if any(lifetimes.lives_until(place) < until for place in step.reads):
             return False
@@ -70,7 +70,7 @@ class Rematerialization:
         return [at[place] for place in self._template.steps[holding.made_by].reads if place in at]
 
     def drop(self, holding: Allocation, at: Mapping[int, Allocation]) -> None:
-        """It will be made again: its operands are kept, or kept elsewhere, until then."""
+        """Note that the result was dropped: its operands are kept, or spilled, until it is recomputed."""
         holding.dropped = True
         for operand in self.operands(holding, at):
             operand.needed += 1
@@ -81,12 +81,12 @@ class Rematerialization:
         for operand in self.operands(holding, at):
             operand.needed -= 1
 
-    def remake(self, holding: Allocation, env: Environment, at: Mapping[int, Allocation]) -> None:
-        """Run the step once more, and have everything that looked into the old memory look into the new."""
+    def recompute(self, holding: Allocation, env: Environment, at: Mapping[int, Allocation]) -> None:
+        """Run the step once more, and make every view of the old memory a view of the new."""
         step = self._template.steps[holding.made_by]
         shadow = list(env)
         step.store(shadow)
-        made = next(shadow[p] for _, p in step.makes if self._outlook.roots[p] == self._root(holding))
+        made = next(shadow[p] for _, p in step.makes if self._estimate.roots[p] == self._root(holding))
         storage = made.untyped_storage()
         for place in holding.places:
             value = env[place]
@@ -97,7 +97,7 @@ class Rematerialization:
         holding.storage, holding.key, holding.resident = storage, torch_objects.number_of_storage(storage), True
 
     def _root(self, holding: Allocation) -> int:
-        return next(self._outlook.roots.get(place, -1) for place in holding.places)
+        return next(self._estimate.roots.get(place, -1) for place in holding.places)
 
 
 MEASURED = 64  # the process is looked at when the limit by this was made
@@ -105,17 +105,17 @@ LARGE = 256 << 10  # bytes; before so much is allocated the process is looked at
 _ALLOCATOR = "can't allocate memory"  # what PyTorch's allocator for CPUs says, in a plain RuntimeError
 
 
-class CarefulRun:
+class LimitedRun:
     """One run of a template, as `MemoryGuard`."""
 
     def __init__(
-        self, ledger: Ledger, template: CompiledTemplate, outlook: MemoryEstimate, hints: Hints, session: SessionHints
+        self, ledger: Ledger, template: CompiledTemplate, estimate: MemoryEstimate, hints: Hints, session: SessionHints
     ) -> None:
         """`hints`: about what outlives the run. `session`: about the session whose run it is."""
         self._ledger = ledger
         self._template = template
-        self._outlook = outlook
-        self._lifetimes = outlook.lifetimes
+        self._estimate = estimate
+        self._lifetimes = estimate.lifetimes
         self._hints = hints
         self._session = session
         self._env: Environment = []
@@ -125,7 +125,7 @@ class CarefulRun:
         self._step = -1
         self._peak = 0
         self._unmeasured = 0  # bytes that were made since the process was looked at
-        self._remaking = Rematerialization(template, outlook) if ledger.device.type == "cpu" else None
+        self._recomputable = Rematerialization(template, estimate) if ledger.device.type == "cpu" else None
 
     def end(self) -> None:
         """The run is over."""
@@ -161,10 +161,10 @@ class CarefulRun:
             self._account(step, again, seconds)
         return len(steps)
 
-    # --- who holds what -----------------------------------------------------------------------------------------
+    # --- holdings -----------------------------------------------------------------------------------------
 
     def _begin(self, env: Environment) -> None:
-        """Find out who holds what; again after a step that failed, which may have changed anything."""
+        """Find the holdings of the run; once more after a step that failed, which may have changed any of them."""
         before = self._holdings
         self._env, self._at = env, {}
         self._holdings = holdings = self._ledger.survey()
@@ -183,7 +183,7 @@ class CarefulRun:
         self._resident = sum(h.nbytes for h in holdings.values() if h.resident)
 
     def _account(self, step: CompiledStep, again: int, seconds: float) -> None:
-        """A step has run: count what it made, changed and let go. `again`: the step that can make the same again, or -1."""
+        """Count what a step has made, changed and released. `again`: the step that can recompute its result, or -1."""
         env, at, holdings, made = self._env, self._at, self._holdings, 0
         for _, place in step.makes:
             value = env[place]
@@ -199,7 +199,7 @@ class CarefulRun:
             holding.places.add(place)
             at[place] = holding
         self._unmeasured += made
-        self._outlook.allocates[self._step] = max(self._outlook.allocates[self._step], made)
+        self._estimate.allocates[self._step] = max(self._estimate.allocates[self._step], made)
         for place in step.writes:
             self._count_again(place)
         self._note()
@@ -239,8 +239,8 @@ class CarefulRun:
         if holding.resident:
             self._resident -= holding.nbytes
         self._ledger.forget(holding.key)
-        if holding.dropped and self._remaking is not None:
-            self._remaking.settle(holding, self._at)
+        if holding.dropped and self._recomputable is not None:
+            self._recomputable.settle(holding, self._at)
 
     # --- room ---------------------------------------------------------------------------------------------------
 
@@ -249,8 +249,8 @@ class CarefulRun:
         operands = [at[place] for place in step.reads if place in at]
         for holding in operands:
             if not holding.resident:
-                self._bring(holding, operands)
-        wanted = self._outlook.allocates[index]
+                self._reload(holding, operands)
+        wanted = self._estimate.allocates[index]
         if self._resident + wanted > self._ledger.budget:
             self._room(wanted, operands)
             if self._resident + wanted > self._ledger.limit:
@@ -270,7 +270,7 @@ class CarefulRun:
         wanted = bytes_of_step(step, self._env)
         if wanted is None:  # unknown; the op itself fails if it does not fit
             return
-        self._outlook.allocates[index] = wanted
+        self._estimate.allocates[index] = wanted
         if self._resident + wanted > self._ledger.limit:
             raise torch.OutOfMemoryError(self._ledger.refusal(wanted, self._resident))
 
@@ -285,8 +285,8 @@ class CarefulRun:
             self._room(self._ledger.budget - self._resident + sum(h.nbytes for h in operands), operands)
             step.store(self._env)
 
-    def _bring(self, holding: Allocation, keep: Collection[Allocation]) -> None:
-        """Have the memory of a holding back.
+    def _reload(self, holding: Allocation, keep: Collection[Allocation]) -> None:
+        """Reload the memory of a holding.
 
         Raises:
             torch.OutOfMemoryError: there is no room for it beside `keep`.
@@ -296,8 +296,8 @@ class CarefulRun:
             raise torch.OutOfMemoryError(self._ledger.refusal(holding.nbytes, self._resident))
         if holding.nbytes >= LARGE:
             self._ledger.expect(holding.nbytes)
-        if holding.dropped and self._remaking is not None:
-            self._remake(self._remaking, holding, keep)
+        if holding.dropped and self._recomputable is not None:
+            self._recompute(self._recomputable, holding, keep)
         else:
             self._ledger.restore(holding)
         self._resident += holding.nbytes
@@ -307,14 +307,14 @@ class CarefulRun:
         self._peak = max(self._peak, self._resident)
         self._ledger.note(self._resident)
 
-    def _remake(self, remaking: Rematerialization, holding: Allocation, keep: Collection[Allocation]) -> None:
-        operands = remaking.operands(holding, self._at)
+    def _recompute(self, recomputable: Rematerialization, holding: Allocation, keep: Collection[Allocation]) -> None:
+        operands = recomputable.operands(holding, self._at)
         for operand in operands:
             if not operand.resident:
-                self._bring(operand, [*keep, *operands, holding])
-        self._room(self._outlook.allocates[holding.made_by], [*keep, *operands, holding])
+                self._reload(operand, [*keep, *operands, holding])
+        self._room(self._estimate.allocates[holding.made_by], [*keep, *operands, holding])
         del self._holdings[holding.key]
-        remaking.remake(holding, self._env, self._at)
+        recomputable.recompute(holding, self._env, self._at)
         self._holdings[holding.key] = holding
         self._ledger.counts.remade += 1
 
@@ -324,14 +324,14 @@ class CarefulRun:
         self._resident -= self._ledger.make_room(wanted, self._resident, others, self._describe, self._evict)
 
     def _evict(self, holding: Allocation, candidate: EvictionCandidate) -> None:
-        remaking, ledger = self._remaking, self._ledger
+        recomputable, ledger = self._recomputable, self._ledger
         if (
-            remaking is not None
+            recomputable is not None
             and candidate.recompute_seconds is not None
             and ledger.decider.recompute(candidate)
-            and remaking.possible(holding, self._step, self._at)
+            and recomputable.possible(holding, self._step, self._at)
         ):
-            remaking.drop(holding, self._at)
+            recomputable.drop(holding, self._at)
             ledger.drop(holding)
         else:
             ledger.evict(holding)
@@ -344,7 +344,7 @@ class CarefulRun:
             nearest = lifetimes.steps + after
         since = step - last if last >= 0 else step + hints.last_use(holding)
         session = hints.of(holding) if holding.holders else self._session
-        seconds = None if self._remaking is None else self._remaking.seconds(holding)
+        seconds = None if self._recomputable is None else self._recomputable.seconds(holding)
         return self._ledger.describe(holding, session, None if nearest == NEVER else nearest - step, since, seconds)
 
 

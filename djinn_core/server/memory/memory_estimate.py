@@ -13,7 +13,7 @@ from djinn_core.logs import get_logger
 from djinn_core.server.memory.lifetimes import Lifetimes, lifetimes_of
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 
-_GROWTH = 1.25  # how much larger inputs may have become before the outlook is made again
+_GROWTH = 1.25  # how much larger inputs may be than those of the estimate before it is made again
 _SMALL_NUMBER = 4096  # slots below it make no tensor that matters, whatever they have become
 _log = get_logger("djinn.server")
 
@@ -65,15 +65,15 @@ def _grown(now: Any, then: Any) -> bool:
     return isinstance(now, int) and isinstance(then, int) and now > _SMALL_NUMBER and now > _GROWTH * then
 
 
-def look_ahead(template: CompiledTemplate, env: Environment, sizes: Mapping[int, int]) -> MemoryEstimate:
+def estimate_memory(template: CompiledTemplate, env: Environment, sizes: Mapping[int, int]) -> MemoryEstimate:
     """Run a template on the meta device.
 
     Args:
         template: what will run.
         env: the environment that it will run in.
-        sizes: bytes of the inputs' memory, by its key: those that have made room have none of their own.
+        sizes: bytes of the memory of inputs that are evicted, by its key: their tensors have none.
     """
-    return _EstimateRun(template, env, sizes).outlook()
+    return _EstimateRun(template, env, sizes).estimate()
 
 
 def bytes_of_step(step: CompiledStep, env: Environment) -> int | None:
@@ -127,7 +127,7 @@ class _EstimateRun:
         self.guessed: set[int] = set()
 
     def _stand_in(self, env: Environment, sizes: Mapping[int, int]) -> int:
-        """Put tensors without memory in the place of the inputs; how many bytes those have, each memory once."""
+        """Put tensors without memory in the place of the inputs, and return the bytes of these, each storage counted once."""
         storages: dict[int, torch.UntypedStorage] = {}
         first = self.lifetimes.first_input
         for place in range(first, first + self.template.inputs):
@@ -151,7 +151,7 @@ class _EstimateRun:
             self.sizes[root] = tensor.untyped_storage().nbytes()
         return self.sizes[root] if new else 0
 
-    def outlook(self) -> MemoryEstimate:
+    def estimate(self) -> MemoryEstimate:
         with torch.inference_mode():
             for index, step in enumerate(self.template.steps):
                 self._step(index, step)

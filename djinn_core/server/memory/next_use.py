@@ -72,7 +72,7 @@ class NextUsePredictor:
         self._last = digest
 
     def end(self, digest: bytes, outputs: Sequence[int], alive: Callable[[int], bool]) -> None:
-        """It has run, and made these values; `alive` says which the session has."""
+        """End the program, which made these values; `alive` tells which of them the session still has."""
         for number, handle in enumerate(outputs):
             self._roles[handle] = (digest, number)
         if len(self._roles) > 4 * PROGRAMS_LIMIT + 4 * len(outputs):

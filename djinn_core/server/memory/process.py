@@ -26,14 +26,14 @@ class ProcessMemory:
         return self._resident.now()
 
     def begin(self, held: int) -> None:
-        """Tensors take `held` bytes, and what else there is now is not theirs. Once."""
+        """Note, once, that tensors take `held` bytes: the rest of what is resident now is the process's own."""
         if not self._begun:
             self._begun = True
             self.trim()  # what uploads have freed is not the process's own
             self._base = self.resident() - held
 
     def beyond(self) -> int:
-        """Bytes that tensors and ops take: resident ones without those of the process itself."""
+        """Bytes that tensors and ops take: resident bytes without the process's own."""
         return max(0, self.resident() - self._base)
 
     def restart_peak(self) -> None:
@@ -54,7 +54,7 @@ class ProcessMemory:
         return peak
 
     def trim(self) -> None:
-        """Give freed memory back that the allocator kept."""
+        """Return memory that the allocator has kept to the system."""
         self._trim()
 
     def close(self) -> None:

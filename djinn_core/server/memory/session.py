@@ -15,8 +15,8 @@ from djinn_core.lru import LruCache
 from djinn_core.server.memory.allocation import Allocation, has_memory
 from djinn_core.server.memory.budgets import ACTIVATION, CACHE, KINDS, NAMES, Usage, kind_of
 from djinn_core.server.memory.ledger import Holdings, Ledger
-from djinn_core.server.memory.limited_run import CarefulRun
-from djinn_core.server.memory.memory_estimate import MemoryEstimate, look_ahead
+from djinn_core.server.memory.limited_run import LimitedRun
+from djinn_core.server.memory.memory_estimate import MemoryEstimate, estimate_memory
 from djinn_core.server.memory.next_use import LastUses, NextUsePredictor
 from djinn_core.server.running.run import RunOutcome, environment_of, run_template
 from djinn_core.server.running.run_request import RunRequest
@@ -42,7 +42,7 @@ class SessionMemory:
         self.foresight = NextUsePredictor()
         self.uses = LastUses(values)
         self._ledger = ledger
-        self._outlooks: LruCache[bytes, MemoryEstimate] = LruCache(OUTLOOKS_LIMIT)
+        self._estimates: LruCache[bytes, MemoryEstimate] = LruCache(OUTLOOKS_LIMIT)
         self._used = time.monotonic()
         self.phase = ""
         self._meanings: LruCache[bytes, ValueHints] = LruCache(OUTLOOKS_LIMIT)
@@ -57,7 +57,7 @@ class SessionMemory:
         return now - self._used > IDLE_SECONDS
 
     def learn(self, meaning: ValueHints) -> None:
-        """The client says what the values of a template are."""
+        """Note the kinds of a template's values, as the client says."""
         self._meanings.store(meaning.digest, meaning)
         while sum(map(_letters, self._meanings.values())) > LETTERS_LIMIT:
             del self._meanings[next(iter(self._meanings))]
@@ -86,7 +86,7 @@ class SessionMemory:
         return storage_of(handle) in self._pinned
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheReply:
-        """Do what the client wants with the memory of these values; of all that are known as KV caches if there are none."""
+        """Carry out a `CacheRequest` for these values; for all KV caches of the session if it names none."""
         ledger, refused = self._ledger, ""
         with ledger.lock:
             self._forget_pins()
@@ -98,7 +98,7 @@ class SessionMemory:
                 if action in {"pin", "restore"}:
                     self._pinned = before | storages  # none of them makes room for another
                     for value in chosen.values():
-                        ledger.bring(value)
+                        ledger.reload(value)
                 elif action == "evict":
                     for holding in self._holdings(chosen):
                         if holding.movable:
@@ -123,7 +123,7 @@ class SessionMemory:
         with contextlib.suppress(OSError, torch.OutOfMemoryError):
             for value in away:
                 if has_memory(value):
-                    self._ledger.bring(value)
+                    self._ledger.reload(value)
 
     def _caches(self, handles: Sequence[int]) -> dict[int, torch.Tensor]:
         found = handles or [handle for handle, kind in self._kinds.items() if kind == CACHE]
@@ -147,8 +147,8 @@ class SessionMemory:
         held, pinned = (sum(map(self.values.bytes_of, storages)) for storages in (caches, list(self._pinned)))
         return held, pinned
 
-    def give_way(self) -> None:
-        """Move all values off the device that may be, because the session is idle; each comes back when it is used.
+    def evict_all(self) -> None:
+        """Evict all values that may be moved, because the session is idle; each is reloaded when it is used.
 
         What other sessions have as well stays, until they are idle.
         """
@@ -167,7 +167,7 @@ class SessionMemory:
             self.values.forget_addresses()
             self._ledger.relax()
 
-    def away(self) -> int:
+    def evicted_bytes(self) -> int:
         """Bytes of its values that lie elsewhere; for any thread."""
         return sum(holding.nbytes for holding in self._holdings(self._tensors()) if not holding.resident)
 
@@ -182,7 +182,7 @@ class SessionMemory:
         return used | {f"budget_{name}": int(shares[kind] * self._ledger.budget) for kind, name in NAMES.items()}
 
     def close(self) -> None:
-        """It ends, and holds nothing any more."""
+        """End the session: it holds nothing any more."""
         with self._ledger.lock:
             self.values.clear()
             if self in self._ledger.sessions:
@@ -193,57 +193,57 @@ class SessionMemory:
     def run(
         self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
     ) -> RunOutcome:
-        """Run a template within the limit; `plain` is how it runs where that is no question."""
+        """Run a template within the limit; `plain` runs it where memory is not short."""
         ledger = self._ledger
         with ledger.lock:
             self._used = time.monotonic()
-            outlook = self._outlook(digest, template, work, slots)
-            self.foresight.begin(digest, outlook.lifetimes, work.inputs)
+            estimate = self._estimate(digest, template, work, slots)
+            self.foresight.begin(digest, estimate.lifetimes, work.inputs)
             self._note_kinds(digest, work)
             self._usage.begin(self.phase, digest, self._with_kinds(work.inputs))
             self.values.forget_addresses()  # what was moved to the host comes back elsewhere
-            if self._settle(self._inputs(work), outlook):
+            if self._settle(self._inputs(work), estimate):
                 run = plain(template, work, slots, self.values)
             else:
                 hints = ledger.hints(ledger.survey())
-                guard = CarefulRun(ledger, template, outlook, hints, hints.of_session(self))
+                guard = LimitedRun(ledger, template, estimate, hints, hints.of_session(self))
                 ledger.begin_run()
                 run = run_template(template, work, slots, self.values, guard=guard)
                 guard.end()
                 self._count_away(work.outputs)
                 if self._pinned:
                     self._restore_pinned(work.outputs)
-            self._observe(work, outlook)
+            self._observe(work, estimate)
             ledger.measure(ledger.resident())
             self.foresight.end(digest, work.outputs, self.values.__contains__)
-            self.uses.note(outlook.lifetimes, ledger.steps, work.inputs, work.outputs)
-            ledger.steps += outlook.lifetimes.steps
+            self.uses.note(estimate.lifetimes, ledger.steps, work.inputs, work.outputs)
+            ledger.steps += estimate.lifetimes.steps
             self._used = time.monotonic()
             return run
 
-    def _observe(self, work: RunRequest, outlook: MemoryEstimate) -> None:
+    def _observe(self, work: RunRequest, estimate: MemoryEstimate) -> None:
         """Report the memory that a run of this phase has used to the budgets."""
-        used = self._usage.end(self.phase, self._with_kinds(work.outputs), outlook.peak)
+        used = self._usage.end(self.phase, self._with_kinds(work.outputs), estimate.peak)
         self._ledger.budgets.observe(self.phase, id(self), used)
 
     def _with_kinds(self, handles: Iterable[int]) -> list[tuple[int, str]]:
         return [(handle, self._kinds.get(handle, ACTIVATION)) for handle in handles]
 
     def _count_away(self, outputs: Sequence[int]) -> None:
-        """Some of what was made has had to make room already."""
+        """Count results that were evicted before the run ended."""
         for handle in outputs:
             value = self.values[handle]
-            if has_memory(value) and self._ledger.away(value):
+            if has_memory(value) and self._ledger.is_evicted(value):
                 self.values.count(handle, self._ledger.look({}, value).nbytes)
 
-    def _outlook(
+    def _estimate(
         self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any]
     ) -> MemoryEstimate:
-        known = self._outlooks.get(digest)
+        known = self._estimates.get(digest)
         if known is None or not known.fits(self._input_bytes(work), slots):
             env = environment_of(template, work, slots, self.values)
-            known = look_ahead(template, env, self._ledger.sizes())
-        self._outlooks.store(digest, known)
+            known = estimate_memory(template, env, self._ledger.sizes())
+        self._estimates.store(digest, known)
         return known
 
     def _input_bytes(self, work: RunRequest) -> int:
@@ -257,13 +257,13 @@ class SessionMemory:
                 self._ledger.look(found, value).places.add(number)
         return found
 
-    def _settle(self, inputs: Holdings, outlook: MemoryEstimate) -> bool:
+    def _settle(self, inputs: Holdings, estimate: MemoryEstimate) -> bool:
         """Prepare a run that stays far from the limit: load its inputs, and return True; False if it must be a limited run.
 
         Values of idle sessions are evicted for it.
         """
         ledger = self._ledger
-        wanted = sum(h.nbytes for h in inputs.values() if not h.resident) + outlook.peak
+        wanted = sum(h.nbytes for h in inputs.values() if not h.resident) + estimate.peak
         resident = ledger.resident()
         if resident + wanted > ledger.comfort:
             holdings = ledger.survey()
@@ -275,13 +275,13 @@ class SessionMemory:
             if resident + wanted > ledger.comfort:
                 return False
         ledger.expect(wanted)
-        self._bring(inputs, outlook)
+        self._reload(inputs, estimate)
         ledger.note(resident + wanted)
         return True
 
-    def _bring(self, inputs: Holdings, outlook: MemoryEstimate) -> None:
-        first = outlook.lifetimes.first_input
-        written = {place - first for place in outlook.written_inputs()}
+    def _reload(self, inputs: Holdings, estimate: MemoryEstimate) -> None:
+        first = estimate.lifetimes.first_input
+        written = {place - first for place in estimate.written_inputs()}
         for holding in inputs.values():
             if not holding.resident:
                 self._ledger.restore(holding)

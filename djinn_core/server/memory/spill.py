@@ -39,21 +39,21 @@ class SpillSpace(Protocol):
     used: int
 
     def write(self, storage: torch.UntypedStorage) -> SpillExtent:
-        """Keep the bytes of a storage.
+        """Spill the bytes of a storage.
 
         Raises:
             OSError, RuntimeError: there is no room for them.
         """
 
     def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
-        """Put what was kept into a storage of the same size.
+        """Read spilled bytes into a storage of the same size.
 
         Raises:
             OSError: it cannot be read.
         """
 
     def free(self, slot: SpillExtent) -> None:
-        """Forget it."""
+        """Free an extent."""
 
     def room(self) -> int:
         """Number of bytes that it can still take, approximately."""
@@ -80,7 +80,7 @@ class FreeExtents:
     _free: dict[int, list[int]] = attrs.field(factory=dict)
 
     def take(self, size: int) -> SpillExtent:
-        """A stretch for `size` bytes."""
+        """Allocate an extent of `size` bytes."""
         pages = -(-size // PAGE) * PAGE
         starts = self._free.get(pages)
         if starts:
@@ -94,7 +94,7 @@ class FreeExtents:
         return SpillExtent(start, size)
 
     def give(self, slot: SpillExtent) -> None:
-        """A stretch is free again."""
+        """Free an extent."""
         self._free.setdefault(-(-slot.size // PAGE) * PAGE, []).append(slot.start)
 
 

@@ -11,7 +11,7 @@ from djinn_core import torch_private
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.values import storage_of
-from djinn_core.server.memory.limited import at_hand
+from djinn_core.server.memory.limited import in_memory
 from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
 from djinn_core.server.running.values import Poison, Stored, ValueTable, no_such_value
 from djinn_core.wire.frames import allocate
@@ -51,7 +51,7 @@ def _pack_copy(handle: int, value: Stored, runtime: DeviceRuntime, executor: int
     if not _travels(value):
         return _lacking((handle,), value, executor)
     try:
-        with at_hand(value, runtime):
+        with in_memory(value, runtime):
             return _pack_dense(handle, value, runtime)
     except torch.OutOfMemoryError as error:
         return _lacking((handle,), _no_room(error), executor)
@@ -102,7 +102,7 @@ def _no_room(error: torch.OutOfMemoryError) -> Poison:
 
 def _all_bytes(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
     """A copy of the memory that a tensor looks into."""
-    with at_hand(tensor, runtime):
+    with in_memory(tensor, runtime):
         storage = tensor.untyped_storage()
         octets = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
         return _snapshot(octets, runtime)

@@ -180,7 +180,7 @@ class WeightReads:
                 return False
             try:
                 if self._ledger is not None:
-                    self._ledger.bring(bytes_on_device(storage, self._runtime.device))
+                    self._ledger.reload(bytes_on_device(storage, self._runtime.device))
                 self._share(header, storage, origin, offset)
             except (RuntimeError, OSError) as error:
                 self._uploads.refuse_bytes(header, error)

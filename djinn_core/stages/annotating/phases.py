@@ -24,11 +24,10 @@ _NEAR = 24  # ops between the layer that a picture is drawn from and the next
 
 
 def drawn_from(graph: Graph) -> int:
-    """The first node that draws; the number of nodes where none does.
+    """The first node of the part that draws an image; the number of nodes if none does.
 
-    A picture is drawn where convolutions make one of few channels, as large as the one that was seen, from something smaller
-    through which all that is known of it goes. Where maps of earlier layers go round that, it says what is where: classes,
-    depths.
+    Convolutions draw an image where their result has few channels, is as large as the input image, and depends on it only through a
+    smaller latent. Where maps of earlier layers go round the latent (skip connections), the result is a map of classes or depths.
     """
     nodes = sorted((graph.nodes[i] for o in CONVOLUTION for i in graph.by_op.get(o, ())), key=lambda n: n.id)
     count = len(graph.nodes)
@@ -128,7 +127,7 @@ def _size(graph: Graph, node: Node) -> int:
 
 
 def _size_seen(graph: Graph, first: Node) -> int:
-    """Of what the first convolution looks at, without a margin that was added."""
+    """Size of what the first convolution looks at, without added padding."""
     shape = graph.meta(first.inputs[0]).shape
     for source in graph.flow.ancestors(graph.flow.sources[first.id][0], limit=8):
         given = graph.meta(graph.inputs[~source]).shape if source < 0 else ()
