@@ -1,4 +1,7 @@
-"""Bounded memo tables: plain dicts, because a hit must cost one lookup and nothing else."""
+"""Bounded memo tables: plain dicts, because a hit must cost one lookup and nothing else.
+
+What ops return is memoised in `shape_inference/inference_cache.py`, by keys that `dispatch.py` makes.
+"""
 
 from __future__ import annotations
 

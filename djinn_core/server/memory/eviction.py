@@ -1,4 +1,7 @@
-"""Eviction decisions: what may be evicted is described to the memory policy, whose errors its plugin is named for."""
+"""Eviction decisions: asks the memory policy what to evict first, and names its plugin where it fails.
+
+The built-in policy, `next_use`, is in `builtins/memory.py`.
+"""
 
 from __future__ import annotations
 

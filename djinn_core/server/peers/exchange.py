@@ -33,7 +33,13 @@ from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
 from djinn_core.server.peers.link_probe import Sightings, measure
 from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.peers.route import Route
-from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts, Record, TransfersAcknowledged, WriteDown
+from djinn_core.server.recovery.transfer_log import (
+    PastTransfers,
+    PoolCounts,
+    TransferRecord,
+    TransfersAcknowledged,
+    WriteDown,
+)
 from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import (
     ConnectPeer,
@@ -152,7 +158,7 @@ class PeerExchange:
             self._route(under_way.peer).restore_kept(under_way.header, items)
         self.begun.set()
 
-    def state(self) -> tuple[PoolCounts, list[Record]]:
+    def state(self) -> tuple[PoolCounts, list[TransferRecord]]:
         """Counts of transfers, and records to be written with a snapshot. The caller holds `inbox.writing`."""
         arrived, waiting = self.inbox.state()
         records = [arrival.record(items) for arrival, items in waiting]

@@ -9,11 +9,11 @@ from typing import Protocol
 from djinn_core.delivery.session_channel import PlainChannel, SessionChannel
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.server.recovery.journal import Journal, JournalReader
-from djinn_core.server.recovery.transfer_log import Record
+from djinn_core.server.recovery.transfer_log import TransferRecord
 from djinn_core.wire.frames import Buffer
 
 # A session between two frames: encoded, its memory, and records of transfers that wait or are under way.
-StateParts = tuple[bytes, Sequence[Buffer], Sequence[Record]]
+StateParts = tuple[bytes, Sequence[Buffer], Sequence[TransferRecord]]
 
 
 YES, NO = b"\1", b"\0"  # decisions

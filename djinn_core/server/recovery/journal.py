@@ -32,8 +32,7 @@ from djinn_core.server.recovery.blob_files import (
     read_part,
     remove_contents,
 )
-from djinn_core.server.recovery.transfer_log import KINDS, PastTransfers
-from djinn_core.server.recovery.transfer_log import Record as Shipped
+from djinn_core.server.recovery.transfer_log import KINDS, PastTransfers, TransferRecord
 from djinn_core.system.files import CLOEXEC, NOFOLLOW
 from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Buffer, Frame
@@ -165,7 +164,11 @@ class Journal:
         self.append(_TRIED, b"", ())
 
     def compact(
-        self, base: SnapshotHeader, memory: Sequence[Buffer], kept: Sequence[Frame], transfers: Sequence[Shipped] = ()
+        self,
+        base: SnapshotHeader,
+        memory: Sequence[Buffer],
+        kept: Sequence[Frame],
+        transfers: Sequence[TransferRecord] = (),
     ) -> bool:
         """Compact the journal to a snapshot: the session's state, its memory, and answers that the client has not received yet.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # who only removes journals has no use for torch
 
 ARRIVED, UNDER_WAY, ACCEPTED = b"A", b"O", b"P"  # kinds of records
 KINDS: Final = frozenset((ARRIVED, UNDER_WAY, ACCEPTED))
-Record = tuple[bytes, bytes, Sequence[Buffer]]  # as `Journal.append` takes it
+TransferRecord = tuple[bytes, bytes, Sequence[Buffer]]  # as `Journal.append` takes it
 WriteDown = Callable[[bytes, bytes, Sequence[Buffer]], None]
 
 
@@ -31,7 +31,7 @@ class TransferArrival(msgspec.Struct, frozen=True):
     source: int
     header: TransferHeader
 
-    def record(self, items: Iterable[Packed]) -> Record:
+    def record(self, items: Iterable[Packed]) -> TransferRecord:
         """The journal record for this."""
         return ARRIVED, _encoder.encode(self), [data for _, data in items if len(data)]
 
@@ -42,7 +42,7 @@ class UnacknowledgedTransfer(msgspec.Struct, frozen=True):
     peer: int
     header: TransferHeader
 
-    def record(self, items: Iterable[Packed]) -> Record:
+    def record(self, items: Iterable[Packed]) -> TransferRecord:
         """The journal record for this."""
         return UNDER_WAY, _encoder.encode(self), [data for _, data in items if len(data)]
 
@@ -53,7 +53,7 @@ class TransfersAcknowledged(msgspec.Struct, frozen=True):
     peer: int
     transfers: int
 
-    def record(self) -> Record:
+    def record(self) -> TransferRecord:
         """The journal record for this."""
         return ACCEPTED, _encoder.encode(self), ()
 
