@@ -26,7 +26,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import rebind, rebind_plan, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
-from djinn_core.ir.substitution import Derived, Rewritten, composed, groups_after, not_derived
+from djinn_core.ir.substitution import Derived, RewrittenProgram, composed, groups_after, not_derived
 from djinn_core.stages.analysis_cache import AnalysisCache, CachedAnalysis
 from djinn_core.stages.annotate import NOTHING_KNOWN, Known, annotate
 from djinn_core.stages.estimate import estimate
@@ -222,7 +222,7 @@ def _without(result: OptimizationResult, why: str) -> OptimizationResult:
 
 
 def _plan_rewritten(
-    rewritten: Rewritten, results: Sequence[OptimizationResult], plugins: Plugins, request: Request
+    rewritten: RewrittenProgram, results: Sequence[OptimizationResult], plugins: Plugins, request: Request
 ) -> PipelineResult:
     done = {result.optimization for result in results}
     rest = PluginsWith(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
@@ -245,7 +245,9 @@ def _plan_rewritten(
     return result
 
 
-def _planned_again(rewritten: Rewritten, plugins: Plugins, request: Request) -> tuple[PipelineResult, Rewritten]:
+def _planned_again(
+    rewritten: RewrittenProgram, plugins: Plugins, request: Request
+) -> tuple[PipelineResult, RewrittenProgram]:
     """The plan of a rewritten program, which may have been rewritten once more; and how it came of the first one."""
     result = plan(ProgramGraph(rewritten.program), plugins, request)
     more = result.schedule.rewritten if result.schedule is not None else None

@@ -9,7 +9,7 @@ from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
-from djinn_core.ir.substitution import Rewritten
+from djinn_core.ir.substitution import RewrittenProgram
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 
@@ -25,7 +25,9 @@ def lasting_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozenset[
     )
 
 
-def substitute(graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult]) -> Rewritten | str:
+def substitute(
+    graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult]
+) -> RewrittenProgram | str:
     """The program with all substitutions in it; where that does not work, a warning, and why not."""
     substitutions = [s for result in results for s in result.rewrite.substitutions]
     try:

@@ -10,7 +10,7 @@ import attrs
 
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.program import Program
-from djinn_core.ir.substitution import Rewritten
+from djinn_core.ir.substitution import RewrittenProgram
 
 
 class SchedulingStrategy(str, Enum):
@@ -111,7 +111,7 @@ class ExecutionSchedule(ShownInNotebooks):
     equal_slots: tuple[tuple[int, int], ...] = ()
     scheduler: str = ""
     reasons: tuple[str, ...] = ()
-    rewritten: Rewritten | None = attrs.field(default=None, repr=False)
+    rewritten: RewrittenProgram | None = attrs.field(default=None, repr=False)
 
     @property
     def stages(self) -> tuple[tuple[SchedulingGroup, ...], ...]:

@@ -58,7 +58,7 @@ class Recipe(ShortRepr):
 
 
 @attrs.frozen(eq=False, repr=False)
-class Rewritten(ShortRepr):
+class RewrittenProgram(ShortRepr):
     """A program that does the work of another one in another way.
 
     Attributes:
@@ -104,7 +104,7 @@ def not_derived(recipe: Recipe) -> None:
     del recipe
 
 
-def composed(first: Rewritten, second: Rewritten) -> Rewritten | None:
+def composed(first: RewrittenProgram, second: RewrittenProgram) -> RewrittenProgram | None:
     """The rewrite `second` of the program of `first`, expressed as a rewrite of the original of `first`.
 
     None if what `second` derives from weights starts from what `first` derives: recipes know nothing of each other.
@@ -126,7 +126,7 @@ def composed(first: Rewritten, second: Rewritten) -> Rewritten | None:
     )
 
 
-def groups_after(rewritten: Rewritten, before: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def groups_after(rewritten: RewrittenProgram, before: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Its groups of instructions; where it has none, those from before, of nodes of the original."""
     if rewritten.groups:
         return rewritten.groups

@@ -109,7 +109,7 @@ def _memory(ledger: Ledger) -> Metered:
             "restored_bytes": counts.restored,
             "dropped_weights": counts.dropped,
             "reread_bytes": counts.reread_bytes,
-            "recomputed_values": counts.remade,
+            "recomputed_values": counts.recomputed,
             "memory_refusals": counts.refused,
         },
         gauges={

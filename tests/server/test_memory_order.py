@@ -187,7 +187,7 @@ def test_what_is_quicker_made_again_is_not_spilled(ledger, speed, again):
     output = session.run(fan(20), [session.give(2)])
     ledger.reload(session.values[output])
     assert torch.equal(session.values[output], expected(20))
-    assert bool(ledger.counts.remade) is again
+    assert bool(ledger.counts.recomputed) is again
     # What all are made of lies elsewhere meanwhile in either case.
     assert (ledger.counts.spilled <= MIB) is again
     assert ledger.peak <= 16 * MIB
@@ -199,7 +199,7 @@ def test_nothing_is_made_again_of_what_was_written_into(ledger):
     output = session.run(fan(20, [(CLEAR, 0)]), [session.give(2)])
     ledger.reload(session.values[output])
     assert torch.equal(session.values[output], expected(20))
-    assert not ledger.counts.remade
+    assert not ledger.counts.recomputed
     assert ledger.counts.spilled
 
 

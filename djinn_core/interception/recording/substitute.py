@@ -22,7 +22,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_devi
 from djinn_core.interception.tensors.storage import BorrowedValue, Storage
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Instruction, Program
-from djinn_core.ir.substitution import Recipe, Rewritten, Substitution
+from djinn_core.ir.substitution import Recipe, RewrittenProgram, Substitution
 from djinn_core.ir.unflatten_call import call_arguments
 from djinn_core.ir.values import TensorMeta, make_handle, storage_of
 from djinn_core.torch_private import without_modes
@@ -33,7 +33,7 @@ _OWN_VIEWS = 1 << 30  # from here on views of existing memory are numbered that 
 
 
 @without_modes
-def rewrite(program: Program, substitutions: Sequence[Substitution], weights: frozenset[int]) -> Rewritten:
+def rewrite(program: Program, substitutions: Sequence[Substitution], weights: frozenset[int]) -> RewrittenProgram:
     """Rewrite a program with other computation in the place of some nodes.
 
     Args:
@@ -112,7 +112,7 @@ class _Rewriting:
         self.metas = _result_metas(program)
         self.memories: dict[int, int] = {}
 
-    def run(self, weights: frozenset[int]) -> Rewritten:
+    def run(self, weights: frozenset[int]) -> RewrittenProgram:
         at = 0
         for instruction in self.program.instructions():
             if instruction.call.changes:
@@ -243,14 +243,14 @@ class _Rewriting:
             own, group = slots is None, self.recorder.group_of(at)
             self.made.append(_Made(entry, (-1,) * len(made.slots) if slots is None else slots, node, own, group))
 
-    def _finish(self, weights: frozenset[int]) -> Rewritten:
+    def _finish(self, weights: frozenset[int]) -> RewrittenProgram:
         self._check_kept()
         outliving = frozenset(self.metas) - self.program.dead
         before, rest = _hoisted([self._renamed(m) for m in self.made], weights, outliving)
         used = {h for m in rest for h in m.entry.inputs}
         relied = sorted({m.node for m in self.made if m.own} | self.relied)
         program = _program([m.entry for m in rest], self.program)
-        return Rewritten(
+        return RewrittenProgram(
             program,
             self.program,
             tuple(position for m in rest for position in m.slots),

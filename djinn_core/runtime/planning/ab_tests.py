@@ -18,7 +18,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
-from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.template import PreparedTemplate
 from djinn_core.runtime.stats import Stats
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ MAX_RUNS_PER_ARM: Final = 64  # runs of each way; the optimization stays where t
 _log = get_logger("djinn.trials")
 Without = Mapping[str, str]  # optimizations that are left out, each with the reason
 NOTHING: Final[Without] = MappingProxyType({})
-MakePlan = Callable[[Program, Without], Prepared]
+MakePlan = Callable[[Program, Without], PreparedTemplate]
 
 
 def substituting_optimizations(result: PipelineResult) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def _key(program: Program | ProgramGraph) -> tuple[str, str]:
 class Variant:
     """One arm of a comparison: its plan, and the seconds that the executor took for it."""
 
-    plan: Prepared
+    plan: PreparedTemplate
     seconds: list[float] = attrs.field(factory=list)
     skipped: int = 0
 
@@ -95,8 +95,8 @@ class Experiment:
         arms: the two that are compared: with the first of `names`, and without. turn: runs since the comparison began.
     """
 
-    plan: Prepared
-    best: Prepared
+    plan: PreparedTemplate
+    best: PreparedTemplate
     program: Program
     planning: float
     names: list[str]
@@ -127,7 +127,7 @@ class AbTests:
             MAX_EXPERIMENTS
         )  # by identity of its plan, which it keeps alive
 
-    def begin(self, plan: Prepared, names: tuple[str, ...], planning: float, program: Program) -> None:
+    def begin(self, plan: PreparedTemplate, names: tuple[str, ...], planning: float, program: Program) -> None:
         """Register a new plan that took `planning` seconds, with the substitutions of the optimizations `names`."""
         if self._judge is None or not names:
             return
@@ -136,7 +136,7 @@ class AbTests:
             evicted.plan.took = None
         plan.took = tried.took
 
-    def choose(self, plan: Prepared, program: Program) -> Prepared:
+    def choose(self, plan: PreparedTemplate, program: Program) -> PreparedTemplate:
         """The plan to use in the place of `plan`, which holds for `program`."""
         tried = self.tried.get(id(plan))
         if tried is None:

@@ -9,7 +9,7 @@ from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.substitution import Recipe
 from djinn_core.ir.values import make_handle, new_storage, storage_of
 from djinn_core.lru import LruCache
-from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.template import PreparedTemplate
 
 LIMIT = 4096  # sets of derived values that are kept; the least recently used go first
 Key = tuple[Hashable, tuple[int, ...]]
@@ -32,12 +32,12 @@ class DerivedValues:
         self._stale: list[int] = []
         self.some = False
 
-    def extend(self, prepared: Prepared, values: list[int]) -> list[int]:
+    def extend(self, prepared: PreparedTemplate, values: list[int]) -> list[int]:
         """The values of a run, with those that are derived for it; they are made where they are not there."""
-        if prepared.remade is None:
+        if prepared.rewrite is None:
             return values
         extended = list(values)
-        for recipe, identity, positions in prepared.remade.recipes:
+        for recipe, identity, positions in prepared.rewrite.recipes:
             sources = tuple([values[i] for i in positions])
             key = (identity, sources)
             extended += self.made(key) or self.make(key, recipe, self._submit)

@@ -37,7 +37,7 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.planning.calibrations import calibration_of
 from djinn_core.runtime.planning.plan_cache import PlanLookup
 from djinn_core.runtime.planning.size_range import SizeRange
-from djinn_core.runtime.sending.template import Prepared, make_template
+from djinn_core.runtime.sending.template import PreparedTemplate, make_template
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, mode_of, user_id
 from djinn_core.wire.messages import DeviceInfo
 from djinn_core.wire.tensors import dtype_from_name, dtype_name
@@ -77,7 +77,7 @@ class DiskPlan(msgspec.Struct, frozen=True, array_like=True):
         metas, sizes: those of its `SizeRange`.
         nodes, replace, equal_slots: as `make_template` takes them; no nodes: all, in order.
         relied: instructions whose operands have to be what they were, with these; fixed: the same for slots.
-        substituted: as in `Prepared`.
+        substituted: as in `PreparedTemplate`.
         phase, letters, decisions: as in `ValueHints`, with a letter for each value.
     """
 
@@ -117,7 +117,7 @@ class DiskPlanCache:
         self._saved = time.monotonic()
         self._content = ProgramContent()
 
-    def find(self, program: Program, found: PlanLookup[Prepared]) -> tuple[Prepared, DiskPlan] | None:
+    def find(self, program: Program, found: PlanLookup[PreparedTemplate]) -> tuple[PreparedTemplate, DiskPlan] | None:
         """A plan for `program`, whose structure and scalars are `found`; its range of sizes becomes the plan's."""
         if self._plans is None:
             self._plans = dict(_read(self._path))
@@ -131,7 +131,7 @@ class DiskPlanCache:
                 return prepared, kept
         return None
 
-    def keep(self, program: Program, found: PlanLookup[Prepared], kept: DiskPlan) -> None:
+    def keep(self, program: Program, found: PlanLookup[PreparedTemplate], kept: DiskPlan) -> None:
         """Keep a plan that was made for `program`."""
         self._note(self._content.of(program, found.classes), kept)
         self._new = True
@@ -207,13 +207,13 @@ class ProgramContent:
 
 
 def disk_plan(
-    program: Program, found: PlanLookup[Prepared], prepared: Prepared, schedule: Any, letters: str
+    program: Program, found: PlanLookup[PreparedTemplate], prepared: PreparedTemplate, schedule: Any, letters: str
 ) -> DiskPlan | None:
     """The content to keep of a plan of `program`; None where it holds another program, which is not kept.
 
     `schedule`: the `ExecutionSchedule`. `letters`: as in `DiskPlan`.
     """
-    if prepared.remade is not None or schedule.program is not program or prepared.hints is None:
+    if prepared.rewrite is not None or schedule.program is not program or prepared.hints is None:
         return None
     positions = {value: i for i, value in enumerate(dict.fromkeys(program.operands))}
     nodes = prepared.nodes
@@ -233,7 +233,7 @@ def disk_plan(
     )
 
 
-def _restored(kept: DiskPlan, program: Program, found: PlanLookup[Prepared]) -> Prepared | None:
+def _restored(kept: DiskPlan, program: Program, found: PlanLookup[PreparedTemplate]) -> PreparedTemplate | None:
     """The plan for `program`; None if it does not hold for it, or is not one."""
     sizes = found.range.sizes
     if len(kept.metas) != len(sizes.metas) or len(kept.sizes) != len(sizes.sizes):

@@ -27,7 +27,7 @@ from djinn_core.runtime.planning.run_pipeline import NOTHING_LEFT_OUT, NOWHERE, 
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.planning.value_hints import hints_for, hints_from, kinds_from, letters_of
 from djinn_core.runtime.pool.planner import PlanningInputs
-from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.template import PreparedTemplate
 
 
 class PlanMaker:
@@ -58,13 +58,13 @@ class PlanMaker:
         _tell_planned(context, result, len(program), started)
         return PlannedProgram(result, about, about if piece is None else piece[1])
 
-    def made(self, prepared: Prepared, program: Program, planned: PlannedProgram) -> None:
+    def made(self, prepared: PreparedTemplate, program: Program, planned: PlannedProgram) -> None:
         """A template was made of a plan."""
         self._earlier.planned(prepared, program, planned.profile.residency, planned.profile.lineage)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
 
-    def restore(self, program: Program, found: PlanLookup[Prepared]) -> Prepared | None:
+    def restore(self, program: Program, found: PlanLookup[PreparedTemplate]) -> PreparedTemplate | None:
         """As `PlanKeeper.restore`."""
         kept = self._disk_cache()
         restored = kept.find(program, found) if kept is not None and not self._wants_plans() else None
@@ -79,7 +79,9 @@ class PlanMaker:
         prepared.restored = program
         return prepared
 
-    def keep(self, program: Program, found: PlanLookup[Prepared], prepared: Prepared, planned: PlannedProgram) -> None:
+    def keep(
+        self, program: Program, found: PlanLookup[PreparedTemplate], prepared: PreparedTemplate, planned: PlannedProgram
+    ) -> None:
         """As `PlanKeeper.keep`."""
         kept = self._disk_cache()
         if kept is None:

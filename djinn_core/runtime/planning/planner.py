@@ -19,7 +19,7 @@ from djinn_core.ir.program import Program
 from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, substituting_optimizations
 from djinn_core.runtime.planning.plan_cache import PlanCache, PlanLookup
 from djinn_core.runtime.planning.size_range import FACTOR
-from djinn_core.runtime.sending.template import Prepared, make_template, relied_on
+from djinn_core.runtime.sending.template import PreparedTemplate, make_template, relied_on
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_private import modes_as_before
 
@@ -63,10 +63,12 @@ PlanProgram = Callable[[Program, Without], PlannedProgram]
 class PlanKeeper(Protocol):
     """Plans that outlive the process."""
 
-    def restore(self, program: Program, found: PlanLookup[Prepared]) -> Prepared | None:
+    def restore(self, program: Program, found: PlanLookup[PreparedTemplate]) -> PreparedTemplate | None:
         """The plan of an earlier process for `program`; None without one."""
 
-    def keep(self, program: Program, found: PlanLookup[Prepared], prepared: Prepared, planned: PlannedProgram) -> None:
+    def keep(
+        self, program: Program, found: PlanLookup[PreparedTemplate], prepared: PreparedTemplate, planned: PlannedProgram
+    ) -> None:
         """A plan was made of `program`."""
 
 
@@ -82,7 +84,7 @@ class Planning:
     """
 
     plan: PlanProgram
-    made: Callable[[Prepared, Program, PlannedProgram], None] = lambda *_: None
+    made: Callable[[PreparedTemplate, Program, PlannedProgram], None] = lambda *_: None
     keeper: PlanKeeper | None = None
     factor: int = FACTOR
     judge: Judge | None = None
@@ -113,7 +115,7 @@ class Planner:
         self._needs_plan = needs_plan
         self.recent: Recent = deque(maxlen=RECENT)
         self._stats = stats
-        self._planned: PlanCache[Prepared] = PlanCache(FACTOR)
+        self._planned: PlanCache[PreparedTemplate] = PlanCache(FACTOR)
         self.verdicts = Verdicts()
         self._trials = AbTests(None, self._make_other, stats, self.verdicts)
 
@@ -130,7 +132,7 @@ class Planner:
             self._planned = PlanCache(planning.factor)
         return planning
 
-    def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
+    def prepare(self, program: Program) -> tuple[PreparedTemplate, list[int]]:
         """The plan of a program, and its values by first appearance."""
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
@@ -175,13 +177,13 @@ class Planner:
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)
 
-    def _runs_before_plans(self, program: Program, variants: Sequence[Prepared]) -> bool:
+    def _runs_before_plans(self, program: Program, variants: Sequence[PreparedTemplate]) -> bool:
         """True if a program is tiny and runs as it was recorded, so that nothing has to be known for it of what plans depend on."""
         if variants:
             return variants[0].runs_unplanned > 0 and not self._needs_plan()
         return _is_tiny(program) and not self._needs_plan()
 
-    def _restored(self, program: Program) -> Prepared | None:
+    def _restored(self, program: Program) -> PreparedTemplate | None:
         """The plan of an earlier process; None without one."""
         keeper = self.planning.keeper
         if keeper is None:
@@ -192,8 +194,8 @@ class Planner:
         return prepared
 
     def _unplanned(
-        self, program: Program, variants: list[Prepared], values: Sequence[int]
-    ) -> tuple[Prepared, list[int]]:
+        self, program: Program, variants: list[PreparedTemplate], values: Sequence[int]
+    ) -> tuple[PreparedTemplate, list[int]]:
         """A run of the program as it was recorded."""
         if variants:
             return self._once_more(variants[0], values)
@@ -203,14 +205,14 @@ class Planner:
         variants.append(prepared)
         return self._once_more(prepared, values)
 
-    def _once_more(self, prepared: Prepared, values: Sequence[int]) -> tuple[Prepared, list[int]]:
+    def _once_more(self, prepared: PreparedTemplate, values: Sequence[int]) -> tuple[PreparedTemplate, list[int]]:
         """The template of a program as it was recorded, for one run."""
         self._stats.programs_unplanned += 1
         prepared.runs_unplanned -= 1
         self.recent.append((prepared, values))
         return prepared, list(values)
 
-    def _held_by_sizes(self, variants: Sequence[Prepared]) -> Without:
+    def _held_by_sizes(self, variants: Sequence[PreparedTemplate]) -> Without:
         """Optimizations that put substitutions into all plans so far, which hold for the very sizes that they were made for.
 
         A program whose sizes keep changing would be planned for ever with them.
@@ -219,7 +221,7 @@ class Planner:
             return NOTHING
         return dict.fromkeys((name for one in variants for name in one.substituted), _SIZES_CHANGE)
 
-    def _make_other(self, program: Program, without: Without) -> Prepared:
+    def _make_other(self, program: Program, without: Without) -> PreparedTemplate:
         return self._prepared(self._planned_program(program, without), program)
 
     def _planned_program(self, program: Program, without: Without) -> PlannedProgram:
@@ -227,7 +229,7 @@ class Planner:
         with modes_as_before(), held.let_through():
             return self.planning.plan(program, without)
 
-    def _prepared(self, planned: PlannedProgram, program: Program) -> Prepared:
+    def _prepared(self, planned: PlannedProgram, program: Program) -> PreparedTemplate:
         from djinn_core.ir.schedule import Run  # with what plans
 
         result = planned.result
@@ -251,7 +253,7 @@ class Planner:
     @property
     def last_profile(self) -> WorkloadProfile | None:
         """Profile of the whole program of which a plan was asked for last; None if there was none."""
-        plan: Prepared | None = self.recent[-1][0] if self.recent else None
+        plan: PreparedTemplate | None = self.recent[-1][0] if self.recent else None
         if plan is not None and plan.profile is None and (program := plan.recorded or plan.restored) is not None:
             plan.profile = self._planned_program(program, NOTHING).whole
         return plan.profile if plan is not None else None

@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 
 from djinn_core.ir.placement import MARGIN
-from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.template import PreparedTemplate
 
 PRIOR: Final = 0.3  # the margin before enough was measured
 MOST: Final = 0.4  # the greatest margin, and that of devices that were not calibrated: two executors save half at most
@@ -38,7 +38,7 @@ class PredictionErrors:
 
     found: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
 
-    def watch(self, prepared: Prepared, predicted: float) -> None:
+    def watch(self, prepared: PreparedTemplate, predicted: float) -> None:
         """Measure what the executor takes for the first runs of a plan, which was predicted to take that many seconds."""
         measured: list[float] = []
 

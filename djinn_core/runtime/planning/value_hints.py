@@ -12,7 +12,7 @@ from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.printable import printable
-from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.template import PreparedTemplate
 from djinn_core.wire import limits
 from djinn_core.wire.messages import ValueHints
 
@@ -31,7 +31,7 @@ _LINE: Final = 200  # characters of a decision
 
 
 def hints_for(
-    prepared: Prepared, program: Program, profile: WorkloadProfile, result: PipelineResult | None = None
+    prepared: PreparedTemplate, program: Program, profile: WorkloadProfile, result: PipelineResult | None = None
 ) -> ValueHints:
     """Hints for the inputs and outputs of a template; what nothing is known of is an activation."""
     decisions = tuple(islice(_decisions(len(program), result), limits.DECISIONS)) if result is not None else ()
@@ -44,7 +44,7 @@ def letters_of(program: Program, profile: WorkloadProfile) -> str:
     return "".join([_LETTERS[kinds.get(value) or activation] for value in dict.fromkeys(program.operands)])
 
 
-def hints_from(prepared: Prepared, phase: str, letters: str, decisions: tuple[str, ...]) -> ValueHints:
+def hints_from(prepared: PreparedTemplate, phase: str, letters: str, decisions: tuple[str, ...]) -> ValueHints:
     """Hints for a template of a program whose values have these letters."""
 
     def taken(positions: tuple[int, ...]) -> bytes:

@@ -12,7 +12,7 @@ from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule
-from djinn_core.ir.substitution import Recipe, RecipeLocations, Rewritten
+from djinn_core.ir.substitution import Recipe, RecipeLocations, RewrittenProgram
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.derived_values import DerivedValues
 from djinn_core.runtime.pool.lowering import ProgramPlacement, build_plan, resident
@@ -47,7 +47,7 @@ class PooledDerivedValues:
         held = [self._residency.copies(v) or () for v in made]
         return RecipeLocations(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in held))
 
-    def make_missing(self, rewritten: Rewritten, placed: Mapping[int, str]) -> bool:
+    def make_missing(self, rewritten: RewrittenProgram, placed: Mapping[int, str]) -> bool:
         """Make what was not made yet, where a plan placed it; whether anything was missing."""
         missing = [r for r in rewritten.recipes if self.values.made((r.identity, r.sources)) is None]
         for recipe in missing:
@@ -55,7 +55,7 @@ class PooledDerivedValues:
             self.values.make((recipe.identity, recipe.sources), recipe, self._on(executor))
         return bool(missing)
 
-    def names(self, rewritten: Rewritten) -> dict[int, int]:
+    def names(self, rewritten: RewrittenProgram) -> dict[int, int]:
         """Handles of the values of its recipes."""
         names: dict[int, int] = {}
         for recipe in rewritten.recipes:
@@ -64,10 +64,10 @@ class PooledDerivedValues:
 
     def extended(self, plan: PooledPlan, values: Sequence[int]) -> Sequence[int]:
         """The values of a run of `plan`, with those that are derived for it and those of its own."""
-        if plan.remade is None:
+        if plan.rewrite is None:
             return values
         extended = list(values)
-        for recipe, identity, positions in plan.remade.recipes:
+        for recipe, identity, positions in plan.rewrite.recipes:
             key = (identity, tuple([values[i] for i in positions]))
             extended += self.values.made(key) or self.values.make(
                 key, recipe, self._on(self._home(plan, len(extended)))

@@ -69,14 +69,14 @@ def build_plan(planned: ProgramPlacement, residency: Residency, random: int | No
     ledger = _Ledger(planned, residency)
     ledger.follow(parts)
     parts += ledger.leftovers()
-    remade = next((p.prepared.remade for p in parts if isinstance(p, RunPart)), None)
+    rewrite = next((p.prepared.rewrite for p in parts if isinstance(p, RunPart)), None)
     return PooledPlan(
         parts=tuple(_by_position(part, positions) for part in parts),
         inputs=tuple(positions[v] for v in planned.inputs),
         where=residency.of(planned.called(planned.inputs)),
         random=next(iter(draws), None),
         drew_from=random,
-        equal_slots=planned.schedule.equal_slots if remade is None else (),
+        equal_slots=planned.schedule.equal_slots if rewrite is None else (),
         made=tuple((positions[v], e) for v, e in ledger.made.items()),
         sizes=tuple(_nbytes(graph, v) for v in ledger.made),
         leaves=_left_behind(planned, ledger, residency),
@@ -85,8 +85,8 @@ def build_plan(planned: ProgramPlacement, residency: Residency, random: int | No
         dropped=tuple((positions[v], e) for v, e in sorted(ledger.dropped)),
         written=tuple(positions[v] for v in ledger.written),
         dead=tuple(positions[v] for v in planned.inputs if v in ledger.dead),
-        remade=remade,
-        own=() if remade is None else own_values(remade.rewritten),
+        rewrite=rewrite,
+        own=() if rewrite is None else own_values(rewrite.rewritten),
     )
 
 

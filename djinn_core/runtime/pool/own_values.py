@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from djinn_core.ir.substitution import Rewritten
+from djinn_core.ir.substitution import RewrittenProgram
 from djinn_core.ir.values import make_handle, new_storage, storage_of
 
 # By value: the number of its storage in the plan; the position of a value of the recorded program that looks into the same
@@ -12,7 +12,7 @@ from djinn_core.ir.values import make_handle, new_storage, storage_of
 Own = tuple[tuple[int, int, int], ...]
 
 
-def own_values(rewritten: Rewritten) -> Own:
+def own_values(rewritten: RewrittenProgram) -> Own:
     """Those of a rewritten program that come after the recorded ones and the derived ones, in the order of its values."""
     recorded = dict.fromkeys(rewritten.origin.operands)
     derived = {value for recipe in rewritten.recipes for value in recipe.makes}

@@ -11,7 +11,7 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.runtime.pool.own_values import Own
 from djinn_core.runtime.pool.residency import Residency, Where
-from djinn_core.runtime.sending.template import Prepared, Relied, Remade, are_as_they_were
+from djinn_core.runtime.sending.template import PreparedTemplate, Relied, TemplateRewrite, are_as_they_were
 
 
 @attrs.frozen
@@ -27,7 +27,7 @@ class RunPart:
     """An executor runs a part of the program, after which it has forgotten what is `dead`."""
 
     executor: int
-    prepared: Prepared
+    prepared: PreparedTemplate
     dead: tuple[int, ...] = ()
 
 
@@ -76,7 +76,7 @@ class PooledPlan:
         moved: values whose memory is elsewhere now, and where.
         copied: values of which there are copies, and where. dropped: copies that are gone.
         written: values whose memory is written. dead: inputs that the program holds no more afterwards.
-        remade: how the program came of the recorded one, where it did. own: the values that it has beside that one's.
+        rewrite: how the program came of the recorded one, where it did. own: the values that it has beside that one's.
         turn: whose turn it was when it was made, where that makes a difference.
         link_changes: how often links had changed then. profile: what the first program was about.
         relied: instructions and slots that have to be what they were, as in `relied_on`.
@@ -97,7 +97,7 @@ class PooledPlan:
     dropped: tuple[tuple[int, int], ...]
     written: tuple[int, ...]
     dead: tuple[int, ...]
-    remade: Remade | None = None
+    rewrite: TemplateRewrite | None = None
     own: Own = ()
     turn: int | None = None
     link_changes: int = 0

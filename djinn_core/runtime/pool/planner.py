@@ -129,7 +129,7 @@ class PoolPlanner:
                 continue
             if not (plan.crowded or self._has_room(plan)):
                 continue
-            if plan.remade is not None and not plan.remade.holds_for(program):
+            if plan.rewrite is not None and not plan.rewrite.holds_for(program):
                 continue
             extended = self.derived.extended(plan, values)
             if plan.holds_for(program, extended, self._residency, self.random):

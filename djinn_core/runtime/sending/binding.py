@@ -8,7 +8,7 @@ import msgspec
 
 from djinn_core.interception.dispatch import learn_layout
 from djinn_core.ir.program import Call, Program, Slot
-from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.template import PreparedTemplate
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.messages import Claim, Completed, InitialBindings
 from djinn_core.wire.tensors import dtype_name
@@ -32,17 +32,17 @@ class Bound(msgspec.Struct, frozen=True):
         return InitialBindings(self.slots, pack_handles(self.inputs), pack_handles(written))
 
 
-def bind(prepared: Prepared, program: Program, values: Sequence[int]) -> Bound:
+def bind(prepared: PreparedTemplate, program: Program, values: Sequence[int]) -> Bound:
     """Bind a template to a program whose values, by first appearance, are `values`."""
     slots = program.slots
-    if prepared.remade is not None:
-        slots = (*slots, *prepared.remade.constants)
+    if prepared.rewrite is not None:
+        slots = (*slots, *prepared.rewrite.constants)
     if prepared.slots is not None:
         slots = tuple([slots[i] for i in prepared.slots])
     return Bound(slots, [*map(values.__getitem__, prepared.inputs)], values, prepared.written)
 
 
-def open_claims(prepared: Prepared, program: Program) -> tuple[Claim, ...]:
+def open_claims(prepared: PreparedTemplate, program: Program) -> tuple[Claim, ...]:
     """Predicted layouts of results that no executor has confirmed for their signature."""
     claims: list[Claim] = []
     doubtful: list[int] = []
@@ -64,7 +64,7 @@ def _claims_of(instruction: int, call: Call) -> list[Claim]:
     ]
 
 
-def settle_claims(prepared: Prepared, program: Program, claimed: Sequence[int], completed: Completed) -> None:
+def settle_claims(prepared: PreparedTemplate, program: Program, claimed: Sequence[int], completed: Completed) -> None:
     """Note which predicted layouts the executor has confirmed, and learn from those that it has not."""
     calls = [prepared.call(instruction, program) for instruction in range(len(prepared.nodes))]
     for mismatch in completed.layout_mismatches:

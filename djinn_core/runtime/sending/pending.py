@@ -6,14 +6,14 @@ import msgspec
 
 from djinn_core.ir.program import Program
 from djinn_core.runtime.sending.binding import Bound
-from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.template import PreparedTemplate
 
 
 class PendingSubmission(msgspec.Struct, frozen=True):
     """A submission under way, and what is needed to handle its response."""
 
     program: Program
-    prepared: Prepared | None
+    prepared: PreparedTemplate | None
     bound: Bound | None
     claimed: tuple[int, ...]
     answered: bool  # whether a caller waits for what it brings

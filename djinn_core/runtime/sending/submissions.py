@@ -22,7 +22,7 @@ from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.sending.binding import Bound, bind, open_claims
 from djinn_core.runtime.sending.pending import PendingSubmission
-from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.template import PreparedTemplate
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, InputChanges, SlotChanges, diff_inputs, diff_slots, pack_handles
@@ -42,11 +42,11 @@ class KnownTemplates:
         self._stats = stats
         self.bound: TemplateCache[Bound] = TemplateCache()
 
-    def forget(self, prepared: Prepared) -> None:
+    def forget(self, prepared: PreparedTemplate) -> None:
         """Forget the last bindings of a template: it is sent again."""
         self.bound.drop(prepared.digest)
 
-    def send_anew(self, prepared: Prepared, bound: Bound) -> None:
+    def send_anew(self, prepared: PreparedTemplate, bound: Bound) -> None:
         """Keep the bindings of a template that is not known, and is sent."""
         self.bound.put(prepared.digest, bound, len(prepared.template.code))
         self._stats.templates_sent += 1
@@ -138,7 +138,7 @@ class Submissions:
         except Exception as error:
             self.run(Submission(program, submission.free), refused=str(error))
             raise
-        if prepared is not None and prepared.remade is not None:
+        if prepared is not None and prepared.rewrite is not None:
             values = derived.extend(prepared, values)
         if derived.some:
             return self._run_derived(submission, prepared, values)
@@ -155,7 +155,7 @@ class Submissions:
             whole.depth -= 1
             held.depth -= 1
 
-    def _run_derived(self, submission: Submission, prepared: Prepared | None, values: Sequence[int]) -> int:
+    def _run_derived(self, submission: Submission, prepared: PreparedTemplate | None, values: Sequence[int]) -> int:
         """Send a submission, and with it what of the values that were derived from weights is of no use any more."""
         derived = self._derived
         with held.whole:
@@ -206,7 +206,7 @@ class Submissions:
     def run(
         self,
         submission: Submission,
-        prepared: Prepared | None = None,
+        prepared: PreparedTemplate | None = None,
         values: Sequence[int] = (),
         refused: str = "",
     ) -> int:
@@ -224,7 +224,7 @@ class Submissions:
     def _run(
         self,
         submission: Submission,
-        prepared: Prepared | None,
+        prepared: PreparedTemplate | None,
         values: Sequence[int],
         refused: str = "",
         thread: int = 0,
@@ -277,7 +277,7 @@ class Submissions:
         return number
 
     def _message(
-        self, number: int, submission: Submission, prepared: Prepared | None = None, bound: Bound | None = None
+        self, number: int, submission: Submission, prepared: PreparedTemplate | None = None, bound: Bound | None = None
     ) -> Submit:
         """The message of a submission that runs what is `prepared`, if anything is."""
         digest = b""

@@ -13,7 +13,7 @@ from djinn_core.ir.form import Form
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import Rewrite, conditions_hold, interchangeable
 from djinn_core.ir.program import Call, Instruction, Program, Slot
-from djinn_core.ir.substitution import Recipe, Rewritten
+from djinn_core.ir.substitution import Recipe, RewrittenProgram
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.templates import digest_of
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(eq=False)
-class Remade:
-    """Additions of a template that was made from a rewritten program.
+class TemplateRewrite:
+    """Additions of a prepared template that was made from a rewritten program.
 
     Attributes:
         rewritten: the rewrite.
@@ -34,7 +34,7 @@ class Remade:
         recipes: each with its identity and the positions of the weights from which it derives values.
     """
 
-    rewritten: Rewritten
+    rewritten: RewrittenProgram
     calls: Mapping[int, Call]
     constants: tuple[Slot, ...]
     fixed: tuple[tuple[int, Slot], ...]
@@ -84,7 +84,7 @@ def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) 
 
 
 @attrs.define(eq=False)
-class Prepared:
+class PreparedTemplate:
     """A program's template, planned once and used for every program of the same structure.
 
     Attributes:
@@ -95,8 +95,8 @@ class Prepared:
         equal_slots: pairs of positions in the program's slots that must be equal for this to hold.
         claims: instructions of the template whose layout no executor has confirmed yet.
         written: positions, among the program's values, of those that are written into.
-        remade: additions of a template of a rewritten program. Positions and nodes are then those of the original program, and
-            negative positions of slots count `remade.constants` from the end.
+        rewrite: additions of a template of a rewritten program. Positions and nodes are then those of the original program, and
+            negative positions of slots count `rewrite.constants` from the end.
         predicted: seconds that a run takes by the cost models; None where none was asked.
         took: callback for the seconds that the executor took for a run.
         relied, fixed: instructions whose calls, and positions of slots whose numbers, must be the same as when it was planned,
@@ -118,7 +118,7 @@ class Prepared:
     equal_slots: tuple[tuple[int, int], ...]
     claims: tuple[int, ...]
     written: tuple[int, ...] = ()
-    remade: Remade | None = None
+    rewrite: TemplateRewrite | None = None
     predicted: float | None = None
     took: Callable[[float], None] | None = None
     relied: tuple[tuple[int, Call], ...] = ()
@@ -134,11 +134,11 @@ class Prepared:
     @property
     def held_by_sizes(self) -> bool:
         """True if this holds only for the exact sizes of some instructions."""
-        return self.remade is not None or bool(self.relied)
+        return self.rewrite is not None or bool(self.relied)
 
     def holds_for(self, program: Program) -> bool:
         """True if the plan is valid for the calls and scalars of `program`, which has the structure that it was made for."""
-        if self.remade is not None and not self.remade.holds_for(program):
+        if self.rewrite is not None and not self.rewrite.holds_for(program):
             return False
         if self.relied and not are_as_they_were(program, self.relied, self.fixed):
             return False
@@ -146,7 +146,7 @@ class Prepared:
 
     def call(self, instruction: int, program: Program) -> Call:
         """The call of an instruction of the template, in a run for `program`."""
-        if self.remade is not None and (own := self.remade.calls.get(instruction)) is not None:
+        if self.rewrite is not None and (own := self.rewrite.calls.get(instruction)) is not None:
             return own
         return program.calls[self.nodes[instruction]]
 
@@ -157,8 +157,8 @@ def make_template(
     replace: Mapping[int, int],
     equal_slots: tuple[tuple[int, int], ...],
     dead: Container[int] | None = None,
-    rewritten: Rewritten | None = None,
-) -> Prepared:
+    rewritten: RewrittenProgram | None = None,
+) -> PreparedTemplate:
     """The template that runs `nodes` of `program`, with values replaced as in the plan.
 
     Args:
@@ -195,26 +195,28 @@ def _slot_positions(
     return tuple(starts[n] + i for n in nodes for i in range(len(instructions[n].slots)))
 
 
-def _for_origin(prepared: Prepared, rewritten: Rewritten, equal_slots: tuple[tuple[int, int], ...]) -> Prepared:
+def _for_origin(
+    prepared: PreparedTemplate, rewritten: RewrittenProgram, equal_slots: tuple[tuple[int, int], ...]
+) -> PreparedTemplate:
     """Translate what is prepared for a rewritten program to the original program."""
     taken = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots
     constants = [rewritten.program.slots[i] for i in taken if rewritten.slots[i] < 0]
     left = iter(range(-len(constants), 0))
     slots = tuple(rewritten.slots[i] if rewritten.slots[i] >= 0 else next(left) for i in taken)
-    remade = Remade(
+    rewrite = TemplateRewrite(
         rewritten,
         {i: rewritten.program.calls[n] for i, n in enumerate(prepared.nodes) if n in rewritten.own},
         tuple(constants),
         *_conditions(rewritten, equal_slots),
     )
-    return attrs.evolve(prepared, nodes=tuple(rewritten.nodes[n] for n in prepared.nodes), slots=slots, remade=remade)
+    return attrs.evolve(prepared, nodes=tuple(rewritten.nodes[n] for n in prepared.nodes), slots=slots, rewrite=rewrite)
 
 
 @functools.lru_cache(maxsize=2)
 def _conditions(
-    rewritten: Rewritten, equal_slots: tuple[tuple[int, int], ...]
+    rewritten: RewrittenProgram, equal_slots: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[tuple[int, Slot], ...], tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]]:
-    """`fixed` and `recipes` of `Remade`."""
+    """`fixed` and `recipes` of `TemplateRewrite`."""
     _, starts = _laid_out(rewritten.origin)
     compared = {rewritten.slots[i] for pair in equal_slots for i in pair} - {-1}
     compared.update(p for node, _ in rewritten.relied for p in range(starts[node], starts[node + 1]))
@@ -255,7 +257,7 @@ class _Builder:
         slots: tuple[int, ...] | None,
         equal_slots: tuple[tuple[int, int], ...],
         values: Iterable[int],
-    ) -> Prepared:
+    ) -> PreparedTemplate:
         dead = self.dead
         outputs = [h for h in self.made if h not in dead]
         template = Template(
@@ -267,7 +269,7 @@ class _Builder:
             consumed=tuple(self.numbers[h] for h in self.inputs if h in dead),
         )
         positions = {handle: i for i, handle in enumerate(values)}
-        return Prepared(
+        return PreparedTemplate(
             template=template,
             digest=digest_of(template),
             inputs=tuple(positions[h] for h in self.inputs),

@@ -10,7 +10,7 @@ import attrs
 from djinn_core.front_end import called
 from djinn_core.interception.recording.recorder import Recorder
 from djinn_core.ir.program import Program
-from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.template import PreparedTemplate
 from djinn_core.runtime.timeline.module_changes import Keys
 from djinn_core.runtime.timeline.user_places import UserPlace
 from djinn_core.wire.messages import Timing
@@ -136,7 +136,7 @@ class SubmissionRecord:
     site: tuple[CodeType | None, int]
     answered: bool
     instructions: int
-    prepared: Prepared | None
+    prepared: PreparedTemplate | None
     program: Program | None = None
     received: float = 0.0
     fetched: int = 0

@@ -70,7 +70,7 @@ class EvictionCounters:
         spilled, restored: bytes of these.
         dropped, reread: values whose memory was taken because they can be read again from where they came, and that were.
         reread_bytes: bytes of the latter.
-        remade: values that were computed again. refused: allocations for which there was no room.
+        recomputed: values that were computed again. refused: allocations for which there was no room.
     """
 
     evictions: int = 0
@@ -81,7 +81,7 @@ class EvictionCounters:
     dropped: int = 0
     reread: int = 0
     reread_bytes: int = 0
-    remade: int = 0
+    recomputed: int = 0
     refused: int = 0
 
 
@@ -207,7 +207,7 @@ class Ledger:
             "restored_bytes": self.counts.restored,
             "reread_bytes": self.counts.reread_bytes,
             "memory_shared": self.shared_bytes(),
-            "remade": self.counts.remade,
+            "remade": self.counts.recomputed,
             "refused": self.counts.refused,
         }
 

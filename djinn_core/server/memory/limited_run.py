@@ -316,7 +316,7 @@ class LimitedRun:
         del self._holdings[holding.key]
         recomputable.recompute(holding, self._env, self._at)
         self._holdings[holding.key] = holding
-        self._ledger.counts.remade += 1
+        self._ledger.counts.recomputed += 1
 
     def _room(self, wanted: int, keep: Collection[Allocation]) -> None:
         kept = {id(holding) for holding in keep}
