@@ -7,14 +7,14 @@ from djinn_core.ir.colocation import Colocation, homes_of_values, resident_block
 from djinn_core.ir.replicas import repeatable, with_replicas
 from djinn_core.showing.units import duration, size
 from djinn_core.stages.ordering import Dependences, groups_of, ready_order
-from djinn_core.stages.simulate import Memory, Occupancy, Timeline, memory_peaks, simulate, simulated
+from djinn_core.stages.simulate import Memory, Occupied, Timeline, memory_peaks, simulate, simulated
 from djinn_core.stages.steps import made_in_order, write_steps
 
 __all__ = [
     "Colocation",
     "Dependences",
     "Memory",
-    "Occupancy",
+    "Occupied",
     "Timeline",
     "duration",
     "groups_of",

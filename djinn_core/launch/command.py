@@ -11,7 +11,7 @@ from pathlib import Path
 from djinn_core.errors import StartupError
 
 EXECUTOR_MODULE = "djinn_core.server.executor_process"
-PREPARED_MODULE = "djinn_core.server.prepared_process"
+PREPARED_MODULE = "djinn_core.server.fork_server"
 
 
 def executor_command(module: str, device: str, report: int) -> list[str]:

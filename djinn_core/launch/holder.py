@@ -25,9 +25,9 @@ from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.addresses import address_towards
 from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
+from djinn_core.launch.fork_server_client import ForkServerClient
 from djinn_core.launch.listen_addresses import ListenAddresses
 from djinn_core.launch.own_journals import JOURNAL_BYTES, LEAST_ROOM, room_for_journals
-from djinn_core.launch.prepared import ForkServerClient
 from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.self_signed import self_signed

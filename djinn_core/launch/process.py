@@ -17,6 +17,7 @@ from djinn_core.errors import StartupError
 from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.launch.fork_server_client import ChildProcess, ForkedExecutor, ForkServerClient
 from djinn_core.launch.orders import (
     FULL_SECONDS,
     AssignTenant,
@@ -33,7 +34,6 @@ from djinn_core.launch.orders import (
     to_line,
 )
 from djinn_core.launch.pipe_lines import LineReader, write_line
-from djinn_core.launch.prepared import ChildProcess, ForkedExecutor, ForkServerClient
 from djinn_core.launch.private_directories import make_run_directory
 from djinn_core.launch.tickets import issue_ticket, new_key
 from djinn_core.logs import get_logger

@@ -62,7 +62,7 @@ def send_buffers(
 ) -> list[Buffer]:
     """Write all of `buffers` to a blocking socket without joining them; `count_sent` is told of each part sent.
 
-    What is left, which is nothing unless an interrupt is held back while the other end takes in nothing.
+    Returns what is left: nothing, unless an interrupt is held back while the other end takes in nothing.
 
     `parts` takes in the size of each part in the step in which it is sent. After an exception that a signal handler raised, a
     call with the same list sends the rest. `deadline`, on the monotonic clock, is for sockets that return from a write after a while.
@@ -337,7 +337,7 @@ class SocketListener:
     ) -> None:
         """`release` is called once, when the address is free again.
 
-        `welcome` makes a connection of an accepted socket, in the thread that serves it; where it raises, it has closed it.
+        `welcome` makes a connection of an accepted socket, in the thread that serves it, and closes the socket if it raises.
         """
         self.url = url
         self._socket = sock

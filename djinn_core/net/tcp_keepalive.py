@@ -1,4 +1,4 @@
-"""Machines that are gone without a word while something was sent to them.
+"""TCP connections to machines that are gone: they end also where something is under way.
 
 The kernel asks after the other end where nothing is under way (keep-alive), but goes on for a quarter of an hour where something is. Here a
 connection ends when the other machine has acknowledged nothing for a minute. A machine whose program does not read, because it computes or
@@ -20,7 +20,7 @@ class WatchedConnection(Protocol):
     """A connection over a network."""
 
     def notice_silence(self) -> None:
-        """End where the other machine is gone; never blocks, never raises."""
+        """End the connection if the other machine is gone; never blocks, never raises."""
 
 
 class PeerMonitor:

@@ -53,7 +53,7 @@ class TlsSocket:
         """Agree on keys, within `timeout` seconds; afterwards the socket waits as long as it has to.
 
         Raises:
-            OSError: the other end does not speak TLS, or the certificates are not to the liking of one end.
+            OSError: the other end does not speak TLS, or one end does not accept the certificate of the other.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -134,7 +134,7 @@ class TlsSocket:
         return self._socket.fileno()
 
     def shutdown(self, how: int) -> None:
-        """As the socket's. Frames say how long they are and sessions end with a word, so that TLS need not say it again."""
+        """As the socket's. Frames have lengths and sessions a last message, so that TLS need not mark the end as well."""
         self._socket.shutdown(how)
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class TlsSocket:
         self.torn = False
 
     def _flush(self, wait: bool = True) -> bool:
-        """Put finished records on the wire; whether all are. Without `wait`, another thread that is at it takes these along.
+        """Put finished records on the wire; True if all are. Without `wait`, a thread that is doing so takes these along.
 
         Not all, where the other end takes in nothing and an interrupt is held back: they go before the next ones.
         """

@@ -1,4 +1,4 @@
-"""Connections that have shown nothing yet: few, and none for long.
+"""Limit of connections that have shown neither a token nor a ticket yet: of their number, and of their time.
 
 Where there are too many, the oldest has to go: a client with a token shows it at once, so it is hardly ever the oldest.
 Nothing is counted by address: many clients may share one, a good one with a bad one.
@@ -18,14 +18,14 @@ _log = get_logger("djinn.transport")
 
 
 class Closable(Protocol):
-    """Whatever can be made to go, from any thread."""
+    """A connection that any thread can close."""
 
     def close(self) -> None:
         """End it."""
 
 
 class UnauthenticatedLimit:
-    """Those that have shown nothing yet, oldest first."""
+    """Unauthenticated connections, oldest first."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most

@@ -3,7 +3,7 @@
 In the order in which a client's program passes through:
 
 - `gateway`: authentication, admission, routing to an executor, and operations endpoints.
-- `executor_process` and `executor` (the process), `prepared_process` (what it is forked from), `inline` (an executor as a thread).
+- `executor_process` and `executor` (the process), `fork_server` (what it is forked from), `inline` (an executor as a thread).
   `control`: its parent's orders. `devices`: the device that it computes on. `rlimits`, `malloc_trim`: limits of the process, and memory that it
   returns to the system.
 - `attach`: incoming connections. `handshake`: single messages outside of a session. `context`: what the sessions of an executor share;

@@ -43,7 +43,7 @@ from djinn_core.plugins.registry import Registry, load_where_started
 from djinn_core.role import become_server
 from djinn_core.server.admission_policies import AdmissionPolicies, ExecutorLimits
 from djinn_core.server.attach import AdmittedClient, admit, attached
-from djinn_core.server.compiling.compiling import Compiling, chosen
+from djinn_core.server.compiling.compilation_queue import CompilationQueue, chosen
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.control import Control
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
@@ -491,7 +491,7 @@ def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequenc
         StartupError: there is no such compiler.
     """
     if names:
-        context.device.compiling = Compiling(chosen(registry.compilers, names), context.device.runtime)
+        context.device.compiling = CompilationQueue(chosen(registry.compilers, names), context.device.runtime)
 
 
 def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from djinn_core.server.compiling.compiling import Compiling
+from djinn_core.server.compiling.compilation_queue import CompilationQueue
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.memory.budgets import NAMES
 from djinn_core.server.memory.ledger import Ledger
@@ -12,11 +12,11 @@ from djinn_core.server.recovery.leased_connection import Leases
 from djinn_core.server.usage_metrics import Holdings
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.weight_reader import WeightReader
-from djinn_core.wire.executor_reports import LabelledValue, Metered
+from djinn_core.wire.executor_reports import ExecutorMetrics, LabelledValue
 from djinn_core.wire.messages import PRESSURE
 
 
-def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases, holdings: Holdings) -> Metered:
+def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases, holdings: Holdings) -> ExecutorMetrics:
     """The metrics of an executor. `store`: its tenant's weights; `leases`: its sessions with their journals; `holdings`: what these hold."""
     device = context.device
     sessions = context.usage.report(holdings)
@@ -28,7 +28,7 @@ def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases,
     if device.ledger is not None:
         parts.append(_memory(device.ledger))
     parts.append(sessions)  # which also has what is 0 without a session
-    return Metered(
+    return ExecutorMetrics(
         _merged(part.counters for part in parts),
         _merged(part.gauges for part in parts),
         {name: values for part in parts for name, values in part.labelled.items()},
@@ -40,9 +40,9 @@ def _merged(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: value for part in parts for name, value in part.items()}
 
 
-def _queue(context: ExecutorContext) -> Metered:
+def _queue(context: ExecutorContext) -> ExecutorMetrics:
     turns = context.device.turns
-    return Metered(
+    return ExecutorMetrics(
         gauges={
             "waiting_sessions": turns.waiting,
             "longest_wait_seconds": turns.longest_wait,
@@ -51,14 +51,14 @@ def _queue(context: ExecutorContext) -> Metered:
     )
 
 
-def _recovery(leases: Leases) -> Metered:
+def _recovery(leases: Leases) -> ExecutorMetrics:
     journals, nbytes = leases.journaled()
-    return Metered(gauges={"journals": journals, "journal_bytes": nbytes})
+    return ExecutorMetrics(gauges={"journals": journals, "journal_bytes": nbytes})
 
 
-def _read(weights: WeightReader) -> Metered:
+def _read(weights: WeightReader) -> ExecutorMetrics:
     shared = weights.shared
-    return Metered(
+    return ExecutorMetrics(
         counters={
             "weight_reads": weights.reads,
             "weight_read_bytes": weights.read_bytes,
@@ -69,10 +69,10 @@ def _read(weights: WeightReader) -> Metered:
     )
 
 
-def _stored(store: WeightStore) -> Metered:
+def _stored(store: WeightStore) -> ExecutorMetrics:
     weights, nbytes = store.contents()
     counts = store.counts
-    return Metered(
+    return ExecutorMetrics(
         counters={
             "store_hits": counts.hits,
             "store_hit_bytes": counts.hit_bytes,
@@ -83,9 +83,9 @@ def _stored(store: WeightStore) -> Metered:
     )
 
 
-def _compiled(compiling: Compiling) -> Metered:
+def _compiled(compiling: CompilationQueue) -> ExecutorMetrics:
     counts = compiling.counts
-    return Metered(
+    return ExecutorMetrics(
         counters={
             "compilations": counts.compilations,
             "compilation_failures": counts.failures,
@@ -97,10 +97,10 @@ def _compiled(compiling: Compiling) -> Metered:
     )
 
 
-def _memory(ledger: Ledger) -> Metered:
+def _memory(ledger: Ledger) -> ExecutorMetrics:
     counts, budgets = ledger.counts, ledger.budgets
     shares = {phase: budgets.shares(phase) for phase in budgets.phases}
-    return Metered(
+    return ExecutorMetrics(
         counters={
             "evictions": counts.evictions,
             "spills": counts.spills,

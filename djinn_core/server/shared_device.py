@@ -6,7 +6,7 @@ import msgspec
 
 from djinn_core import torch_private
 from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
-from djinn_core.server.compiling.compiling import Compiling
+from djinn_core.server.compiling.compilation_queue import CompilationQueue
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.running.bound_templates import CompiledTemplates
 from djinn_core.server.running.fair_share import FairShare
@@ -46,6 +46,6 @@ class SharedDevice:
         self.numeric_settings = ProcessNumericSettings()
         self.own = own_operators(runtime, self.randomness)
         self.templates = CompiledTemplates()
-        self.compiling: Compiling | None = None
+        self.compiling: CompilationQueue | None = None
         self.ledger = ledger_of(runtime)
         self.timekeeper = runtime if isinstance(runtime, Timekeeper) else None

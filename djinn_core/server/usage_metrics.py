@@ -20,7 +20,7 @@ from djinn_core.ir.profile import ExecutionPhase
 from djinn_core.server.rate_limit import Buckets
 from djinn_core.server.session_metrics import EVERY_SESSION, MeteredSession, SessionGauges
 from djinn_core.server.usage_quota import UsageQuota
-from djinn_core.wire.executor_reports import Distribution, LabelledValue, Metered
+from djinn_core.wire.executor_reports import Distribution, ExecutorMetrics, LabelledValue
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Timing
 
@@ -238,7 +238,7 @@ class UsageMetrics:
         with self._lock:
             return Holdings({id(holder): holder.holdings() for holder in self._holders})
 
-    def report(self, holdings: Holdings) -> Metered:
+    def report(self, holdings: Holdings) -> ExecutorMetrics:
         """Counters and gauges of all sessions, those that have ended included in counters; `holdings`: what they hold now."""
         values, memory = holdings.total
         with self._lock:
@@ -259,7 +259,7 @@ class UsageMetrics:
         amounts |= {"values": values, "memory_bytes": memory, "threads": threading.active_count()}
         for one in measured:
             _add(amounts, one.amounts)
-        return Metered(
+        return ExecutorMetrics(
             dict(counters),
             amounts | self._figures_of_process(),
             _by_name(labelled) | _by_phase_and_kind(measured),

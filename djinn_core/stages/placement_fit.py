@@ -102,7 +102,7 @@ GAPS: Final = 1.25  # a transfer copies what has more memory than this for its e
 
 
 @attrs.frozen
-class Need:
+class MemoryNeed:
     """Memory that a program needs on one device.
 
     Attributes:
@@ -129,7 +129,7 @@ class Shortage:
     reason: str
 
 
-def needs(context: PlacementContext, placement: Placement) -> dict[str, Need]:
+def needs(context: PlacementContext, placement: Placement) -> dict[str, MemoryNeed]:
     """Memory needed by device when nodes run in the order of the program."""
     order = scheduling(context, placement)
     return needs_of_steps(order, write_steps(order, context.plan.nodes)) if order is not None else {}
@@ -144,7 +144,7 @@ def scheduling(context: PlacementContext, placement: Placement) -> SchedulingCon
     return SchedulingContext(*known, context.resident, context.fetch, context.copies, context.memory_limits)
 
 
-def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> dict[str, Need]:
+def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> dict[str, MemoryNeed]:
     """Memory needed by device for these steps."""
     memory, homes = Memory(context), context.placement.values
     before = Counter(memory.now)
@@ -161,7 +161,7 @@ def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step
         if (node := _fill(context, memory, device, its_steps, spaces[device], coming.get(device))) is not None
     }
     return {
-        d: Need(peak, before[d], inputs[d], max(inputs[d], memory.now[d]), fullest.get(d))
+        d: MemoryNeed(peak, before[d], inputs[d], max(inputs[d], memory.now[d]), fullest.get(d))
         for d, peak in memory.peak.items()
     }
 
@@ -320,7 +320,9 @@ def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
     return all((there := rooms.get(device)) is None or whole + beside <= there for device in used)
 
 
-def _short(context: Context, taken: Mapping[str, Need], spill: bool, any_order: bool = False) -> dict[str, Shortage]:
+def _short(
+    context: Context, taken: Mapping[str, MemoryNeed], spill: bool, any_order: bool = False
+) -> dict[str, Shortage]:
     found: dict[str, Shortage] = {}
     for device in context.topology.devices:
         need = taken.get(device.id)
@@ -334,7 +336,7 @@ def _short(context: Context, taken: Mapping[str, Need], spill: bool, any_order: 
     return found
 
 
-def _said(graph: Graph, device: DeviceCapabilities, need: Need, there: int, limit: int) -> str:
+def _said(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, there: int, limit: int) -> str:
     already = f", {need.before:,} of them there already" if need.before else ""
     when = f", fullest at {at(graph, need.node)}" if need.node is not None else ""
     beside = f" and can spill {device.spill:,}" if device.spill else ""

@@ -24,7 +24,7 @@ _OUT, _IN = 0, 1
 
 
 @attrs.frozen
-class Occupancy:
+class Occupied:
     """Time, memory and transfers of one device in a simulated run.
 
     Attributes:
@@ -57,7 +57,7 @@ class Timeline:
     """
 
     seconds: float
-    devices: Mapping[str, Occupancy]
+    devices: Mapping[str, Occupied]
     links: Mapping[tuple[str, str], float]
     uploaded: int
     fetched: int
@@ -128,7 +128,7 @@ class _Simulation:
         if stuck:
             raise ValueError(f"{', '.join(stuck)} wait for ever; check_schedule says for what")
         devices = {
-            name: Occupancy(
+            name: Occupied(
                 c.busy, c.waited, c.now, tuple(self.memory.risen[name]), self.memory.peak[name], c.sent, c.received
             )
             for name, c in self.clocks.items()

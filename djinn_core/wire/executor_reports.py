@@ -32,7 +32,7 @@ class LabelledValue(msgspec.Struct, frozen=True):
     value: float
 
 
-class Metered(msgspec.Struct, frozen=True):
+class ExecutorMetrics(msgspec.Struct, frozen=True):
     """Metrics of an executor: totals (`counters`), present values (`gauges`), both `labelled` as well, and histograms."""
 
     counters: dict[str, float] = {}
@@ -47,5 +47,5 @@ class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
     number: Count
     device: DeviceInfo
     sessions: tuple[SessionStatus, ...]
-    metered: Metered = Metered()
+    metered: ExecutorMetrics = ExecutorMetrics()
     tokens: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import djinn
 from djinn.testing import plans_made
 from djinn_core.ir.costs import DeviceCapabilities, Link
 from djinn_core.runtime.pool import topology as present
-from djinn_core.runtime.pool.topology import PresentLinks
+from djinn_core.runtime.pool.topology import PoolTopology
 from djinn_core.wire.messages import Room
 from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
 
@@ -45,7 +45,7 @@ def pair():
     devices = [DeviceCapabilities(name, "cpu") for name in ("a", "b")]
     measured = [Link("a", "b", 1e9, 1e-3), Link("b", "a", 1e9, 1e-3)]
     members = [Relay(), Relay()]
-    return PresentLinks(members, devices, measured, lambda: now[0]), members, now
+    return PoolTopology(members, devices, measured, lambda: now[0]), members, now
 
 
 def arrived(member, rate, peer=1):
@@ -166,7 +166,7 @@ def roomy():
     """Two executors with a gigabyte each, and the devices that the pool was told of last."""
     devices = [DeviceCapabilities(name, "cuda", memory_free=1000 * MEGABYTE) for name in ("a", "b")]
     members, told = [Relay(), Relay()], []
-    links = PresentLinks(members, devices, [Link("a", "b", 1e9, 1e-3)])
+    links = PoolTopology(members, devices, [Link("a", "b", 1e9, 1e-3)])
     links.when_room_changed = told.append
     return links, members, told
 

@@ -28,9 +28,9 @@ KNOWN = {
     ("djinn_core/interception/tensors/printed_lists.py", "ctypes.PyDLL"): "the interpreter, which is there",
     ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
     ("djinn_core/torch_private.py", "ctypes.PyDLL"): "the interpreter, which is there",
-    ("djinn_core/launch/prepared.py", "socket.AF_UNIX"): "not on Windows, where nothing is forked",
-    ("djinn_core/launch/prepared.py", "sys.platform"): "the same, for mypy",
-    **{("djinn_core/server/prepared_process.py", name): "Linux alone: nothing is forked elsewhere" for name in FORKING},
+    ("djinn_core/launch/fork_server_client.py", "socket.AF_UNIX"): "not on Windows, where nothing is forked",
+    ("djinn_core/launch/fork_server_client.py", "sys.platform"): "the same, for mypy",
+    **{("djinn_core/server/fork_server.py", name): "Linux alone: nothing is forked elsewhere" for name in FORKING},
     **{
         (UCX, name): "in a process of its own, where there is UCX: not on Windows"
         for name in ("os.fork", "resource", "sys.platform")

@@ -47,7 +47,7 @@ FINDING_CODE = {"importlib.import_module", "import_module", "pkgutil.resolve_nam
 RECEIVING = ("wire", "delivery", "server", "runtime")
 KNOWN = {
     "server/compiling/compile_worker.py",  # in a process of its own: the compiler's entry, which the server's operator chose
-    "server/prepared_process.py",  # two modules by names that are written there, late: they take long
+    "server/fork_server.py",  # two modules by names that are written there, late: they take long
     "server/malloc_trim.py",  # the C library of this process
     "runtime/connecting/embedded.py",  # the executor inside this process, by a name that is written there
     "wire/compression.py",  # zstandard

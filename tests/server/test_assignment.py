@@ -14,7 +14,7 @@ from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.server.gateway import assignment
 from djinn_core.server.gateway.assignment import LoadMeter
-from djinn_core.wire.executor_reports import Metered, Sessions
+from djinn_core.wire.executor_reports import ExecutorMetrics, Sessions
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
 from tests.shared.servers import start_server
 
@@ -136,7 +136,7 @@ def test_a_meter_says_what_was_executed_and_assigned_since_the_last_report(monke
     device = DeviceInfo("cpu:0", "cpu", memory_free=5)
 
     def report(seconds):
-        return Sessions(1, device, (), Metered(counters={"execute_seconds": seconds}))
+        return Sessions(1, device, (), ExecutorMetrics(counters={"execute_seconds": seconds}))
 
     meter.note(report(1.0))
     now[0] += 1.0

@@ -10,8 +10,14 @@ import torch
 import djinn
 from djinn.hooks import hookimpl
 from djinn_core.server import inline
-from djinn_core.server.compiling import compiling
-from djinn_core.server.compiling.hot_template import Adopted, Checking, NotCompiled, Thresholds, Waiting
+from djinn_core.server.compiling import compilation_queue
+from djinn_core.server.compiling.hot_template import (
+    AdoptedPhase,
+    CheckingPhase,
+    CompilingPhase,
+    NotCompiledPhase,
+    Thresholds,
+)
 from djinn_core.server.executor import begin_compiling
 
 DEVICE = "remote_accelerator:0"
@@ -58,7 +64,7 @@ def compiling_with(monkeypatch):
     """A function: `remote_accelerator` has hot templates compiled by the compiler that it is given."""
 
     def begin(compiler, thresholds=QUICK):
-        monkeypatch.setattr(compiling, "Thresholds", lambda: thresholds)
+        monkeypatch.setattr(compilation_queue, "Thresholds", lambda: thresholds)
         djinn.shut_down()
         _contexts.clear()
 
@@ -83,7 +89,7 @@ def phases():
     found = {}
     for compiling_templates in [context.device.compiling for context in _contexts]:
         for hot in compiling_templates._templates.values():
-            while type(hot.phase) is Waiting:
+            while type(hot.phase) is CompilingPhase:
                 time.sleep(0.001)
             found[hot.template.source] = hot.phase
     return list(found.values())
@@ -115,7 +121,7 @@ def test_what_runs_often_is_compiled_and_gives_the_same(compiling_with, operands
     remote = [tensor.to(DEVICE) for tensor in operands]
     (found,) = repeat(gated, *remote)
     torch.testing.assert_close(found, gated(*operands))
-    assert any(isinstance(phase, Adopted) for phase in phases())
+    assert any(isinstance(phase, AdoptedPhase) for phase in phases())
     before = compiler.runs
     torch.testing.assert_close(repeat(gated, *remote, times=3)[0], gated(*operands))
     assert compiler.runs == before + 3
@@ -157,7 +163,7 @@ def test_growing_caches_are_compiled_once(compiling_with):
         scores = (cache.tanh() * 3.0 + cache.sigmoid()).sum(0, keepdim=True)
         torch.testing.assert_close(scores.cpu(), _scores(torch.cat([rows[:2], rows[2 : step + 1] * 2.0])))
         phases()
-    assert [phase for phase in phases() if isinstance(phase, Adopted)]
+    assert [phase for phase in phases() if isinstance(phase, AdoptedPhase)]
     assert any(context.grows for context in compiler.contexts)
     assert len(compiler.contexts) <= 3
     assert compiler.runs > 10
@@ -215,7 +221,7 @@ def test_a_compiler_that_computes_something_else_is_not_used(compiling_with, ope
     remote = [tensor.to(DEVICE) for tensor in operands]
     for _ in range(RUNS):
         torch.testing.assert_close(repeat(gated, *remote, times=1)[0], gated(*operands))
-    assert not any(isinstance(phase, Adopted) for phase in phases())
+    assert not any(isinstance(phase, AdoptedPhase) for phase in phases())
     assert compiler.runs == 1
 
 
@@ -225,7 +231,7 @@ def test_other_layouts_are_not_used(compiling_with, operands, spoil):
     remote = [tensor.to(DEVICE) for tensor in operands]
     (found,) = repeat(gated, *remote)
     torch.testing.assert_close(found, gated(*operands))
-    adopted = any(isinstance(phase, Adopted) for phase in phases())
+    adopted = any(isinstance(phase, AdoptedPhase) for phase in phases())
     assert adopted == (spoil(operands[0]).stride() == operands[0].stride())
 
 
@@ -235,7 +241,7 @@ def test_a_compiler_that_raises_is_asked_once(compiling_with, operands):
     (found,) = repeat(gated, *remote)
     torch.testing.assert_close(found, gated(*operands))
     assert len(compiler.contexts) == 1
-    assert any(type(phase) is NotCompiled for phase in phases())
+    assert any(type(phase) is NotCompiledPhase for phase in phases())
 
 
 def test_what_is_not_faster_is_not_used(compiling_with, operands):
@@ -245,7 +251,7 @@ def test_what_is_not_faster_is_not_used(compiling_with, operands):
     runs = compiler.runs
     repeat(gated, *remote, times=3)
     assert compiler.runs == runs
-    assert not any(isinstance(phase, Adopted) for phase in phases())
+    assert not any(isinstance(phase, AdoptedPhase) for phase in phases())
 
 
 def test_shapes_that_move_on_end_it_after_some_tries(compiling_with, operands):
@@ -272,7 +278,7 @@ def test_a_failing_op_fails_as_it_did(compiling_with):
         look_up(remote, wrong).cpu()
     assert compiler.runs == runs + 1
     torch.testing.assert_close(look_up(remote, right).cpu(), look_up(table, good))
-    assert any(type(phase) is NotCompiled for phase in phases())
+    assert any(type(phase) is NotCompiledPhase for phase in phases())
 
 
 def test_random_ops_are_not_compiled(compiling_with, operands):
@@ -310,10 +316,10 @@ def test_ops_that_fail_while_results_are_compared_end_nothing(compiling_with):
     table = torch.rand(4, 4)
     remote, right, wrong = table.to(DEVICE), torch.tensor([1, 2]).to(DEVICE), torch.tensor([1, 9]).to(DEVICE)
     repeat(look_up, remote, right, times=QUICK.runs + QUICK.observed)
-    assert any(isinstance(phase, Checking) for phase in phases())
+    assert any(isinstance(phase, CheckingPhase) for phase in phases())
     for _ in range(3):
         with pytest.raises((IndexError, RuntimeError), match="out of range"):
             look_up(remote, wrong).cpu()
     (found,) = repeat(look_up, remote, right)
     torch.testing.assert_close(found, look_up(table, right.cpu()))
-    assert any(isinstance(phase, Adopted) for phase in phases())
+    assert any(isinstance(phase, AdoptedPhase) for phase in phases())

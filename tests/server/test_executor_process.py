@@ -23,7 +23,7 @@ from djinn_core.errors import ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.command import PREPARED_MODULE, executor_environment
 from djinn_core.launch.executor_config import ExecutorConfig
-from djinn_core.launch.prepared import ForkedExecutor, ForkServerClient
+from djinn_core.launch.fork_server_client import ForkedExecutor, ForkServerClient
 from djinn_core.launch.private_directories import make_run_directory, remove_abandoned
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.server.devices import open_device

@@ -28,7 +28,7 @@ from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.relay import Relay, look_after_each_other
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
-from djinn_core.runtime.pool.topology import PresentLinks
+from djinn_core.runtime.pool.topology import PoolTopology
 from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.session import Session
@@ -54,7 +54,7 @@ class PoolExecutors:
     residency: Residency
     planner: PoolPlanner
     routes: Routes
-    links: PresentLinks
+    links: PoolTopology
     uploads: HeldUploads
     peer_reconnection: PeerReconnection
     elastic: set[int] = attrs.field(factory=set)  # numbers of those that take `DropPeer`

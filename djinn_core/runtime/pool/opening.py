@@ -20,7 +20,7 @@ from djinn_core.runtime.pool.relay import Relay
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.session import PoolSession
-from djinn_core.runtime.pool.topology import PresentLinks
+from djinn_core.runtime.pool.topology import PoolTopology
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
@@ -48,7 +48,7 @@ def open_pool(
     membership, residency = Membership(), Residency()
     relays: list[Relay] = []
     routes = Routes(membership, relays, observers)
-    links = PresentLinks(relays, (), ())
+    links = PoolTopology(relays, (), ())
     pool_planner = PoolPlanner(lambda graph, where: plan(graph, where, links.topology), stats, residency, planner)
     uploads = HeldUploads(membership, (), residency)
     peer_reconnection = PeerReconnection(routes.pairs_of)

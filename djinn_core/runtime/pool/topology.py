@@ -85,7 +85,7 @@ def _differs(one: float, other: float) -> bool:
     return not other / FACTOR <= one <= other * FACTOR
 
 
-class PresentLinks:
+class PoolTopology:
     """Links and free memory of a pool. The caller holds the recorders' lock.
 
     Attributes:

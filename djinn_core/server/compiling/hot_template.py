@@ -101,7 +101,7 @@ class HotTemplate:
     phase: Phase = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.phase = Cold(self)
+        self.phase = ColdPhase(self)
 
     def run(self, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
         """As `run_template`."""
@@ -117,18 +117,18 @@ class HotTemplate:
 
     def check(self, job: Job, compiled: CompiledRegion) -> None:
         """A compiler has made something. Called from the background."""
-        self.phase = Checking(self, job, compiled)
+        self.phase = CheckingPhase(self, job, compiled)
 
     def begin(self, job: Job) -> None:
         """Ask a compiler. The phase is changed first: the answer comes on another thread."""
-        self.phase = Waiting()
+        self.phase = CompilingPhase()
         self.ask(job)
 
     def leave(self, reason: str) -> None:
         """Compile it no more."""
         self._count_unused()
         self._tell("a template stays as it is", reason=reason)
-        self.phase = NotCompiled()
+        self.phase = NotCompiledPhase()
 
     def refuse(self, job: Job, compiler: str, reason: str) -> None:
         """Reject the result of a compiler, and ask the next one."""
@@ -144,13 +144,13 @@ class HotTemplate:
             return
         self._count_unused()
         self._tell("a template is watched again", reason=reason)
-        self.phase = Cold(self)
+        self.phase = ColdPhase(self)
 
     def adopt(self, job: Job, compiled: CompiledRegion, ratio: float) -> None:
         """Use what was compiled."""
         grows = "yes" if job.law.base else "no"
         self._tell("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
-        self.phase = Adopted(self, job, compiled)
+        self.phase = AdoptedPhase(self, job, compiled)
 
     def _count_unused(self) -> None:
         self.counts.unused += isinstance(self.phase, _RegionPhase)
@@ -159,7 +159,7 @@ class HotTemplate:
         _log.info(event, template=self.name, instructions=len(self.template.steps), **fields)
 
 
-class NotCompiled:
+class NotCompiledPhase:
     """Phase of a template that runs uncompiled, for good or until a compiler answers."""
 
     def shortcut(self) -> Shortcut | None:
@@ -170,12 +170,12 @@ class NotCompiled:
         """Nothing changes."""
 
 
-class Waiting(NotCompiled):
+class CompilingPhase(NotCompiledPhase):
     """Phase of a template that a compiler is working on."""
 
 
 @attrs.define(eq=False)
-class Cold:
+class ColdPhase:
     """Initial phase: counts the runs and their time."""
 
     hot: HotTemplate
@@ -197,10 +197,10 @@ class Cold:
         if region is None:
             self.hot.leave("it has no ops in a row that can be compiled")
         else:
-            self.hot.phase = Watching(self.hot, region)
+            self.hot.phase = ObservingPhase(self.hot, region)
 
 
-class _Offer:
+class _ShortcutPhase:
     """A phase that is itself the shortcut."""
 
     hot: HotTemplate
@@ -218,7 +218,7 @@ class _Offer:
         return self  # type: ignore[return-value]
 
 
-class Watching(_Offer):
+class ObservingPhase(_ShortcutPhase):
     """Phase that observes how sizes and slots differ between runs."""
 
     def __init__(self, hot: HotTemplate, region: Region) -> None:
@@ -248,7 +248,7 @@ class Watching(_Offer):
                 self.hot.begin(Job(self.hot, self.hot.template, self.region, law))
 
 
-class _RegionPhase(_Offer):
+class _RegionPhase(_ShortcutPhase):
     """A phase with a compiled region."""
 
     def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
@@ -293,7 +293,7 @@ class _RegionPhase(_Offer):
         return True
 
 
-class Checking(_RegionPhase):
+class CheckingPhase(_RegionPhase):
     """Phase that compares the results of the compiled region with those of the instructions."""
 
     def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
@@ -354,7 +354,7 @@ class TimingPhase(_RegionPhase):
             self.hot.adopt(self.job, self.compiled, ratio)
 
 
-class Adopted(_RegionPhase):
+class AdoptedPhase(_RegionPhase):
     """Final phase: the compiled region replaces the instructions."""
 
     def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:

@@ -13,7 +13,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.launch.version import djinn_version
 from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.pool import SupervisedExecutor
-from djinn_core.wire.executor_reports import Distribution, Metered, Sessions
+from djinn_core.wire.executor_reports import Distribution, ExecutorMetrics, Sessions
 
 
 @attrs.frozen
@@ -323,12 +323,12 @@ class _Collector:
         return family
 
 
-def _counted(family: ExecutorFamily, own: Labels, metered: Metered) -> Sequence[tuple[Labels, float]]:
+def _counted(family: ExecutorFamily, own: Labels, metered: ExecutorMetrics) -> Sequence[tuple[Labels, float]]:
     """Values of a counter by all of their labels: 0 for what never happened, as far as its labels are known."""
     return _measured(family, own, metered) or ([] if family.labels else [(own, 0.0)])
 
 
-def _measured(family: ExecutorFamily, own: Labels, metered: Metered) -> Sequence[tuple[Labels, float]]:
+def _measured(family: ExecutorFamily, own: Labels, metered: ExecutorMetrics) -> Sequence[tuple[Labels, float]]:
     if family.labels:
         return [((*own, *one.labels), one.value) for one in metered.labelled.get(family.name, ())]
     values = (metered.counters.get(family.name), metered.gauges.get(family.name))

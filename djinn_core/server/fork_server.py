@@ -1,4 +1,4 @@
-"""The process that executors are forked from (`djinn_core.launch.prepared`): it imports what they need, and serves a socket.
+"""The process that executors are forked from (`djinn_core.launch.fork_server_client`): it imports what they need, and serves a socket.
 
 It is one thread, holds no device, outlives the process that had it started, and ends when there was no executor for a while.
 """

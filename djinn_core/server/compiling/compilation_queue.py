@@ -32,14 +32,14 @@ from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
 from djinn_core.server.compiling.compiled_region import CompiledRegion
 from djinn_core.server.compiling.hot_template import (
-    Adopted,
-    Checking,
+    AdoptedPhase,
+    CheckingPhase,
     CompilationCounters,
+    CompilingPhase,
     HotTemplate,
     Job,
     Thresholds,
     TimingPhase,
-    Waiting,
 )
 from djinn_core.server.compiling.region import Region
 from djinn_core.server.compiling.sizes import LinearSize, SizeRelation
@@ -153,7 +153,7 @@ def chosen(compilers: Sequence[Compiler], names: Sequence[str]) -> tuple[Compile
     return tuple(known[name] for name in names)
 
 
-class Compiling:
+class CompilationQueue:
     """Counts the runs of all templates on a device and has the hot ones compiled.
 
     Attributes:
@@ -189,8 +189,10 @@ class Compiling:
         with self._lock:
             phases = [hot.phase for hot in self._templates.values()]
         return {
-            "compiled_templates": sum(isinstance(phase, Adopted) for phase in phases),
-            "compiling_templates": sum(isinstance(phase, Waiting | Checking | TimingPhase) for phase in phases),
+            "compiled_templates": sum(isinstance(phase, AdoptedPhase) for phase in phases),
+            "compiling_templates": sum(
+                isinstance(phase, CompilingPhase | CheckingPhase | TimingPhase) for phase in phases
+            ),
         }
 
     def _ask(self, job: Job) -> None:

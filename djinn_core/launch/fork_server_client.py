@@ -1,4 +1,4 @@
-"""Client of the fork server (`djinn_core.server.prepared_process`): executors are forked from a process that has imported PyTorch.
+"""Client of the fork server (`djinn_core.server.fork_server`): executors are forked from a process that has imported PyTorch.
 
 The import takes most of the time in which an executor starts, two seconds of a processor. The fork server outlives the parents of
 its executors: a program that is run again finds it. It holds no device and no tensors, and ends when it was not used for a while.
