@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.profile import WorkloadProfile
     from djinn_core.ir.result import PipelineResult
     from djinn_core.launch.own_executor import OwnExecutor
-    from djinn_core.runtime.pool.session import PoolSession
+    from djinn_core.runtime.pool.pool_session import PoolSession
 
 __all__ = [
     "cancel",

@@ -23,7 +23,7 @@ from djinn_core.runtime.connecting.embedded import start_executors
 from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.servers import Servers, find_servers
 from djinn_core.runtime.planning.session_planner import new_planner
-from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.pool.pool_session import PoolSession
 from djinn_core.runtime.reconfiguring import values_of_the_process
 from djinn_core.runtime.session import Session
 from djinn_core.tracebacks import for_users

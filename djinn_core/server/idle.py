@@ -14,7 +14,7 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.memory.room import OUT_OF_MEMORY
-from djinn_core.server.memory.session import SessionMemory
+from djinn_core.server.memory.session_memory import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange
 from djinn_core.server.recovery.executor_channel import ExecutorChannel, StateParts
 from djinn_core.server.recovery.snapshot_format import Snapshot, decode_snapshot, encode_snapshot, put_values

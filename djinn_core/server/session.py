@@ -28,7 +28,7 @@ from djinn_core.server.devices import device_figures, reset_device_peak
 from djinn_core.server.handshake import instance
 from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
-from djinn_core.server.memory.session import SessionMemory
+from djinn_core.server.memory.session_memory import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
 from djinn_core.server.peers.packed_values import can_move
 from djinn_core.server.peers.session_values import PeerValues, Waits

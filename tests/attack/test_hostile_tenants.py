@@ -41,9 +41,9 @@ from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays
 from djinn_core.server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_core.server.handshake import UNAUTHENTICATED_LIMITS
-from djinn_core.server.memory import session as memory_session
+from djinn_core.server.memory import session_memory
 from djinn_core.server.memory.limited import LimitedRuntime
-from djinn_core.server.memory.session import SessionMemory
+from djinn_core.server.memory.session_memory import SessionMemory
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
@@ -321,7 +321,7 @@ def test_uploads_that_never_end_take_no_more_than_the_limit():
 
 
 def test_what_is_said_of_values_takes_little_memory(monkeypatch):
-    monkeypatch.setattr(memory_session, "LETTERS_LIMIT", 1000)
+    monkeypatch.setattr(session_memory, "LETTERS_LIMIT", 1000)
     memory = SessionMemory(LimitedRuntime(CpuRuntime(), 1 << 20, DiskQuota()).ledger, ValueTable())
     for number in range(50):
         memory.learn(ValueHints(bytes([number] * 16), "", b"w" * 300, b""))

@@ -265,7 +265,7 @@ def test_a_model_larger_than_a_device(over):
         assert torch.equal(generated(model.to(ANY), ANY), expected)
         peaks = [member.figures()["memory_peak"] for member in session.members]
         assert all(size / 5 < peak <= limit for peak in peaks)
-        assert bytes_held(session) == [session._residency.held[e] for e in range(2)]
+        assert bytes_held(session) == [session._locations.held[e] for e in range(2)]
 
 
 def test_threads_that_upload_beside_programs(over, monkeypatch):

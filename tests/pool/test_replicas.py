@@ -62,7 +62,7 @@ def test_what_is_wanted_elsewhere_is_made_there_and_weights_travel_once(heads):
         if turn:
             assert sent < 100_000  # the tokens, at times a measurement of the link, and not 200 times 512 numbers
     weight = ours.wide[0].weight
-    assert heads._residency.copies(weight.remote.handle) == {1}
+    assert heads._locations.copies(weight.remote.handle) == {1}
     weight.mul_(2)  # ends the copy
     theirs.wide[0].weight.mul_(2)
     for mine, other in zip(ours(tokens.to(REMOTE)), theirs(tokens), strict=True):

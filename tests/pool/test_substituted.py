@@ -61,12 +61,12 @@ def test_derived_values_go_with_their_weights(inexact):
     ours(rows).cpu()
     assert derived
     storages = {storage_of(v) for made in derived._made.values() for v in made}
-    assert storages <= inexact._residency.homes.keys()
+    assert storages <= inexact._locations.homes.keys()
     del ours
     for _ in range(2):
         (rows + 1).cpu()
     left = {storage_of(v) for made in derived._made.values() for v in made}
-    assert not (storages - left) & inexact._residency.homes.keys()
+    assert not (storages - left) & inexact._locations.homes.keys()
     assert storages - left
 
 

@@ -15,7 +15,7 @@ from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.memory.budgets import Budgets
 from djinn_core.server.memory.ledger import CRITICAL, NONE, WARNING, Ledger
 from djinn_core.server.memory.limited import LimitedRuntime
-from djinn_core.server.memory.session import SessionMemory
+from djinn_core.server.memory.session_memory import SessionMemory
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.peers.packed_values import pack_copies, pack_storages, unpack_item
 from djinn_core.server.running.run import run_template

@@ -26,7 +26,7 @@ from djinn_core.runtime.planning.residency_history import ResidencyHistory
 from djinn_core.runtime.planning.run_pipeline import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.planning.value_hints import hints_for, hints_from, kinds_from, letters_of
-from djinn_core.runtime.pool.planner import PlanningInputs
+from djinn_core.runtime.pool.pool_planner import PlanningInputs
 from djinn_core.runtime.sending.template import PreparedTemplate
 
 

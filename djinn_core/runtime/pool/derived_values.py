@@ -18,7 +18,7 @@ from djinn_core.runtime.planning.derived_values import DerivedValues
 from djinn_core.runtime.pool.lowering import ProgramPlacement, build_plan, resident
 from djinn_core.runtime.pool.own_values import named
 from djinn_core.runtime.pool.parts import PooledPlan
-from djinn_core.runtime.pool.residency import Residency
+from djinn_core.runtime.pool.value_locations import ValueLocations
 from djinn_core.stages.steps import write_steps
 
 RunPlan = Callable[[PooledPlan, Program], None]
@@ -27,10 +27,10 @@ RunPlan = Callable[[PooledPlan, Program], None]
 class PooledDerivedValues:
     """Derived values of a pool. The caller holds the recorders' lock."""
 
-    def __init__(self, devices: Sequence[str], residency: Residency, run: RunPlan) -> None:
+    def __init__(self, devices: Sequence[str], locations: ValueLocations, run: RunPlan) -> None:
         """`run`: has a plan carried out."""
         self._devices = tuple(devices)
-        self._residency = residency
+        self._locations = locations
         self._run = run
         self.values = DerivedValues(lambda _: 0)
 
@@ -43,8 +43,8 @@ class PooledDerivedValues:
         made = self.values.made((recipe.identity, recipe.sources))
         if made is None:
             return None
-        homes = tuple(self._devices[self._residency.homes[storage_of(v)]] for v in made)
-        held = [self._residency.copies(v) or () for v in made]
+        homes = tuple(self._devices[self._locations.homes[storage_of(v)]] for v in made)
+        held = [self._locations.copies(v) or () for v in made]
         return RecipeLocations(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in held))
 
     def make_missing(self, rewritten: RewrittenProgram, placed: Mapping[int, str]) -> bool:
@@ -86,12 +86,12 @@ class PooledDerivedValues:
     def _all_on(self, program: Program, executor: int) -> PooledPlan:
         """A plan in which one executor runs everything; weights that live elsewhere are lent to it."""
         graph, names, device = ProgramGraph(program), self._devices, self._devices[executor]
-        homes = {v: names[e] for v, e in resident(program, graph, self._residency, None).items()}
+        homes = {v: names[e] for v, e in resident(program, graph, self._locations, None).items()}
         nodes = tuple(node.id for node in graph.nodes)
         made = {v: device for node in graph.nodes for v in node.outputs}
         values = {**{v: homes.get(v, device) for v in graph.inputs}, **made}
         decisions = tuple(PlacementDecision(node, device, "derived values are wanted here") for node in nodes)
-        held = {v: tuple(names[e] for e in sorted(self._residency.copies(v) or ())) for v in graph.inputs}
+        held = {v: tuple(names[e] for e in sorted(self._locations.copies(v) or ())) for v in graph.inputs}
         copies = {v: holders for v, holders in held.items() if holders}
         context = SchedulingContext(
             program,
@@ -106,4 +106,4 @@ class PooledDerivedValues:
         schedule = ExecutionSchedule(program, (), write_steps(context, nodes))
         executors = {name: number for number, name in enumerate(names)}
         placed = {value: executors[home] for value, home in values.items()}
-        return build_plan(ProgramPlacement(graph, placed, executors, schedule, graph), self._residency, None)
+        return build_plan(ProgramPlacement(graph, placed, executors, schedule, graph), self._locations, None)

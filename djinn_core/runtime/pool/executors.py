@@ -24,11 +24,11 @@ from djinn_core.runtime.planning.run_pipeline import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
 from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.peer_reconnection import PeerReconnection
-from djinn_core.runtime.pool.planner import PoolPlanner
+from djinn_core.runtime.pool.pool_planner import PoolPlanner
 from djinn_core.runtime.pool.relay import Relay, look_after_each_other
-from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.topology import PoolTopology
+from djinn_core.runtime.pool.value_locations import ValueLocations
 from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.session import Session
@@ -51,7 +51,7 @@ class PoolExecutors:
     failures: Failures
     membership: Membership
     relays: list[Relay]
-    residency: Residency
+    locations: ValueLocations
     planner: PoolPlanner
     routes: Routes
     links: PoolTopology
@@ -80,8 +80,8 @@ class PoolExecutors:
     def know_values(self, values: Iterable[Value]) -> None:
         """Note values that lie on the first executor, because it was the only one."""
         for value in values:
-            if value.handle not in self.uploads and storage_of(value.handle) not in self.residency.homes:
-                self.residency.add(value.handle, 0, value.storage.nbytes)
+            if value.handle not in self.uploads and storage_of(value.handle) not in self.locations.homes:
+                self.locations.add(value.handle, 0, value.storage.nbytes)
 
     def _session(self, one: OpenSession, number: int) -> Session:
         return Session(
@@ -164,7 +164,7 @@ class PoolExecutors:
             for number in numbers:
                 received = {target: len(s) for (source, target), s in targets.items() if source == number}
                 membership.leave(number, max(received, key=received.__getitem__, default=rest[0]))
-                self.residency.leave(number)
+                self.locations.leave(number)
                 self.peer_reconnection.leave(number)
             self._plan_anew(self.links.among(frozenset(rest)))
             if state is not None:
@@ -182,7 +182,7 @@ class PoolExecutors:
         """
         there: dict[int, list[int]] = {}
         for handle in handles:
-            home = self.residency.homes.get(storage_of(handle))
+            home = self.locations.homes.get(storage_of(handle))
             if home is not None:
                 there.setdefault(home, []).append(handle)
         for number, values in there.items():
@@ -203,13 +203,13 @@ class PoolExecutors:
         Raises:
             DoesNotFit: those that stay have no memory for it.
         """
-        memory, held_there = self.planner.memory, self.residency.held
+        memory, held_there = self.planner.memory, self.locations.held
         room = {e: None if (free := memory[e]) is None else free - held_there[e] for e in rest}
         found: dict[tuple[int, int], list[int]] = {}
-        for storage, home in self.residency.homes.items():
+        for storage, home in self.locations.homes.items():
             if home not in leaving:
                 continue
-            size = self.residency.size(storage)
+            size = self.locations.size(storage)
             target = next((e for e, free in room.items() if free is None or free >= size), None)
             if target is None:
                 raise DoesNotFit(
@@ -225,9 +225,9 @@ class PoolExecutors:
         batch: list[int] = []
         nbytes = 0
         for storage in storages:
-            batch += (values := self.residency.values_in(storage))
-            nbytes += self.residency.size(storage)
-            self.residency.move(values[0], target)
+            batch += (values := self.locations.values_in(storage))
+            nbytes += self.locations.size(storage)
+            self.locations.move(values[0], target)
             if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_VALUES:
                 self.routes.move(source, target, batch)
                 batch, nbytes = [], 0

@@ -8,7 +8,7 @@ import torch
 
 from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.runtime.pool.membership import Membership
-from djinn_core.runtime.pool.residency import Residency
+from djinn_core.runtime.pool.value_locations import ValueLocations
 
 HELD_LIMIT = 2 << 30  # bytes that may wait; beyond them, the oldest go to where there is room
 _FILL = 0.8  # of an executor's free memory, after which the next one is filled
@@ -17,11 +17,11 @@ _FILL = 0.8  # of an executor's free memory, after which the next one is filled
 class HeldUploads:
     """Copies of tensors that programs have not used yet, by handle. Not thread-safe."""
 
-    def __init__(self, membership: Membership, memory_free: Sequence[int | None], residency: Residency) -> None:
+    def __init__(self, membership: Membership, memory_free: Sequence[int | None], locations: ValueLocations) -> None:
         """`memory_free`: as `fill` takes it."""
         self._membership = membership
         self.fill(memory_free)
-        self._residency = residency
+        self._locations = locations
         self._held: dict[int, torch.Tensor | StoredTensor] = {}
         self._bytes = 0
 
@@ -74,7 +74,7 @@ class HeldUploads:
 
     def roomy_for(self, needed: int, executors: Sequence[int]) -> int:
         """The first of some executors that has room for so many bytes; the one that has most, where none has."""
-        rooms = {e: int(self._free[e] * _FILL) - self._residency.held[e] for e in executors}
+        rooms = {e: int(self._free[e] * _FILL) - self._locations.held[e] for e in executors}
         fitting = (executor for executor, room in rooms.items() if room >= needed)
         return next(fitting, max(rooms, key=rooms.__getitem__))
 

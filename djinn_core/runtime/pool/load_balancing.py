@@ -12,7 +12,7 @@ from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
 from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.parts import PooledPlan
-from djinn_core.runtime.pool.residency import Residency
+from djinn_core.runtime.pool.value_locations import ValueLocations
 
 
 @attrs.define(eq=False)
@@ -55,12 +55,12 @@ class ProgramFamily:
         if follows and turn not in {part.executor for part in plan.runs()}:
             self.passed_over.add(turn)
 
-    def carried(self, inputs: Sequence[int], residency: Residency) -> frozenset[int]:
+    def carried(self, inputs: Sequence[int], locations: ValueLocations) -> frozenset[int]:
         """Inputs that live somewhere because a program made them, and that the last one did not take."""
         plan, values = self.latest if self.latest is not None else (None, ())
         before = {storage_of(values[i]) for i in (plan.inputs if plan is not None else ())}
-        fresh = [v for v in inputs if (s := storage_of(v)) not in before and s in residency.homes]
-        return frozenset(v for v in fresh if storage_of(v) not in residency.given)
+        fresh = [v for v in inputs if (s := storage_of(v)) not in before and s in locations.homes]
+        return frozenset(v for v in fresh if storage_of(v) not in locations.given)
 
     def clock(self) -> Callable[[float], None] | None:
         """The function to report the seconds of the latest program to; None if they do not matter, or executors have to compile it."""

@@ -14,7 +14,7 @@ from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run,
 from djinn_core.ir.values import RANDOM_STATE, storage_of
 from djinn_core.runtime.pool.own_values import own_values
 from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, Part, PooledPlan, RunPart, TransferStep, UploadStep
-from djinn_core.runtime.pool.residency import Residency
+from djinn_core.runtime.pool.value_locations import ValueLocations
 from djinn_core.runtime.sending.template import make_template
 
 
@@ -52,34 +52,34 @@ class ProgramPlacement:
         return [self.names.get(v, v) for v in values] if self.names else list(values)
 
 
-def build_plan(planned: ProgramPlacement, residency: Residency, random: int | None) -> PooledPlan:
+def build_plan(planned: ProgramPlacement, locations: ValueLocations, random: int | None) -> PooledPlan:
     """The parts of a program.
 
     Args:
         planned: what was decided.
-        residency: where things are.
+        locations: of the values before the program.
         random: the executor that has the random state; None if no random op has run yet.
     """
     graph = planned.graph
     positions = {value: i for i, value in enumerate(planned.values)}
-    writer = _Writer(planned, residency)
+    writer = _Writer(planned, locations)
     parts = _interleaved({e: writer.write(e, steps) for e, steps in writer.steps.items()})
     drawing = {n.id for n in graph.nodes if n.random and index_of_node(graph, n) == POOL}
     draws = {e for e, steps in writer.steps.items() for s in steps if isinstance(s, Run) and drawing & set(s.nodes)}
-    ledger = _Ledger(planned, residency)
+    ledger = _Ledger(planned, locations)
     ledger.follow(parts)
     parts += ledger.leftovers()
     rewrite = next((p.prepared.rewrite for p in parts if isinstance(p, RunPart)), None)
     return PooledPlan(
         parts=tuple(_by_position(part, positions) for part in parts),
         inputs=tuple(positions[v] for v in planned.inputs),
-        where=residency.of(planned.called(planned.inputs)),
+        where=locations.of(planned.called(planned.inputs)),
         random=next(iter(draws), None),
         drew_from=random,
         equal_slots=planned.schedule.equal_slots if rewrite is None else (),
         made=tuple((positions[v], e) for v, e in ledger.made.items()),
         sizes=tuple(_nbytes(graph, v) for v in ledger.made),
-        leaves=_left_behind(planned, ledger, residency),
+        leaves=_left_behind(planned, ledger, locations),
         moved=tuple((positions[v], e) for v, e in ledger.moved.items()),
         copied=tuple((positions[v], e) for v, e in sorted(ledger.copied)),
         dropped=tuple((positions[v], e) for v, e in sorted(ledger.dropped)),
@@ -95,12 +95,12 @@ def _nbytes(graph: Graph, value: int) -> int:
     return meta.extent * meta.dtype.itemsize
 
 
-def _left_behind(planned: ProgramPlacement, ledger: _Ledger, residency: Residency) -> dict[int, int]:
+def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLocations) -> dict[int, int]:
     """By executor the bytes of memory that is there when the program has run, and was nowhere before."""
     sizes: dict[int, tuple[int, int]] = {}
     for value, executor in ledger.made.items():
         storage = storage_of(planned.names.get(value, value))
-        if storage not in residency.homes:
+        if storage not in locations.homes:
             sizes[storage] = executor, max(_nbytes(planned.graph, value), sizes.get(storage, (0, 0))[1])
     found: dict[int, int] = defaultdict(int)
     for executor, nbytes in sizes.values():
@@ -111,10 +111,10 @@ def _left_behind(planned: ProgramPlacement, ledger: _Ledger, residency: Residenc
 class _Writer:
     """Writes the parts of one executor after the other."""
 
-    def __init__(self, planned: ProgramPlacement, residency: Residency) -> None:
+    def __init__(self, planned: ProgramPlacement, locations: ValueLocations) -> None:
         self.planned = planned
         self.program = planned.schedule.program
-        self.residency = residency
+        self.locations = locations
         self.steps = {planned.executors[device]: steps for device, steps in planned.schedule.steps.items()}
         self.moved: set[tuple[int, int]] = set()
 
@@ -150,7 +150,7 @@ class _Writer:
 
     def _carry(self, source: int, target: int, value: int) -> TransferStep | None:
         """Transfer of a value; None if it goes along with a value that shares its memory."""
-        before = self.residency.homes.get(storage_of(self.planned.names.get(value, value)))
+        before = self.locations.homes.get(storage_of(self.planned.names.get(value, value)))
         move = before == source and self.planned.homes[value] == target
         if move:
             key = (storage_of(value), self.executor)
@@ -202,7 +202,7 @@ def _interleaved(parts: Mapping[int, Sequence[Part]]) -> list[Part]:
 class _Ledger:
     """Bookkeeping of the location of each value after the parts of a plan."""
 
-    def __init__(self, planned: ProgramPlacement, residency: Residency) -> None:
+    def __init__(self, planned: ProgramPlacement, locations: ValueLocations) -> None:
         self.planned = planned
         self.graph = planned.graph
         self.dead = planned.schedule.program.dead | planned.origin.program.dead
@@ -212,8 +212,8 @@ class _Ledger:
         self.made = {v: planned.homes[v] for n in self.nodes for v in n.outputs if v not in self.dead}
         self.moved: dict[int, int] = {}
         called = dict(zip(planned.inputs, planned.called(planned.inputs), strict=True))
-        self.before = {(v, e) for v, name in called.items() for e in residency.copies(name) or ()}
-        homes = {v: planned.homes.get(v, residency.homes.get(storage_of(name))) for v, name in called.items()}
+        self.before = {(v, e) for v, name in called.items() for e in locations.copies(name) or ()}
+        homes = {v: planned.homes.get(v, locations.homes.get(storage_of(name))) for v, name in called.items()}
         self.held = {(v, home) for v, home in homes.items() if home is not None} | self.before
         self.copied: set[tuple[int, int]] = set()
         self.dropped: set[tuple[int, int]] = set()
@@ -262,9 +262,9 @@ def _by_position(part: Part, positions: Mapping[int, int]) -> Part:
     return attrs.evolve(part, dead=())
 
 
-def resident(program: Program, graph: Graph, residency: Residency, random: int | None) -> dict[int, int]:
+def resident(program: Program, graph: Graph, locations: ValueLocations, random: int | None) -> dict[int, int]:
     """By value the executor that has its memory, random state included."""
-    homes = {v: residency.homes.get(storage_of(v)) for v in graph.inputs}
+    homes = {v: locations.homes.get(storage_of(v)) for v in graph.inputs}
     if random is not None and any(call.random for call in program.calls):
         homes[RANDOM_STATE] = random
     return {value: home for value, home in homes.items() if home is not None}

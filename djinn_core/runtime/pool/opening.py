@@ -15,12 +15,12 @@ from djinn_core.runtime.pool.executors import PoolExecutors
 from djinn_core.runtime.pool.held_uploads import HeldUploads
 from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.peer_reconnection import PeerReconnection
-from djinn_core.runtime.pool.planner import PlanningInputs, PoolPlanner
+from djinn_core.runtime.pool.pool_planner import PlanningInputs, PoolPlanner
+from djinn_core.runtime.pool.pool_session import PoolSession
 from djinn_core.runtime.pool.relay import Relay
-from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
-from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.pool.topology import PoolTopology
+from djinn_core.runtime.pool.value_locations import ValueLocations
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
@@ -45,15 +45,15 @@ def open_pool(
         ConfigurationError: a limit of memory is for a device that there is not.
         SessionLost: an executor is gone already.
     """
-    membership, residency = Membership(), Residency()
+    membership, locations = Membership(), ValueLocations()
     relays: list[Relay] = []
     routes = Routes(membership, relays, observers)
     links = PoolTopology(relays, (), ())
-    pool_planner = PoolPlanner(lambda graph, where: plan(graph, where, links.topology), stats, residency, planner)
-    uploads = HeldUploads(membership, (), residency)
+    pool_planner = PoolPlanner(lambda graph, where: plan(graph, where, links.topology), stats, locations, planner)
+    uploads = HeldUploads(membership, (), locations)
     peer_reconnection = PeerReconnection(routes.pairs_of)
     failures = only.replies.reader.failures if only is not None else Failures()
-    parts = (membership, relays, residency, pool_planner, routes, links, uploads, peer_reconnection)
+    parts = (membership, relays, locations, pool_planner, routes, links, uploads, peer_reconnection)
     executors = PoolExecutors(settings, planner, stats, observers, failures, *parts)
     pool = PoolSession(executors)
     if only is None:

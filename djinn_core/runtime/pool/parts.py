@@ -10,7 +10,7 @@ from djinn_core.ir.plan import conditions_hold
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.runtime.pool.own_values import Own
-from djinn_core.runtime.pool.residency import Residency, Where
+from djinn_core.runtime.pool.value_locations import ValueLocations, Where
 from djinn_core.runtime.sending.template import PreparedTemplate, Relied, TemplateRewrite, are_as_they_were
 
 
@@ -115,13 +115,13 @@ class PooledPlan:
         }
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
 
-    def holds_for(self, program: Program, values: Sequence[int], residency: Residency, random: int | None) -> bool:
+    def holds_for(self, program: Program, values: Sequence[int], locations: ValueLocations, random: int | None) -> bool:
         """True if the values are on the executors that the plan expects, and the scalars have the values that it relies on."""
         if self.random is not None and self.drew_from != random:
             return False
         if not are_as_they_were(program, *self.relied):
             return False
-        where = residency.of([values[i] for i in self.inputs])
+        where = locations.of([values[i] for i in self.inputs])
         return where == self.where and conditions_hold(self.equal_slots, program.slots)
 
     def runs(self) -> Iterator[RunPart]:

@@ -11,7 +11,7 @@ from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.recorder import current, recorders
 from djinn_core.logs import get_logger
 from djinn_core.runtime import client
-from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.pool.pool_session import PoolSession
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.timeline.recording import Recording, check_alone
 from djinn_core.wire.timing_messages import TimingsReply, TimingsRequest

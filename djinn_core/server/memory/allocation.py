@@ -11,7 +11,7 @@ from djinn_core.server.memory.spill import SpillExtent
 from djinn_core.torch_objects import StorageWeakRef
 
 if TYPE_CHECKING:
-    from djinn_core.server.memory.session import SessionMemory
+    from djinn_core.server.memory.session_memory import SessionMemory
 
 SMALLEST = 64 << 10  # bytes; what is smaller stays where it is
 

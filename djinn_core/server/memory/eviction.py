@@ -19,7 +19,7 @@ from djinn_core.server.memory.allocation import Allocation
 from djinn_core.server.memory.budgets import ACTIVATION, KINDS, RESIDENCIES, Budgets
 
 if TYPE_CHECKING:
-    from djinn_core.server.memory.session import SessionMemory
+    from djinn_core.server.memory.session_memory import SessionMemory
 
 _BUILT_IN: Final = NextUsePolicy()
 _PHASES: Final = {phase.value: phase for phase in ExecutionPhase}

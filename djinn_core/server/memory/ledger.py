@@ -23,7 +23,7 @@ from djinn_core.torch_objects import StorageWeakRef
 from djinn_core.wire.messages import PRESSURE
 
 if TYPE_CHECKING:
-    from djinn_core.server.memory.session import SessionMemory
+    from djinn_core.server.memory.session_memory import SessionMemory
 
 Holdings = dict[int, Allocation]
 Describe = Callable[[Allocation], EvictionCandidate]

@@ -123,7 +123,7 @@ class PoolSession:
         self.membership = membership = executors.membership
         self.members = membership.members
         self._planner = planner = executors.planner
-        self._residency = executors.residency
+        self._locations = executors.locations
         self._routes = executors.routes
         self._uploads = executors.uploads
         self._links = executors.links
@@ -141,7 +141,7 @@ class PoolSession:
 
     def home(self, storage: int) -> int | None:
         """As `ClientSession.home`."""
-        return self._residency.homes.get(storage)
+        return self._locations.homes.get(storage)
 
     @property
     def server(self) -> str:
@@ -267,7 +267,7 @@ class PoolSession:
             return
         derived.touched(touched)
         for value in derived.take_stale():
-            for executor in self._residency.forget(value):
+            for executor in self._locations.forget(value):
                 wishes[executor].free.append(value)
 
     def _note(self, number: int, questions: Sequence[_ExecutorQuery], alike: ProgramFamily | None) -> None:
@@ -279,18 +279,18 @@ class PoolSession:
 
     def _account(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
         """Note where things are when the plan has been done; copies that are out of date then, as value and executor."""
-        residency = self._residency
-        stale = [copy for i in plan.written for copy in residency.end_copies(storage_of(values[i]))]
+        locations = self._locations
+        stale = [copy for i in plan.written for copy in locations.end_copies(storage_of(values[i]))]
         for (i, executor), nbytes in zip(plan.made, plan.sizes, strict=True):
-            residency.add(values[i], executor, nbytes)
+            locations.add(values[i], executor, nbytes)
         for i, executor in plan.moved:
-            residency.move(values[i], executor)
+            locations.move(values[i], executor)
         for i, executor in plan.dropped:
-            residency.drop(values[i], executor)
+            locations.drop(values[i], executor)
         for i, executor in plan.copied:
-            residency.copy(values[i], (executor,))
+            locations.copy(values[i], (executor,))
         for i in plan.dead:
-            residency.forget(values[i])
+            locations.forget(values[i])
         if plan.random is not None:
             self._planner.random = plan.random
         return stale
@@ -307,7 +307,7 @@ class PoolSession:
             wishes[executor].free.append(value)
         for value in submission.free:
             self._uploads.drop(value)
-            for executor in self._residency.forget(value):
+            for executor in self._locations.forget(value):
                 wishes[executor].free.append(value)
         return wishes
 
@@ -320,8 +320,8 @@ class PoolSession:
 
     def _place(self, value: int) -> None:
         executor = self._uploads.roomy(value)
-        self._residency.add(value, executor, self._uploads.give(value, executor))
-        self._residency.given.add(storage_of(value))
+        self._locations.add(value, executor, self._uploads.give(value, executor))
+        self._locations.given.add(storage_of(value))
 
     def _do(
         self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_ExecutorRequest]
@@ -372,7 +372,7 @@ class PoolSession:
         """Carry out a step between the runs of the parts of a program."""
         if isinstance(part, UploadStep):
             self._uploads.give(values[part.value], part.executor)
-            self._residency.given.add(storage_of(values[part.value]))
+            self._locations.given.add(storage_of(values[part.value]))
         elif isinstance(part, TransferStep):
             self._routes.ship(part, values[part.value])
         elif isinstance(part, AwaitStep):
@@ -396,12 +396,12 @@ class PoolSession:
             with held.whole, self._tables:
                 executor = self.membership.number_at(device)
                 self.members[executor].upload(handle, source)
-                self._residency.add(handle, executor, source.nbytes)
-                self._residency.given.add(storage_of(handle))
+                self._locations.add(handle, executor, source.nbytes)
+                self._locations.given.add(storage_of(handle))
             return
         copy = source.detach().clone()
         with held.whole, self._tables:
-            self._residency.forget(handle)  # where it counted as there already, because the pool has just become one
+            self._locations.forget(handle)  # where it counted as there already, because the pool has just become one
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
 
@@ -442,8 +442,8 @@ class PoolSession:
         """
         holders = set(self.membership.present)
         for handle in handles:
-            home = self._residency.homes.get(storage_of(handle))
-            holders &= (self._residency.copies(handle) or frozenset()) | (frozenset() if home is None else {home})
+            home = self._locations.homes.get(storage_of(handle))
+            holders &= (self._locations.copies(handle) or frozenset()) | (frozenset() if home is None else {home})
         if not holders:
             raise UnsupportedOperation(
                 f"no executor of the pool has all tensors that are to be saved at {address!r}: "
@@ -468,12 +468,12 @@ class PoolSession:
         if self.lost:
             raise SessionLost(self.lost)
         with held.whole, self._tables:
-            self._residency.forget(handle)  # as in `upload`
+            self._locations.forget(handle)  # as in `upload`
             if device:
                 executor = self.membership.number_at(device)
                 self.members[executor].read_weights(handle, stored)
-                self._residency.add(handle, executor, stored.nbytes)
-                self._residency.given.add(storage_of(handle))
+                self._locations.add(handle, executor, stored.nbytes)
+                self._locations.given.add(storage_of(handle))
             else:
                 self._uploads.hold(handle, stored)
 
@@ -572,8 +572,8 @@ class PoolSession:
         """As `Runtime.caches`, each executor with the values that it holds."""
         held: dict[int, list[int]] = {} if handles else {number: [] for number in self.membership.present}
         for handle in handles:
-            home = self._residency.homes.get(storage_of(handle))
-            for number in (self._residency.copies(handle) or frozenset()) | (frozenset() if home is None else {home}):
+            home = self._locations.homes.get(storage_of(handle))
+            for number in (self._locations.copies(handle) or frozenset()) | (frozenset() if home is None else {home}):
                 held.setdefault(number, []).append(handle)
         found = [self.members[number].caches(action, part) for number, part in sorted(held.items())]
         return CacheMemory(

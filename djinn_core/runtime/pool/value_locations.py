@@ -1,4 +1,4 @@
-"""Residency of values: the executor that has their memory, and those that hold copies."""
+"""Locations of values: the executor that has the memory of each, and those that hold copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Where = tuple[tuple[int | None, ...], tuple[frozenset[int] | None, ...]]
 
 
 @attrs.define
-class Residency:
+class ValueLocations:
     """Table of the locations of values and copies; executors are numbered from 0.
 
     Attributes:

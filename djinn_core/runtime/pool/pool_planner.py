@@ -28,7 +28,7 @@ from djinn_core.runtime.pool.derived_values import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.load_balancing import ProgramFamily
 from djinn_core.runtime.pool.lowering import ProgramPlacement, build_plan, resident
 from djinn_core.runtime.pool.parts import PooledPlan
-from djinn_core.runtime.pool.residency import Residency
+from djinn_core.runtime.pool.value_locations import ValueLocations
 from djinn_core.runtime.sending.template import relied_on
 from djinn_core.runtime.stats import Stats
 from djinn_core.stages.annotate import Known
@@ -68,7 +68,7 @@ class PoolPlanner:
         self,
         plan: PlanForPool,
         stats: Stats,
-        residency: Residency,
+        locations: ValueLocations,
         planner: Planner,
     ) -> None:
         """`planner`: has the rules, and the placements that are tried. Executors `join`."""
@@ -76,7 +76,7 @@ class PoolPlanner:
         self._plan = plan
         self.devices: tuple[str, ...] = ()  # ids, by number of the executor
         self._stats = stats
-        self._residency = residency
+        self._locations = locations
         self._plans: PlanCache[ProgramFamily] = PlanCache(planner.planning.factor)
         self._recent: Recent = deque(maxlen=RECENT)
         self._earlier = ResidencyHistory(self._recent)
@@ -114,7 +114,7 @@ class PoolPlanner:
     def act_by(self, run: RunPlan, free: FreeCopies) -> None:
         """Set `run` as the function that computes values derived from weights, and `free` as the one that frees copies."""
         self._free = free
-        self.derived = PooledDerivedValues(self.devices, self._residency, run)
+        self.derived = PooledDerivedValues(self.devices, self._locations, run)
 
     def prepare(
         self, program: Program, alike: ProgramFamily, values: Sequence[int], turn: int | None
@@ -132,7 +132,7 @@ class PoolPlanner:
             if plan.rewrite is not None and not plan.rewrite.holds_for(program):
                 continue
             extended = self.derived.extended(plan, values)
-            if plan.holds_for(program, extended, self._residency, self.random):
+            if plan.holds_for(program, extended, self._locations, self.random):
                 self._stats.plans_reused += 1
                 self._recent.append((plan, values))
                 return plan, extended
@@ -158,14 +158,14 @@ class PoolPlanner:
         alone = not placements.choose(tried)
         if alone and undecided and tried.settled:  # copies were kept until now
             storages = dict.fromkeys(map(storage_of, values))
-            self._free([copy for storage in storages for copy in self._residency.end_copies(storage)])
+            self._free([copy for storage in storages for copy in self._locations.end_copies(storage)])
         return alone
 
     def _make(self, program: Program, alike: ProgramFamily, turn: int | None, alone: bool) -> PooledPlan:
         graph = ProgramGraph(program)
-        names, residency = self.devices, self._residency
-        homes = resident(program, graph, residency, self.random)
-        held = {v: residency.copies(v) for v in graph.inputs}
+        names, locations = self.devices, self._locations
+        homes = resident(program, graph, locations, self.random)
+        held = {v: locations.copies(v) for v in graph.inputs}
         copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in held.items() if holders}
         stream = self._stream(graph, alike, turn)
         where = {v: names[e] for v, e in homes.items()}
@@ -190,7 +190,7 @@ class PoolPlanner:
         executors = {name: number for number, name in enumerate(names)}
         placed = {value: executors[device] for value, device in result.placement.values.items()}
         planned = ProgramPlacement(result.graph, placed, executors, result.schedule, graph, called)
-        plan = build_plan(planned, residency, self.random)
+        plan = build_plan(planned, locations, self.random)
         plan.link_changes = self.link_changes
         plan.alone = alone
         plan.relied = relied_on(program, result, self._planner.planning.unsure)
@@ -245,19 +245,19 @@ class PoolPlanner:
 
     def _has_room(self, plan: PooledPlan) -> bool:
         """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""
-        held = self._residency.held
+        held = self._locations.held
         rooms = [(room, held[e] + plan.leaves.get(e, 0)) for e, room in enumerate(self.memory) if plan.leaves.get(e)]
         return not any(room is not None and wanted > room for room, wanted in rooms)
 
     def _occupied(self, graph: ProgramGraph) -> dict[str, MemoryInUse]:
         """By device what is there, and what of it the program does not use."""
-        held, used = self._residency.held, self._residency.held_of({storage_of(v) for v in graph.inputs})
+        held, used = self._locations.held, self._locations.held_of({storage_of(v) for v in graph.inputs})
         return {name: MemoryInUse(held[e], held[e] - used[e]) for e, name in enumerate(self.devices)}
 
     def _stream(self, graph: ProgramGraph, alike: ProgramFamily, turn: int | None) -> Stream:
         if turn is None:
             return ALONE
-        carried = alike.carried(graph.inputs, self._residency)
+        carried = alike.carried(graph.inputs, self._locations)
         return Stream(len(alike.under_way), self.devices[turn], carried)
 
     @property
@@ -267,7 +267,7 @@ class PoolPlanner:
 
     def home(self, value: int) -> int | None:
         """The executor that has a value's memory."""
-        return self._residency.homes.get(storage_of(value))
+        return self._locations.homes.get(storage_of(value))
 
 
 def _is_divided(result: PipelineResult) -> bool:
