@@ -146,7 +146,7 @@ def test_files_and_plans_are_bounded(folder, monkeypatch):
     run(6)
     torch.ones(5).to(DEVICE).cumsum(0).exp().cpu()
     torch.ones(5).to(DEVICE).cumsum(0).exp().cpu()
-    assert len(client.context.plans._kept._own) == 1
+    assert len(client.context.plans._disk_plans._own) == 1
     djinn.configure(keep_plans=False)
     assert len(list(folder.glob("*.plans"))) == 2
     ((_, plans),) = disk_plan_cache._read(max(folder.glob("*.plans"), key=lambda file: file.stat().st_size))

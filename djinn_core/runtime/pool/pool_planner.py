@@ -24,10 +24,10 @@ from djinn_core.runtime.planning.plan_cache import PlanCache
 from djinn_core.runtime.planning.planner import RECENT, Planner, Recent
 from djinn_core.runtime.planning.prediction_errors import PredictionErrors, margin_of
 from djinn_core.runtime.planning.residency_history import ResidencyHistory
-from djinn_core.runtime.pool.derived_values import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.load_balancing import ProgramFamily
 from djinn_core.runtime.pool.lowering import ProgramPlacement, build_plan, resident
 from djinn_core.runtime.pool.parts import PooledPlan
+from djinn_core.runtime.pool.pooled_derived_values import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.value_locations import ValueLocations
 from djinn_core.runtime.sending.template import relied_on
 from djinn_core.runtime.stats import Stats
