@@ -1,4 +1,4 @@
-"""Idle sessions give way: their values are moved to the host's memory, then to disk, and come back for the next message."""
+"""Idle sessions: their values are moved to the host's memory, then to disk, and come back with the next message."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class IdleMoves:
         self.aside: IdleValues | None = None
 
     def receive(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> Frame:
-        """The next frame. While none comes, the values give way; `state` is the session as it is, with its values."""
+        """The next frame. While none comes, the values are moved off the device; `state` gives the state of the session with its values."""
         seconds = self._context.idle_seconds
         while seconds:
             try:
@@ -137,7 +137,7 @@ class IdleMoves:
         return encode_snapshot(msgspec.structs.replace(snapshot, pool=counts)), memory, transfers
 
     def come_back(self) -> None:
-        """Bring the values back, if they are elsewhere.
+        """Bring the values back to the device, if they are elsewhere.
 
         Raises:
             SessionLost: the device has had no memory for them for a while, or what was kept cannot be read.

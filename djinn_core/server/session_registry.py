@@ -105,7 +105,7 @@ class SessionRegistry:
             return list(self._entries.values())
 
     def entry(self, name: str) -> SessionEntry | None:
-        """The session of that name, with who has it."""
+        """The entry of the session of that name."""
         with self._lock:
             return self._entries.get(name)
 
@@ -116,7 +116,7 @@ class SessionRegistry:
         return entry.session if entry is not None else None
 
     def of_tokens(self, tokens: Collection[str]) -> list[SessionEntry]:
-        """Those who came with one of these tokens."""
+        """Sessions whose clients were admitted with one of these tokens."""
         with self._lock:
             return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]
 

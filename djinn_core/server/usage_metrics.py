@@ -117,7 +117,7 @@ class UsageMetrics:
         self.account = UsageQuota()
 
     def count(self, what: str, amount: int = 1) -> None:
-        """Something happened: the name of a counter, as `/metrics` shows it after `djinn_executor_`, without `_total`."""
+        """Add to the counter `what`: its name in `/metrics` after `djinn_executor_`, without `_total`."""
         with self._lock:
             self._totals[what] += amount
 
@@ -139,7 +139,7 @@ class UsageMetrics:
             self._messages["Submit"] += 1
 
     def pace(self) -> None:
-        """Wait where the tenant has sent more than it may: who sends is slowed."""
+        """Wait if the tenant has sent more than it may, which slows its clients."""
         if self.quota.requests_a_second:
             wait = self._requests.of("", self.quota.requests_a_second, self.quota.requests_a_second).pace()
             if wait:

@@ -18,7 +18,7 @@ _LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of al
 
 
 class UsageQuota:
-    """Seconds on the device in this hour: those during which it is entered.
+    """Seconds of this hour in which the tenant had the device: from `begin` to `end`.
 
     They are written to the file while they pass (`tick`), so that a submission that ends the process midway is charged, too.
     """
@@ -57,7 +57,7 @@ class UsageQuota:
             return self._used, HOUR - (now - self._began)
 
     def tick(self) -> None:
-        """Some time has passed."""
+        """Write the time that has passed to the file."""
         with self._lock:
             if self._running:
                 self._charge()
@@ -69,14 +69,14 @@ class UsageQuota:
         self.end(time.perf_counter())
 
     def begin(self, now: float) -> None:
-        """Enter, at `now` on the clock `time.perf_counter`."""
+        """Begin to charge a session, at `now` on the clock `time.perf_counter`."""
         with self._lock:
             if not self._running:
                 self._since = now
             self._running += 1
 
     def end(self, now: float) -> None:
-        """Leave."""
+        """Stop charging it."""
         with self._lock:
             self._running -= 1
             if not self._running:

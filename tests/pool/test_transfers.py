@@ -21,7 +21,7 @@ from djinn_core.server.inline import connected_pair
 from djinn_core.server.peers import inbox as inboxes
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
 from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
-from djinn_core.server.peers.link_probe import Sightings
+from djinn_core.server.peers.link_probe import LinkMeasurements
 from djinn_core.server.peers.route import WAITING_LIMIT, Route
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
@@ -72,7 +72,7 @@ class Ways:
         self.refuses = False
         self.connections = []
         self.inbox = TransferInbox(patience=patience)
-        self.route = Route(THERE, Sightings(), patience, self.noted.append)
+        self.route = Route(THERE, LinkMeasurements(), patience, self.noted.append)
 
     def dial(self):
         if self.refuses:
@@ -168,7 +168,7 @@ def test_a_sender_that_does_it_again_neither_packs_nor_sends_what_was_taken(ways
     for number in (1, 2, 3):
         both.send(number)
         both.inbox.take(100 + number, HERE, 120.0)
-    first, both.route = both.route, Route(THERE, Sightings(), 5.0, both.noted.append)
+    first, both.route = both.route, Route(THERE, LinkMeasurements(), 5.0, both.noted.append)
     both.route.restore(0, 1)  # as far as that one knew
     assert both.route.number() is None
     assert both.route.number() == 2

@@ -30,7 +30,7 @@ from djinn_core.logs import get_logger
 from djinn_core.net.tls_contexts import fingerprint_of_file
 from djinn_core.server.handshake import complain, instance, receive_message, refuse, send_message
 from djinn_core.server.peers.inbox import PeerConnection, TransferInbox
-from djinn_core.server.peers.link_probe import Sightings, measure
+from djinn_core.server.peers.link_probe import LinkMeasurements, measure
 from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.peers.route import Route
 from djinn_core.server.recovery.transfer_log import (
@@ -132,7 +132,7 @@ class PeerExchange:
     """A session's connections to other executors: its inbox and its routes."""
 
     def __init__(self, peer_listener: PeerListener) -> None:
-        self.sightings = Sightings()
+        self.sightings = LinkMeasurements()
         self.inbox = TransferInbox(self.sightings, peer_listener.patience)
         self.number = 0
         self._peer_listener = peer_listener
@@ -147,7 +147,7 @@ class PeerExchange:
     # --- what is journaled --------------------------------------------------------------------------------------
 
     def begin(self, write: WriteDown | None, past: PastTransfers, counts: PoolCounts) -> None:
-        """Write down with `write`, if anywhere, what another process needs to go on; `past` and `counts` are what one has left."""
+        """Journal with `write`, if that is given, what another process needs to continue; `past` and `counts` are from one before."""
         self.number = counts.number
         self._write = write
         self.inbox.begin(write, past, counts.arrived)
@@ -242,7 +242,7 @@ class PeerExchange:
     # --- values ------------------------------------------------------------------------------------------------
 
     def send(self, transfer: int, peer: int, pack: Callable[[], list[Packed]], wait: Callable[[], None]) -> bool:
-        """Send a transfer on its way, which `pack` packs; True if it is wanted: it may have been received before this process sent it.
+        """Queue a transfer, which `pack` packs. False if it is not needed: it was received before this process could send it.
 
         `wait` is called again and again while there is no room for it.
 
@@ -269,7 +269,7 @@ class PeerExchange:
             wait()
 
     def drop(self, peer: int) -> None:
-        """Hang up on an executor that has left the pool, and let it in no more."""
+        """Disconnect an executor that has left the pool, and admit it no more."""
         self._peer_listener.forget(self.inbox, peer)
         self.inbox.forget(peer)
         with self._lock:
@@ -279,7 +279,7 @@ class PeerExchange:
             self._past = (self._past[0] + route.bytes_sent, self._past[1] + route.counts[0])
 
     def gauge(self, peer: int) -> None:
-        """Measure the way to an executor, where there is one and nothing is on it."""
+        """Measure the link to an executor, if there is one and it is idle."""
         if peer in self._routes:
             self._routes[peer].gauge()
 
@@ -296,11 +296,11 @@ class PeerExchange:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that went there and may have to go again."""
+        """Bytes of transfers that are kept because they may have to be sent again."""
         return sum(route.kept_bytes for route in list(self._routes.values()))
 
     def close(self) -> None:
-        """Hang up on all others."""
+        """Disconnect all executors."""
         self._closed = True
         self._peer_listener.forget(self.inbox)
         with self._lock:
@@ -311,7 +311,7 @@ class PeerExchange:
         self.inbox.close()
 
 
-WAIT_SECONDS = 0.25  # between looks at what the client says, while another executor is waited for
+WAIT_SECONDS = 0.25  # between looks at messages of the client, while the session waits for another executor
 
 
 def _measured(connection: Connection) -> tuple[float, float]:

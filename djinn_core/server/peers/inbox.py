@@ -11,23 +11,23 @@ import attrs
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.server.peers.link_probe import Sightings
+from djinn_core.server.peers.link_probe import LinkMeasurements
 from djinn_core.server.peers.packed_values import Packed, room_for
 from djinn_core.server.recovery.transfer_log import PastTransfers, TransferArrival, WriteDown
 from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
 
-COMING_SECONDS: Final = 60.0  # that an executor has to come for the first time
-_SAID_TRANSFERS: Final = 16  # received without a word, before the sender is told
+COMING_SECONDS: Final = 60.0  # that an executor has to connect for the first time
+_SAID_TRANSFERS: Final = 16  # received before the next acknowledgement
 _SAID_BYTES: Final = 1 << 20
 
 
 class TransferInbox:
     """Transfers that other executors have delivered to a session."""
 
-    def __init__(self, sightings: Sightings | None = None, patience: float = 0.0) -> None:
+    def __init__(self, sightings: LinkMeasurements | None = None, patience: float = 0.0) -> None:
         """`patience`: seconds for which a sender whose connection broke may stay away."""
-        self._sightings = sightings or Sightings()
+        self._sightings = sightings or LinkMeasurements()
         self._patience = patience
         self._arrived: dict[int, tuple[TransferArrival, list[Packed]]] = {}
         self._counts: dict[int, int] = {}  # by source, of what came from there directly
@@ -41,7 +41,7 @@ class TransferInbox:
         self.writing = threading.RLock()
 
     def begin(self, write: WriteDown | None, past: PastTransfers, counts: Mapping[int, int]) -> None:
-        """Journal what comes with `write`, if at all, after what an earlier process has received.
+        """Journal transfers with `write`, if that is given, beginning after those that an earlier process has received.
 
         `counts`: by executor how many transfers that were at the snapshot which the journal begins with.
         """
@@ -58,7 +58,7 @@ class TransferInbox:
     # --- from executors ----------------------------------------------------------------------------------------
 
     def join(self, source: int, connection: Connection) -> int:
-        """Executor `source` comes, or comes back, over a connection; returns how many of its transfers were received.
+        """Note a connection, the first or a later one, of executor `source`; returns how many of its transfers were received.
 
         Raises:
             TransportError: it has left the pool meanwhile.
@@ -75,7 +75,7 @@ class TransferInbox:
             return self._counts.get(source, 0)
 
     def leave(self, source: int, connection: Connection, reason: str) -> None:
-        """A connection of executor `source` has ended; it may come back for a while."""
+        """Note that a connection of executor `source` has ended; for a while, it may connect again."""
         with self._changed:
             if self._connections.get(source) is connection:
                 del self._connections[source]
@@ -83,7 +83,7 @@ class TransferInbox:
             self._changed.notify_all()
 
     def forget(self, source: int) -> None:
-        """Executor `source` does not come back."""
+        """Note that executor `source` does not connect again."""
         with self._changed:
             self._left.add(source)
             connection = self._connections.pop(source, None)
@@ -92,7 +92,7 @@ class TransferInbox:
             connection.close()
 
     def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int:
-        """Take in a transfer that has begun to arrive; `receive` gives the frames after its first.
+        """Receive a transfer whose first frame has arrived; `receive` gives the others.
 
         `source`: the executor that it comes from, where it comes from there directly; how many of its transfers were received then.
 
@@ -128,7 +128,7 @@ class TransferInbox:
     # --- to the session ----------------------------------------------------------------------------------------
 
     def take(self, transfer: int, source: int, seconds: float | None = None) -> list[Packed] | str | None:
-        """Wait at most `seconds` for a transfer; its values, the reason why it will not come, or None: not yet."""
+        """Wait at most `seconds` for a transfer. Returns its values, the reason why it will not come, or None if it is not there yet."""
         before = self._past.taken(transfer)
         if before is not None:
             return before
@@ -176,7 +176,7 @@ class PeerConnection:
     secret: str = attrs.field(default="", repr=False)
 
     def serve(self, connection: Connection) -> None:
-        """Take what it brings until the connection ends.
+        """Receive transfers until the connection ends.
 
         Raises:
             TransportError: it has ended.

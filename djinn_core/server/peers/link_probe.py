@@ -22,11 +22,11 @@ Send = Callable[[Frame], None]
 Receive = Callable[[float], Frame]
 
 
-class Sightings:
+class LinkMeasurements:
     """Measurements of links that the client has not been told of yet.
 
     Attributes:
-        some: those that there are.
+        some: the measurements.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Sightings:
             self.note(LinkMeasurement(source, True, nbytes, seconds))
 
     def note(self, seen: LinkMeasurement) -> None:
-        """Something was seen."""
+        """Add a measurement."""
         with self._lock:
             self.some.append(seen)
 

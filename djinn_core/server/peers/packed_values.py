@@ -109,7 +109,7 @@ def _all_bytes(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
 
 
 def can_move(value: Stored) -> bool:
-    """True if a value arrives as it is where the memory of all values moves."""
+    """True if a value is unchanged by a move of the memory of all values."""
     return _travels(value) or isinstance(value, torch.Generator | Poison)
 
 
@@ -173,7 +173,7 @@ def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
 
 
 def _laid_out(dense: torch.Tensor, view: View) -> Stored:
-    """The elements with the strides that their value has; why not, where there is no memory for the gaps between them."""
+    """The elements with the strides of their value; a reason instead, if there is no memory for the gaps between them."""
     try:
         return torch.empty_strided(view.shape, view.stride, dtype=dense.dtype, device=dense.device).copy_(dense)
     except RuntimeError as error:  # that of a CPU is no more than that

@@ -16,7 +16,7 @@ from djinn_core.delivery.reconnect_limit import ReconnectLimit
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
-from djinn_core.server.peers.link_probe import WORTH, Sightings, measure
+from djinn_core.server.peers.link_probe import WORTH, LinkMeasurements, measure
 from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.recovery.transfer_log import UnacknowledgedTransfer
 from djinn_core.wire.messages import decode, encode
@@ -49,7 +49,7 @@ class _UnacknowledgedTransfer:
 class Route:
     """A route to another executor, with its sender thread and its thread for acknowledgements."""
 
-    def __init__(self, peer: int, sightings: Sightings, patience: float, note: NoteTaken) -> None:
+    def __init__(self, peer: int, sightings: LinkMeasurements, patience: float, note: NoteTaken) -> None:
         """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was acknowledged."""
         self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
         self._connection: Connection | None = None
@@ -74,7 +74,7 @@ class Route:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that went this way, but for those that measured it."""
+        """Bytes that were sent over this route, without those that measured its link."""
         now = self._connection.bytes_sent if self._connection is not None else 0
         return self._past_bytes + now - self._unpaid
 
@@ -101,7 +101,7 @@ class Route:
             self._accept(acknowledged)
 
     def restore_kept(self, header: TransferHeader, items: list[Packed]) -> None:
-        """That process had sent this one before the snapshot, and it was not acknowledged then."""
+        """Keep a transfer that the process before had sent, and that was not acknowledged at its snapshot."""
         with self._changed:
             if header.number > self._acknowledged:
                 self._keep(header.number, header.transfer, items)
@@ -124,7 +124,7 @@ class Route:
         return bool(self._broken) or (len(self._kept) < WAITING_LIMIT and self._kept_bytes <= KEPT_LIMIT)
 
     def send(self, number: int, transfer: int, items: list[Packed]) -> None:
-        """Have a transfer sent, and kept until it is acknowledged."""
+        """Queue a transfer, and keep it until it is acknowledged."""
         with self._changed:
             if not self._broken and number > self._acknowledged:
                 self._keep(number, transfer, items)
@@ -136,14 +136,14 @@ class Route:
         self._kept_bytes += kept.nbytes
 
     def gauge(self) -> None:
-        """Have the way measured, unless something is on it: then the receiver sees how long that takes."""
+        """Have the link measured if it is idle; otherwise the receiver measures the transfers that are on their way."""
         with self._changed:
             if self._connection is not None and self._waiting() is None:
                 self._gauges = True
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Send what waits, then hang up."""
+        """Send what is queued, then disconnect."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -154,7 +154,7 @@ class Route:
     # --- connections ------------------------------------------------------------------------------------------
 
     def adopt(self, connection: Connection, acknowledged: int, dial: Dial) -> None:
-        """Go on over `connection`, whose other end has received `acknowledged` transfers; `dial` gives the next one."""
+        """Continue over `connection`, whose other end has received `acknowledged` transfers; `dial` makes the next connection."""
         with self._changed:
             if self._broken and acknowledged < self._numbered:
                 connection.close()  # the transfer that is due there is lost: its receiver reports that once its wait times out
@@ -195,7 +195,7 @@ class Route:
         self._note(acknowledged)
 
     def _lose(self, connection: Connection, reason: str) -> None:
-        """A connection has broken."""
+        """Note that a connection has broken."""
         connection.close()
         with self._changed:
             if self._connection is not connection:
@@ -302,7 +302,7 @@ class Route:
 
 
 def frames_of(header: TransferHeader, items: Sequence[Packed]) -> Iterator[Frame]:
-    """A transfer as it travels."""
+    """Frames of a transfer."""
     yield Frame(encode(header))
     for _, data in items:
         for start in range(0, len(data), PARCEL):

@@ -38,11 +38,11 @@ from djinn_core.wire.peer_messages import (
 
 @attrs.frozen
 class Waits:
-    """Waits of a session, in which it takes in what its client says.
+    """Functions with which a session waits, and takes in messages of its client meanwhile.
 
     Attributes:
         uploads: until all that was offered or is being read is here.
-        read_ahead: not at all: what the client has said so far is taken in.
+        read_ahead: returns at once: takes in the messages that have arrived.
         next_frame: for the client's next frame.
     """
 
@@ -65,7 +65,7 @@ class PeerValues:
     def answer(
         self, message: AnyMessage, connection: ExecutorChannel, timings: Timings | None, submissions: int
     ) -> None:
-        """Do what `message` says; `submissions`: how many there were before it.
+        """Carry out `message`; `submissions`: how many there were before it.
 
         Raises:
             ProtocolError: an executor does not expect such a message, or has no way to the other one.

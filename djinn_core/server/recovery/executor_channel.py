@@ -57,7 +57,7 @@ class ExecutorChannel(SessionChannel, Protocol):
     def put_aside(
         self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
     ) -> JournalReader | None:
-        """Compact the journal to a snapshot of `state()` now, and read that; None if it cannot be. `still`: as for `snapshot_if_due`.
+        """Compact the journal to a snapshot of `state()` now, and return its reader; None if that is not possible. `still`: as for `snapshot_if_due`.
 
         Raises:
             SessionLost: what was written cannot be read.

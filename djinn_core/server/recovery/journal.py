@@ -97,7 +97,7 @@ class Journal:
             raise
         self._records = RecordWriter(self._file, os.fstat(self._file).st_size)
         self._beside = 0  # bytes of blob files that have no other link
-        self._looked = 0  # how large all was when the disk was looked at
+        self._looked = 0  # size at the last check of the disk quota
 
     @classmethod
     def begin(cls, path: Path, owner: SessionIdentity, limit: int, disk: DiskQuota) -> Journal:
@@ -358,7 +358,7 @@ class JournalReader:
         return owner, end
 
     def is_at(self, path: Path) -> bool:
-        """True if the file at a path is this journal, and not one that has taken its place."""
+        """True if the file at a path is this journal, and no later one."""
         return os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
 
     @property

@@ -377,7 +377,7 @@ class Leases:
             leased.close()
 
     def serve(self, connection: Connection, asked: Resume, resumed: Callable[[], None] = lambda: None) -> None:
-        """Let a client go on over `connection`, until it is done with; a wrong secret is answered like no such session.
+        """Resume a session over `connection`, and return when that is closed. A wrong secret is answered like an unknown session.
 
         `resumed` is called when the session goes on.
         """

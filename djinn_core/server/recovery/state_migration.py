@@ -18,7 +18,7 @@ _PIECE_HEAD = encode(StateChunk())
 
 
 def hand_out(take: Callable[[], StateParts | None], held: int, limit: int, send: Callable[[Frame], None]) -> None:
-    """Send the session's state, as `take` returns it, if it fits in `limit` bytes; or else the reason why not.
+    """Send the session's state, as `take` returns it, if it fits in `limit` bytes; otherwise the reason why it is not sent.
 
     `held`: bytes that its values have.
     """
@@ -43,7 +43,7 @@ def _too_long(nbytes: int) -> str:
 
 
 def take_in(state: StateHeader, receive: Callable[[], Frame]) -> tuple[Snapshot, list[memoryview]]:
-    """A state that a client sends, once its parts fit together.
+    """Receive a state from a client, and check that its parts fit together.
 
     Raises:
         ProtocolError: they do not.
