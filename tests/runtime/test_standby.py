@@ -10,7 +10,7 @@ from djinn_core.delivery import snapshot_schedule
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.runtime.standby.connection import StandbyConnection
-from djinn_core.runtime.standby.frame_log import SentFrames
+from djinn_core.runtime.standby.failover_log import SentFrames
 from djinn_core.server.recovery.snapshot_format import KnownTemplate, Snapshot, encode_snapshot
 from djinn_core.server.recovery.state_migration import hand_out, take_in
 from djinn_core.wire.cancel_messages import CancelSubmissions

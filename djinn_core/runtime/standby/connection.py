@@ -22,8 +22,7 @@ from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel, Reconnection
-from djinn_core.runtime.standby.failover_log import FailoverLog
-from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
+from djinn_core.runtime.standby.failover_log import FailoverLog, SnapshotReceiver
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import Attached, ProtocolClose, Submit, decode, encode, is_of_kind
 from djinn_core.wire.peer_messages import AwaitTransfer, TransferHeader

@@ -1,19 +1,144 @@
-"""Failover log of a session: the frames that were sent, checksums of the responses, and periodic snapshots."""
+"""Failover log of a session: the frames that were sent, checksums of the responses, and periodic snapshots.
+
+Another server that is sent the frames again reaches the same state. They are in a file, and begin with a snapshot once there was one.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import struct
+import tempfile
 import time
+import weakref
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
+from djinn_core.delivery.record_log import RecordReader, RecordWriter
 from djinn_core.delivery.snapshot_schedule import SnapshotSchedule, answer_checksum
+from djinn_core.directories import cache_directory
+from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.logs import get_logger
-from djinn_core.runtime.standby.frame_log import SentFrames
-from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
 from djinn_core.wire.frames import Frame
-from djinn_core.wire.messages import decode
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import Completed, decode
+from djinn_core.wire.state_messages import StateChunk, StateHeader, count_pieces
+
+_FRAME: Final = b"F"  # the kind of all records
+_ANSWERS: Final = struct.Struct("<Q")  # answers that had been taken; before the head of a frame
+
+
+def folder() -> Path | None:
+    """Directory for the files of sent frames: in the user's cache, usually on a disk; None: the system's default."""
+    path = cache_directory()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return path
+
+
+class SentFrames:
+    """Frames in a file without a name, which is gone with this process, however it ends. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        """Make an empty one.
+
+        Raises:
+            OSError: there cannot be one.
+        """
+        with tempfile.TemporaryFile(dir=folder(), buffering=0) as file:
+            self._file = os.dup(file.fileno())
+        self._end = weakref.finalize(self, os.close, self._file)
+        self._records = RecordWriter(self._file, 0)
+        self.frames = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames that were written."""
+        return self._records.size
+
+    @property
+    def room(self) -> int:
+        """Number of bytes that the disk has left."""
+        return shutil.disk_usage(folder() or tempfile.gettempdir()).free
+
+    def append(self, frame: Frame, answers: int) -> None:
+        """Write a frame, before which `answers` answers had been received.
+
+        Raises:
+            OSError: there is no room.
+        """
+        self._records.append(_FRAME, _ANSWERS.pack(answers) + frame.head, frame.body)
+        self.frames += 1
+
+    def read(self) -> Iterator[tuple[int, Frame]]:
+        """The frames in order, each with the number of answers that had been taken before it.
+
+        Raises:
+            TransportError: the file does not have what was written to it.
+        """
+        with open(self._file, "rb", closefd=False) as file:
+            reader = RecordReader(file)
+            try:
+                for place in reader.places(0, self.nbytes):
+                    _, head, body = reader.read(place.start)
+                    (answers,) = _ANSWERS.unpack_from(head)
+                    yield answers, Frame(head[_ANSWERS.size :], body)
+            except (ProtocolError, struct.error) as error:
+                raise TransportError(f"the file with what was sent is not what it was: {error}") from error
+
+    def close(self) -> None:
+        """Close the file, which frees its room."""
+        self._end()
+
+
+class SnapshotReceiver:
+    """Receives a snapshot of the session, as frames that another executor can be sent.
+
+    Attributes:
+        frames: those that have come; None once the snapshot was dropped.
+        reason: why there is none.
+        disturbed: whether a frame came that answers no submission: the executor waits for something and must have it first.
+    """
+
+    def __init__(self, frames: SentFrames) -> None:
+        self.frames: SentFrames | None = frames
+        self.reason = ""
+        self.disturbed = False
+        self._left: int | None = None
+
+    def take(self, frame: Frame, message: Message) -> bool:
+        """Take a frame, and return True, if it belongs to the snapshot.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        if isinstance(message, StateHeader):
+            self._left, self.reason = count_pieces(message.lengths), message.reason
+        elif isinstance(message, StateChunk) and self._left:
+            self._left -= 1
+        else:
+            self.disturbed |= not isinstance(message, Completed)
+            return False
+        if self.frames is not None:
+            self.frames.append(frame, 0)
+        return True
+
+    @property
+    def over(self) -> bool:
+        """True if the snapshot is complete."""
+        return self._left == 0
+
+    def drop(self) -> None:
+        """Drop the snapshot, and ignore what still comes of it."""
+        if self.frames is not None:
+            self.frames.close()
+            self.frames = None
+
 
 # Of a frame's head: the kind of message, and a submission's number. What comes after it has times in it.
 _OPENING: Final = slice(1, 14)
@@ -34,7 +159,7 @@ class AnswerChecksums:
         return len(self._marks)
 
     def take(self, frame: Frame) -> None:
-        """One more."""
+        """Add an answer."""
         self._marks.append(mark_of(frame))
 
     def agrees(self, position: int, frame: Frame) -> bool:
@@ -42,7 +167,7 @@ class AnswerChecksums:
         return self._marks[position] == mark_of(frame)
 
     def clear(self) -> None:
-        """They need not be given again."""
+        """Forget all of them: these answers will not be given again."""
         del self._marks[:]
 
 
