@@ -13,7 +13,7 @@ from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate, built_in, choices, installed, named
 from djinn_core.plugins.intake import PluginFailure, PluginLoader, warn_of_hooks
 from djinn_core.plugins.kept_kinds import KeptKinds
-from djinn_core.plugins.kinds import EVERY_KIND, KINDS
+from djinn_core.plugins.kinds import EVERY_KIND, INTEGRATIONS, KINDS
 from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import unknown_settings
 
@@ -192,7 +192,7 @@ def load_opening(
     registry = found.usable(selection.strict)
     for failure in found.failures:
         failure.warn()
-    return attrs.evolve(registry, later=kinds - first)
+    return attrs.evolve(registry, later=(kinds - first) | {INTEGRATIONS})
 
 
 def load_later(selection: Selection, opening: Registry, *, builtins: Mapping[str, object]) -> Registry:
