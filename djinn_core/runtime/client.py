@@ -27,11 +27,9 @@ from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import new_storage
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import missing_operators, open_connections
 from djinn_core.runtime.connecting.opened import Opened
-from djinn_core.runtime.connecting.status import why_unavailable
 from djinn_core.runtime.context import ClientContext, InitHook
 from djinn_core.runtime.counting import counters, reset_counters
 from djinn_core.runtime.integrations import integrate_registered
@@ -186,7 +184,11 @@ def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> N
     context.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     port.wait_timeout = settings.wait_timeout
-    port.fallback = ClientFallback(context.stats) if settings.client_fallback else None
+    port.fallback = None
+    if settings.client_fallback:
+        from djinn_core.runtime.client_fallback import ClientFallback
+
+        port.fallback = ClientFallback(context.stats)
     if settings.client_fallback or context.session is None:
         forget_calls()
     if settings.debug:
@@ -610,6 +612,8 @@ def _is_available() -> bool:
     """True if a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
     if context.answered or is_initialized() or not _named_servers():
         return True
+    from djinn_core.runtime.connecting.status import why_unavailable
+
     reason = why_unavailable(settings(), _opening_registry())
     if reason:
         log.warning("the remote device cannot be used", reason=reason)

@@ -17,7 +17,6 @@ from djinn.transports import (
     Transport,
     TransportCapabilities,
     TransportError,
-    server_context,
 )
 
 # Connections are imported where there is one: each client has this transport, and few use it.
@@ -77,6 +76,7 @@ def _connect(endpoint: Endpoint, url: str, limits: Limits, timeout: float) -> Co
 
 def _listen(endpoint: Endpoint, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
     # Imported here because clients and most executors never listen, and the server's library takes long to import.
+    from djinn.transports import server_context
     from djinn_http.server import HttpListener
 
     context = None if endpoint.tls is None else server_context(endpoint.tls)
