@@ -11,7 +11,6 @@ import json
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -519,18 +518,28 @@ def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]]
     try:
         with path.open("rb") as file:
             _check_writers(path, os.fstat(file.fileno()))
-            table = tomllib.load(file)
+            content = file.read()
     except FileNotFoundError as error:
         if must_exist:
             raise ConfigurationError(
                 f"There is no configuration file {path}: create it or unset {FILE_VARIABLE}."
             ) from error
         return {}, False
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
         raise ConfigurationError(f"The configuration file {path} cannot be read: {error}.") from error
+    table = _parsed(path, content)
     for name in table:
         _check_name(name, f"file {path}")
     return {name: (value, f"file {path}") for name, value in table.items()}, True
+
+
+def _parsed(path: Path, content: bytes) -> dict[str, Any]:
+    import tomllib  # most users have no such file
+
+    try:
+        return tomllib.loads(content.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"The configuration file {path} cannot be read: {error}.") from error
 
 
 def _check_writers(path: Path, status: os.stat_result) -> None:
