@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import os
 import sys
 import tempfile
@@ -194,7 +193,7 @@ def _hidden_from_dynamo(function: Any) -> Any:
     hides = _hiding_code()
     while function is not None:
         if getattr(function, "__code__", None) is hides:
-            return inspect.getclosurevars(function).nonlocals.get("fn")
+            return function.__closure__[hides.co_freevars.index("fn")].cell_contents
         function = getattr(function, "__wrapped__", None)
     return None
 
