@@ -378,12 +378,15 @@ def start_early() -> None:
 
 
 def _own_executors() -> tuple[OwnExecutor, ...]:
-    """Start this program's own executors on this machine; none where a server or a launcher of a plugin has them."""
+    """This program's own executors on this machine, which are started now unless `import djinn` did; none where a server or a launcher of a plugin has them."""
     now = _resolved()
+    taken: tuple[OwnExecutor, ...] = port.early.take(now) if port.early is not None else ()
+    if taken:
+        return taken
     if _named_servers():
         return ()
     from djinn_core.launch.launchers import LOCAL
-    from djinn_core.runtime.connecting.embedded import start_executors
+    from djinn_core.runtime.connecting.starting import start_executors
 
     return start_executors(now) if now.engine == LOCAL else ()
 
@@ -400,11 +403,14 @@ def _connect() -> tuple[Opened, ...]:
     executors, context.starting = context.starting, ()
     executors = executors or _own_executors()
     try:
-        return open_connections(settings(), _opening_registry(), executors)
+        opened = open_connections(settings(), _opening_registry(), executors)
     except BaseException:
         for executor in executors:
             executor.close(0.0)
         raise
+    if executors and port.early is not None:
+        port.early.note(settings())
+    return opened
 
 
 def _runtime() -> Runtime:

@@ -85,7 +85,8 @@ def open_connections(
         _tell_of(opened, registry)
         return opened
     # Where a server is configured, nothing of what starts executors is imported.
-    from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, start_executors
+    from djinn_core.runtime.connecting.embedded import open_embedded, open_inline
+    from djinn_core.runtime.connecting.starting import start_executors
 
     if settings.executor == "inline":
         opened = (open_inline(settings),)
