@@ -39,10 +39,10 @@ from djinn_core.errors import (
     VerificationError,
     WeightsUnavailable,
 )
-from djinn_core.hookspecs import API_VERSION, hookimpl
 
 # What is here takes as long to import as everything else, so each name is imported when it is first asked for (`__getattr__`).
 if TYPE_CHECKING:
+    from djinn_core.hookspecs import API_VERSION, hookimpl
     from djinn_core.interception.recording.capture import is_capturing
     from djinn_core.interception.runtime_interface import CacheMemory, Publication
     from djinn_core.interception.tensors.lazy_tensor import LazyTensor
@@ -193,6 +193,7 @@ __all__ = [
 ]
 
 _PLACES = {
+    "djinn_core.hookspecs": "API_VERSION hookimpl",
     "djinn_core.interception.recording.capture": "is_capturing",
     "djinn_core.interception.runtime_interface": "CacheMemory Publication",
     "djinn_core.interception.tensors.lazy_tensor": "LazyTensor",

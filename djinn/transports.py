@@ -1,5 +1,7 @@
 """For authors of transports: the contract, frames, and connections over sockets."""
 
+from typing import TYPE_CHECKING
+
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import (
     Buffer,
@@ -16,8 +18,7 @@ from djinn_core.hookspecs.transports import (
     TransportCapabilities,
 )
 from djinn_core.interrupts import LOOK_SECONDS, held
-from djinn_core.launch.http_hosts import VARIABLE as HOSTS_VARIABLE
-from djinn_core.launch.http_hosts import is_called, is_well_formed, own_names
+from djinn_core.loading import importing
 from djinn_core.logs import get_logger
 from djinn_core.net.sockets import (
     SocketConnection,
@@ -27,11 +28,15 @@ from djinn_core.net.sockets import (
     wait_readable,
 )
 from djinn_core.net.streams import StreamConnection
-from djinn_core.net.tls_contexts import check_fingerprint, client_context, server_context
-from djinn_core.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
 from djinn_core.printable import printable
 from djinn_core.system.tcp import DONTWAIT, READABLE, Poll, keep_alive, poller, wait_in_kernel
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame, flatten
+
+# For servers, and for TLS: each client has the transports, and imports of all this what it uses (`__getattr__`).
+if TYPE_CHECKING:
+    from djinn_core.launch.http_hosts import HOSTS_VARIABLE, is_called, is_well_formed, own_names
+    from djinn_core.net.tls_contexts import check_fingerprint, client_context, server_context
+    from djinn_core.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
 
 __all__ = [
     "DONTWAIT",
@@ -80,3 +85,12 @@ __all__ = [
     "wait_in_kernel",
     "wait_readable",
 ]
+
+_PLACES = {
+    "djinn_core.launch.http_hosts": "HOSTS_VARIABLE is_called is_well_formed own_names",
+    "djinn_core.net.tls_contexts": "check_fingerprint client_context server_context",
+    "djinn_core.net.tls_sockets": "AcceptedTlsConnection TlsConnection TlsSocket dial_tls",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, _PLACES)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -270,6 +269,15 @@ def _weights_from(value: object) -> str:
     return str(value)
 
 
+def _at_import(value: object) -> str:
+    if value == "auto":
+        return "auto"
+    try:
+        return "yes" if _flag(value) else "no"
+    except ValueError:
+        raise ValueError("must be 'auto', 1 or 0, true or false") from None
+
+
 def _executor(value: object) -> str:
     if value not in {"process", "inline"}:
         raise ValueError("must be 'process' or 'inline'")
@@ -326,7 +334,8 @@ class Settings:
         keep_plans: whether plans are kept in the cache directory, for later processes with the same programs.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
         client_fallback: whether ops that the executor cannot do are computed on this machine.
-        start_at_import: whether `import djinn` starts the executors of this program's own; counts in the environment and the file.
+        start_at_import: whether `import djinn` starts the executors of this program's own: `yes`, `no`, or `auto`: where the last run of
+            the same script used them; counts in the environment and the file.
         connect_timeout: seconds that a server may take to answer.
         start_timeout: seconds that an executor may take to start.
         wait_timeout: seconds that a wait for results may take; 0: as long as it takes.
@@ -379,7 +388,7 @@ class Settings:
     keep_plans: bool = attrs.field(default=True, converter=_flag)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
     client_fallback: bool = attrs.field(default=False, converter=_flag)
-    start_at_import: bool = attrs.field(default=False, converter=_flag)
+    start_at_import: str = attrs.field(default="auto", converter=_at_import)
     connect_timeout: float = attrs.field(default=30.0, converter=_seconds)
     start_timeout: float = attrs.field(default=60.0, converter=_seconds)
     wait_timeout: float = attrs.field(default=0.0, converter=_target)
@@ -519,18 +528,28 @@ def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]]
     try:
         with path.open("rb") as file:
             _check_writers(path, os.fstat(file.fileno()))
-            table = tomllib.load(file)
+            content = file.read()
     except FileNotFoundError as error:
         if must_exist:
             raise ConfigurationError(
                 f"There is no configuration file {path}: create it or unset {FILE_VARIABLE}."
             ) from error
         return {}, False
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
         raise ConfigurationError(f"The configuration file {path} cannot be read: {error}.") from error
+    table = _parsed(path, content)
     for name in table:
         _check_name(name, f"file {path}")
     return {name: (value, f"file {path}") for name, value in table.items()}, True
+
+
+def _parsed(path: Path, content: bytes) -> dict[str, Any]:
+    import tomllib  # most users have no such file
+
+    try:
+        return tomllib.loads(content.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"The configuration file {path} cannot be read: {error}.") from error
 
 
 def _check_writers(path: Path, status: os.stat_result) -> None:

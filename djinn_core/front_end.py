@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from html import escape
 from typing import Any, Final
 
-_CELL: Final = re.compile(r"ipykernel_\d+|<ipython-input-")
+_CELL: Final = r"ipykernel_\d+|<ipython-input-"
 
 
 def shell() -> Any | None:
@@ -23,7 +22,7 @@ def shows_html() -> bool:
 
 def called(file: str) -> str:
     """A file as a message names it: `Cell In[7]` for the code of a cell, as in IPython's own tracebacks."""
-    if not _CELL.search(file):
+    if not re.search(_CELL, file):
         return file
     names = getattr(getattr(shell(), "compile", None), "format_code_name", None)
     found = names(file) if names is not None else None
@@ -32,5 +31,7 @@ def called(file: str) -> str:
 
 def preformatted(text: str, caption: str = "") -> str:
     """Text as HTML, as notebooks show output, with a small line above it."""
+    from html import escape  # for notebooks
+
     above = f'<div style="font-size:85%;opacity:.7">{escape(caption)}</div>' if caption else ""
     return f'{above}<pre style="margin:0">{escape(text)}</pre>'

@@ -69,5 +69,6 @@ def attach() -> None:
     """Register the device, where this process is a client."""
     if is_client():
         with collect_later:
-            importlib.import_module("djinn_core.runtime.attaching").attach()
+            early = importlib.import_module("djinn_core.runtime.early_start").begin()
+            importlib.import_module("djinn_core.runtime.attaching").attach(early)
             importlib.import_module("djinn_core.runtime.server_files").save_at_addresses()

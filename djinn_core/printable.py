@@ -8,12 +8,12 @@ from typing import Final
 LONGEST: Final = 32 << 10  # characters of one text
 # Control characters but for tab and newline, what turns the direction of writing around, and halves of characters, which no
 # message can carry.
-_OBEYED: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_OBEYED: Final = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 def printable(text: str) -> str:
     """`text` with everything that a terminal would obey written out, newlines excepted, and not longer than `LONGEST`."""
-    shown = _OBEYED.sub(_written_out, text[:LONGEST])
+    shown = re.sub(_OBEYED, _written_out, text[:LONGEST])
     return shown if len(text) <= LONGEST else f"{shown} ... ({len(text):,} characters)"
 
 

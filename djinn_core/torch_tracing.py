@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import os
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -191,12 +190,19 @@ _UNTRACED: Final = "__dynamo_disable"
 
 def _hidden_from_dynamo(function: Any) -> Any:
     """The function that `torch._disable_dynamo` was given where it made `function`, or one that `function` wraps; else None."""
-    hides = torch._compile._disable_dynamo(_hidden_from_dynamo).__code__
+    hides = _hiding_code()
     while function is not None:
         if getattr(function, "__code__", None) is hides:
-            return inspect.getclosurevars(function).nonlocals.get("fn")
+            return function.__closure__[hides.co_freevars.index("fn")].cell_contents
         function = getattr(function, "__wrapped__", None)
     return None
+
+
+@functools.cache
+def _hiding_code() -> CodeType:
+    """The code of each function that `torch._disable_dynamo` makes."""
+    code: CodeType = torch._compile._disable_dynamo(_hidden_from_dynamo).__code__
+    return code
 
 
 class _Asked(torch.Tensor):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 from djinn_core.hookspecs import hookspec
-from djinn_core.ir.costs import DeviceCapabilities
+
+if TYPE_CHECKING:
+    from djinn_core.ir.costs import DeviceCapabilities
 
 
 @runtime_checkable

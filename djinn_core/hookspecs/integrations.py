@@ -33,8 +33,8 @@ def djinn_register_integrations(settings: Any) -> Iterable[Integration]:
     """Return the integrations that this plugin offers.
 
     Called once in the client process: when the program imports a library that an entry point of the group
-    `djinn.integrations` names with this plugin, or when the plugins are first needed, whichever is earlier. An exception
-    disables the plugin. One in `adapt` is logged with the plugin's name, and the import goes on; where the integration is
+    `djinn.integrations` names with this plugin, or when a program is first planned, whichever is earlier; without such an
+    entry point, when the session begins. An exception disables the plugin. One in `adapt` is logged with the plugin's name, and the import goes on; where the integration is
     `only_under_run` and its module is imported already, `djinn run` ends with it. Since API version 1.
     """
     del settings

@@ -290,6 +290,7 @@ class Port(RuntimeFunctions):
         copy_later: begin a copy to a new CPU tensor (source, memory format); None if it must wait.
         copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
         bound_state: the value that holds the random state of an index that is bound to one device.
+        early: the runtime's `EarlyStart`, with executors that were started before it was imported.
         traced_by: backends of `torch.compile` that accept remote tensors. ending: the interpreter is shutting down.
     """
 
@@ -299,6 +300,7 @@ class Port(RuntimeFunctions):
     copy_later: Callable[[Any, torch.memory_format], torch.Tensor | None] = _not_installed
     copy_into_later: Callable[[torch.Tensor, Any], bool] = _not_installed
     bound_state: Callable[[int], Any] = _not_installed
+    early: Any = None
     traced_by: list[Callable[..., Any]] = attrs.field(factory=list)
     ending: bool = False
 

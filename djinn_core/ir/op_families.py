@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from djinn_core.ir.arguments import arguments
-from djinn_core.ir.dataflow import is_view, origin
-from djinn_core.ir.graph import Graph, Node
+# Names are looked up where no program is analysed; what analyses one imports graphs anyway.
+if TYPE_CHECKING:
+    from djinn_core.ir.graph import Graph, Node
 
 CONVOLUTION = frozenset({
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_depthwise3d", "conv_transpose1d", "conv_transpose2d",
@@ -70,6 +71,8 @@ _PRODUCT_WEIGHTS = {
 
 def role_of(node: Node) -> str | None:
     """Role of an op, as far as its name tells."""
+    from djinn_core.ir.dataflow import is_view
+
     if is_backward(node):
         return "backward"
     if is_view(node):
@@ -98,6 +101,9 @@ def is_backward(node: Node) -> bool:
 
 def weights_of(graph: Graph, node: Node) -> list[int]:
     """The values that stand where this op expects parameters: inputs of the graph, or made to be filled in it."""
+    from djinn_core.ir.arguments import arguments
+    from djinn_core.ir.dataflow import origin
+
     if node.operation in CONVOLUTION | EMBEDDING | NORMALISATION | {"linear"}:
         names: tuple[str, ...] = _WEIGHT_NAMES
     else:

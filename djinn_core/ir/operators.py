@@ -105,14 +105,12 @@ _EXCLUDED = dict.fromkeys(
 # The same of single overloads: PyTorch's own public functions reach the others.
 _EXCLUDED_OVERLOADS = dict.fromkeys(("aten::_chunk_cat.out", "aten::_logcumsumexp.out"), _UNCHECKED)
 # Ops that make, take or look into tensors that are not strided: sparse, quantized, nested and MKL-DNN ones.
-_OTHER_LAYOUTS = re.compile(
+_OTHER_LAYOUTS = (
     r"sparse|mkldnn|nested|coalesce|cslt|^_?(indices|values)(_copy)?$|^(c?col|c?row|crow|ccol)_indices(_copy)?$|^_nnz$"
     r"|^(quantize_per|empty_quantized|_empty_(affine|per_channel_affine)_quantized|_make_per_(channel|tensor)_quantized)"
     r"|^(dequantize|int_repr|q_(scale|zero_point|per_channel_\w+)|qscheme)$|^quantized_|^_wrapped_quantized"
 )
-_TYPES = re.compile(
-    r"^(Optional\[)?(List\[)?(Optional\[)?(Tensor|int|bool|float|number|complex|str|Device|Generator)(\])*$"
-)
+_TYPES = r"^(Optional\[)?(List\[)?(Optional\[)?(Tensor|int|bool|float|number|complex|str|Device|Generator)(\])*$"
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -138,7 +136,7 @@ def refusal(name: str) -> str:
     if not name.startswith("aten::"):
         return "it is not one of PyTorch's own operators"
     packet, overload = split_name(name)
-    if _OTHER_LAYOUTS.search(packet):
+    if re.search(_OTHER_LAYOUTS, packet):
         return "it is about tensors that are not strided"
     if packet in _EXCLUDED or name in _EXCLUDED_OVERLOADS:
         return _EXCLUDED.get(packet) or _EXCLUDED_OVERLOADS[name]
@@ -150,13 +148,13 @@ def refusal(name: str) -> str:
 
 @functools.cache
 def _can_travel(kind: str) -> bool:
-    return bool(_TYPES.match(kind))
+    return bool(re.match(_TYPES, kind))
 
 
 @functools.cache
 def needs_other_layout(name: str) -> bool:
     """True if an overload is about sparse, quantized, nested or MKL-DNN tensors, which no remote device has."""
-    return bool(_OTHER_LAYOUTS.search(split_name(name)[0]))
+    return bool(re.search(_OTHER_LAYOUTS, split_name(name)[0]))
 
 
 @functools.cache

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,7 +11,6 @@ from djinn_core.errors import InvalidStage
 from djinn_core.ir.networkx_graph import plan_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.placement import PlacementDecision
-from djinn_core.ir.program import Slot
 from djinn_core.ir.substitution import Substitution
 
 if TYPE_CHECKING:
@@ -113,15 +111,3 @@ def resolved(replace: Mapping[int, int]) -> dict[int, int]:
         if end in replace:
             raise InvalidStage(f"value {value} is replaced by values that stand in for each other in a circle")
     return ends
-
-
-def conditions_hold(equal_slots: tuple[tuple[int, int], ...], slots: Sequence[Slot]) -> bool:
-    """True if the scalars of a program are equal wherever a plan needs them to be."""
-    return all(interchangeable(slots[first], slots[second]) for first, second in equal_slots)
-
-
-def interchangeable(first: Slot, second: Slot) -> bool:
-    """True if ops give the same result for either: 1 and 1.0 differ in type, 0.0 and -0.0 in sign, nan from itself."""
-    if type(first) is not type(second) or first != second:
-        return False
-    return first != 0 or math.copysign(1, first) == math.copysign(1, second)

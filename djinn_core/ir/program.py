@@ -7,9 +7,10 @@ together one list of value handles and one of slots. `Program.instructions()` is
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Final
 
@@ -231,3 +232,15 @@ class Program(ShortRepr):
     def is_backward(self, index: int) -> bool:
         """True if a backward pass issued instruction `index`."""
         return is_backward(self.modules[index]) if 0 <= index < len(self.modules) else False
+
+
+def conditions_hold(equal_slots: tuple[tuple[int, int], ...], slots: Sequence[Slot]) -> bool:
+    """True if the scalars of a program are equal wherever a plan needs them to be."""
+    return all(interchangeable(slots[first], slots[second]) for first, second in equal_slots)
+
+
+def interchangeable(first: Slot, second: Slot) -> bool:
+    """True if ops give the same result for either: 1 and 1.0 differ in type, 0.0 and -0.0 in sign, nan from itself."""
+    if type(first) is not type(second) or first != second:
+        return False
+    return first != 0 or math.copysign(1, first) == math.copysign(1, second)

@@ -220,6 +220,7 @@ class ExecutorConfig:
         accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
             from zero.
         module: the Python module that the process runs; only tests change it.
+        unused_seconds: it ends where no session has begun after so long; 0: it waits for one.
     """
 
     device: str = ""
@@ -239,6 +240,7 @@ class ExecutorConfig:
     log: LogConfig = attrs.field(factory=LogConfig)
     accounts: Path | None = None
     module: str = EXECUTOR_MODULE
+    unused_seconds: float = 0.0
 
     def with_settings(self, settings: Settings) -> ExecutorConfig:
         """The same with the settings in place of what is not configured."""

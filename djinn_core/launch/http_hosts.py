@@ -10,25 +10,25 @@ import socket
 from typing import Final
 from urllib.parse import urlsplit
 
-VARIABLE: Final = "DJINN_HTTP_HOSTS"
+HOSTS_VARIABLE: Final = "DJINN_HTTP_HOSTS"
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 
 
 @functools.lru_cache(maxsize=16)
 def own_names(url: str) -> frozenset[str]:
-    """The names of the server at `url`: those of this machine, the one that it listens at, and those in `VARIABLE`.
+    """The names of the server at `url`: those of this machine, the one that it listens at, and those in `HOSTS_VARIABLE`.
 
     That variable has further names, joined by commas, by which clients or a proxy call it.
     """
     listening = urlsplit(url).hostname or ""
-    names = ("localhost", socket.gethostname(), listening, *os.environ.get(VARIABLE, "").split(","))
+    names = ("localhost", socket.gethostname(), listening, *os.environ.get(HOSTS_VARIABLE, "").split(","))
     return frozenset(name.strip().lower() for name in names if name.strip())
 
 
 def allow_host(name: str) -> None:
     """Allow `name` as a further name of this server; to be called before it listens."""
     if name:
-        os.environ[VARIABLE] = ",".join(filter(None, (os.environ.get(VARIABLE, ""), name)))
+        os.environ[HOSTS_VARIABLE] = ",".join(filter(None, (os.environ.get(HOSTS_VARIABLE, ""), name)))
 
 
 def is_well_formed(host: str) -> bool:

@@ -35,6 +35,7 @@ class PluginCandidate:
         load: returns the plugin, a module or an object; raises whatever the plugin raises at import.
         builtin: whether it is part of Djinn.
         module: the module of its entry point; empty where it came otherwise.
+        integrating: whether it is loaded anyway when a library is imported that it names.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PluginCandidate:
     load: Callable[[], object]
     builtin: bool = False
     module: str = ""
+    integrating: bool = False
 
     def row(self, status: Status, kind: str = "", error: str | None = None) -> PluginRow:
         """The plugin's line in the report."""
@@ -66,11 +68,17 @@ def _offered(group: str) -> Iterator[PluginCandidate]:
     """The plugins of installed distributions; one that lies on the import path twice counts where it comes first."""
     places: dict[str, str] = {}
     for place, points in installed_points():
+        integrating = {(point.distribution, point.value) for point in points if point.group == INTEGRATION_GROUP}
         for point in points:
             if point.group == group and places.setdefault(point.distribution, place) == place:
                 found = point.entry_point
                 yield PluginCandidate(
-                    point.name, point.distribution, point.version, partial(_loaded, found), module=found.module
+                    point.name,
+                    point.distribution,
+                    point.version,
+                    partial(_loaded, found),
+                    module=found.module,
+                    integrating=(point.distribution, point.value) in integrating,
                 )
 
 

@@ -12,8 +12,8 @@ from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate
 from djinn_core.plugins.kept_kinds import KeptKinds
-from djinn_core.plugins.kinds import KINDS
-from djinn_core.plugins.loading import HookError, LoadedPlugin, load
+from djinn_core.plugins.kinds import INTEGRATIONS, KINDS
+from djinn_core.plugins.loading import HookError, Loaded, load
 from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import DeclaredSettings
 
@@ -52,8 +52,8 @@ class PluginLoader:
     claims: dict[tuple[str, str], PluginCandidate] = attrs.field(factory=dict)
     objects: dict[str, list[Any]] = attrs.field(factory=lambda: defaultdict(list))
     owners: dict[tuple[str, str], PluginRow] = attrs.field(factory=dict)
-    settings: list[DeclaredSettings] = attrs.field(factory=list)
-    kept: KeptKinds | None = None  # by which plugins are left out that have none of `kinds`
+    settings: list[Declared] = attrs.field(factory=list)
+    kept: KeptKinds | None = None  # by which plugins are left out of which nothing is asked now
 
     def take(self, candidate: PluginCandidate, requested: bool = False) -> None:
         """Load a plugin, unless it is disabled, and keep its objects."""
@@ -63,7 +63,7 @@ class PluginLoader:
         try:
             self._claim_name(candidate)
             known = self.kept.of(candidate) if self.kept is not None and candidate.module and not requested else None
-            if known is not None and set(known).isdisjoint(self.kinds):
+            if known is not None and not self._asks(candidate, known):
                 self.rows.append(candidate.row("active", kind=",".join(known)))
                 return
             loaded = load(candidate, self.kinds, self.trace, self.given)
@@ -72,6 +72,10 @@ class PluginLoader:
             self.refuse(candidate, error, fatal=requested or candidate.builtin)
             return
         self._keep(loaded)
+
+    def _asks(self, candidate: PluginCandidate, kinds: Iterable[str]) -> bool:
+        """True if hooks of these kinds are called now. Integrations are not that come with the import of their library."""
+        return any(kind in self.kinds for kind in kinds if not (candidate.integrating and kind == INTEGRATIONS))
 
     def refuse(self, candidate: PluginCandidate, error: PluginError, fatal: bool) -> None:
         """Note that a plugin cannot be used."""

@@ -5,11 +5,12 @@ A process that a client or a gateway has started leaves plugins unimported that 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -39,15 +40,17 @@ class KeptKinds:
         self._path = _path()
         self._known = _read(self._path)
         self._changed = False
+        self._digests: dict[str, str] = {}
+        self._places: Mapping[str, str] = {}
 
     def of(self, candidate: PluginCandidate) -> tuple[str, ...] | None:
         """The kinds of hooks that a plugin implements; None where that is not known, or its files have changed."""
-        digest = _digest(candidate.module)
+        digest = self._digest(candidate.module)
         return self._known.get(_key(candidate, digest)) if digest else None
 
     def note(self, candidate: PluginCandidate, kinds: tuple[str, ...]) -> None:
         """Keep what a plugin implements that was loaded."""
-        digest = _digest(candidate.module)
+        digest = self._digest(candidate.module)
         if digest and self._known.get(key := _key(candidate, digest)) != kinds:
             self._known[key] = kinds
             self._changed = True
@@ -62,6 +65,14 @@ class KeptKinds:
             replace_file(self._path, msgspec.json.encode(latest))
         except OSError as error:
             log().debug("kinds of plugins are not kept", file=str(self._path), error=str(error))
+
+    def _digest(self, module: str) -> str:
+        """Digest of the files of a module's package; empty where there are none, or too many."""
+        package = module.partition(".")[0]
+        if package not in self._digests:
+            self._places = self._places or _listed()
+            self._digests[package] = _digest(package, self._places)
+        return self._digests[package]
 
 
 def _path() -> Path:
@@ -83,21 +94,44 @@ def _key(candidate: PluginCandidate, digest: str) -> str:
     return f"{candidate.name} {candidate.module} {candidate.distribution} {candidate.version} {digest}"
 
 
-def _digest(module: str) -> str:
-    """A digest of names, times and sizes of the files of Python in a module's package; empty where there are none, or too many."""
-    package = module.partition(".")[0]
+def _listed() -> Mapping[str, str]:
+    """By its name what lies in the folders of the import path, and where; of two, the one that is found first."""
+    found: dict[str, str] = {}
+    for place in sys.path:
+        with contextlib.suppress(OSError), os.scandir(place or ".") as entries:
+            for entry in entries:
+                found.setdefault(entry.name, entry.path)
+    return found
+
+
+def _digest(package: str, listed: Mapping[str, str]) -> str:
+    """A digest of names, times and sizes of the files of Python in a package; empty where there are none, or too many."""
     try:
-        spec = importlib.util.find_spec(package) if package else None
-        if spec is None or not spec.origin:
-            return ""
-        files = list(_times(spec.origin if not spec.submodule_search_locations else str(Path(spec.origin).parent)))
+        files = list(_times(_origin(package, listed)))
     except (ImportError, OSError, ValueError):
         return ""
     return hashlib.blake2b(repr(files).encode(), digest_size=16).hexdigest() if len(files) <= FILES_LIMIT else ""
 
 
+def _origin(package: str, listed: Mapping[str, str]) -> str:
+    """The folder of a package, or the file of a module.
+
+    The search for a module asks each folder of the import path once more: it is for those that a listing does not decide.
+
+    Raises:
+        ImportError: there is none.
+    """
+    folder = listed.get(package)
+    if folder is not None and f"{package}.py" not in listed and os.path.exists(f"{folder}/__init__.py"):  # noqa: PTH110 - faster
+        return folder
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None or not spec.origin:
+        raise ImportError(name=package)
+    return str(Path(spec.origin).parent) if spec.submodule_search_locations else spec.origin
+
+
 def _times(place: str) -> Iterator[tuple[str, int, int]]:
-    if not Path(place).is_dir():
+    if not os.path.isdir(place):  # noqa: PTH112 - faster
         status = Path(place).stat()
         yield place, status.st_mtime_ns, status.st_size
         return

@@ -57,9 +57,10 @@ def _types_of(protocol: type) -> dict[str, Any]:
     return get_type_hints(protocol)
 
 
+INTEGRATIONS: Final = "integrations"
 KINDS: Final[tuple[Kind, ...]] = (
     Kind("interception", "interceptors", "Interceptor"),
-    Kind("integrations", "integrations", "Integration"),
+    Kind(INTEGRATIONS, "integrations", "Integration"),
     Kind("patterns", "patterns", "Pattern"),
     Kind("costs", "cost_models", "CostModel"),
     Kind("optimizations", "optimizations", "Optimization"),
@@ -94,6 +95,6 @@ def kinds_in(process: str) -> frozenset[str]:
 COMMAND_KINDS: Final = kinds_in("command")
 CLIENT_KINDS: Final = kinds_in("client")
 # Kinds that a client asks when its session begins, unless a plugin launches its executors; the others when a program is planned.
-OPENING_KINDS: Final = frozenset({"interception", "integrations", "transports", "observers"})
+OPENING_KINDS: Final = frozenset({"interception", INTEGRATIONS, "transports", "observers"})
 GATEWAY_KINDS: Final = kinds_in("gateway")
 EXECUTOR_KINDS: Final = kinds_in("executor")

@@ -13,7 +13,7 @@ from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate, built_in, choices, installed, named
 from djinn_core.plugins.intake import PluginFailure, PluginLoader, warn_of_hooks
 from djinn_core.plugins.kept_kinds import KeptKinds
-from djinn_core.plugins.kinds import EVERY_KIND, KINDS
+from djinn_core.plugins.kinds import EVERY_KIND, INTEGRATIONS, KINDS
 from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import unknown_settings
 
@@ -186,12 +186,13 @@ def load_opening(
 
     `load_later` gets the others. The selection is one that names no plugins and has no settings of theirs, for which all must be there.
     """
-    found, available = _survey(selection, builtins, None, first, KeptKinds())
-    _keep_kinds(found.registry.rows, available)
+    kept = KeptKinds()
+    found, available = _survey(selection, builtins, None, first, kept)
+    _keep_kinds(kept, found.registry.rows, available)
     registry = found.usable(selection.strict)
     for failure in found.failures:
         failure.warn()
-    return attrs.evolve(registry, later=kinds - first)
+    return attrs.evolve(registry, later=(kinds - first) | {INTEGRATIONS})
 
 
 def load_later(selection: Selection, opening: Registry, *, builtins: Mapping[str, object]) -> Registry:
@@ -236,7 +237,7 @@ def survey(
     """As `load_registry`, but raise nothing: what cannot be used is in the failures."""
     found, available = _survey(selection, builtins, entry_points, kinds)
     if entry_points is None:
-        _keep_kinds(found.registry.rows, available)
+        _keep_kinds(KeptKinds(), found.registry.rows, available)
     _warn_of_unknown(selection.disable, available)
     for unknown, meant in found.unknown_settings.items():
         log().warning("there is no such setting of a plugin", setting=unknown, meant=meant or "nothing that is known")
@@ -269,9 +270,8 @@ def _survey(
     return LoadReport(registry, tuple(intake.failures), unheard), (*own, *offered)
 
 
-def _keep_kinds(rows: Iterable[PluginRow], available: Iterable[PluginCandidate]) -> None:
+def _keep_kinds(kept: KeptKinds, rows: Iterable[PluginRow], available: Iterable[PluginCandidate]) -> None:
     """Keep the kinds that the plugins have that could be used, for processes that need few of them."""
-    kept = KeptKinds()
     kinds = {(row.name, row.distribution): row.kind for row in rows if row.status == "active"}
     for candidate in available:
         found = kinds.get((candidate.name, candidate.distribution))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
+import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import attrs
 
-from djinn_core.config import resolve
 from djinn_core.errors import DjinnError
 from djinn_core.interception import interpreter_shutdown
 from djinn_core.interception.install import install
@@ -23,6 +22,7 @@ from djinn_core.interception.runtime_interface import RuntimeFunctions, no_sessi
 from djinn_core.interrupts import handle_interrupts, warn_without_lock
 from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import RUN, PluginCandidate, integrating
+from djinn_core.runtime.early_start import EarlyStart
 from djinn_core.system.processes import NoFork, in_forked_child
 
 _CLIENT = "djinn_core.runtime.client"
@@ -31,8 +31,11 @@ _IMPORTING: Final = NoFork(longest=20.0)  # a child would wait for ever for the 
 log = get_logger("djinn.client")
 
 
-def attach() -> None:
-    """Register the device, whose runtime is the client; called once, when `djinn` is imported by a client."""
+def attach(early: EarlyStart | None) -> None:
+    """Register the device, whose runtime is the client; called once, when `djinn` is imported by a client.
+
+    `early`: executors that are being started.
+    """
     install()
     for library, candidates in integrating().items():
         if library != RUN:
@@ -40,15 +43,10 @@ def attach() -> None:
     handle_interrupts()
     warn_without_lock()
     port.take(RuntimeFunctions(**{field.name: _loading(field.name) for field in attrs.fields(RuntimeFunctions)}))
-    port.is_open = no_session
+    port.is_open, port.early = no_session, early
     _IMPORTING.register()
     in_forked_child(_after_fork)
     atexit.register(_at_exit)
-    if _starts_at_import():
-        _load()
-        from djinn_core.runtime import client
-
-        client.start_early()
 
 
 def _load() -> None:
@@ -96,6 +94,11 @@ def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> No
 
 
 def _after_fork() -> None:
+    if port.early is not None:
+        ctypes.pythonapi.Py_IncRef(
+            ctypes.py_object(port.early.executors)
+        )  # the parent's: finalizing them here would warn
+        port.early.executors = ()
     client = _loaded()
     if client is not None:
         client.after_fork()
@@ -106,18 +109,10 @@ def _at_exit() -> None:
     interpreter_shutdown.begin()
     client = _loaded()
     try:
+        if port.early is not None:
+            port.early.end()
         if client is not None:
             client.shut_down()
     except DjinnError as error:
         log.debug("shutting down", reason=str(error))
     interpreter_shutdown.settle()
-
-
-def _starts_at_import() -> bool:
-    """True if the setting says so, and this is no worker process of a program that has imported Djinn before."""
-    if multiprocessing.current_process().name != "MainProcess":  # set before a spawned worker imports the program
-        return False
-    try:
-        return resolve().settings.start_at_import
-    except DjinnError:
-        return False  # the first use says what is wrong

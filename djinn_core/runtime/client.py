@@ -27,11 +27,9 @@ from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import new_storage
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import missing_operators, open_connections
-from djinn_core.runtime.connecting.open_session import OpenSession
-from djinn_core.runtime.connecting.status import why_unavailable
+from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.context import ClientContext, InitHook
 from djinn_core.runtime.integrations import integrate_registered
 from djinn_core.runtime.load_plugins import all_plugins, load_opening_plugins
@@ -185,7 +183,11 @@ def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> N
     context.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     port.wait_timeout = settings.wait_timeout
-    port.fallback = ClientFallback(context.stats) if settings.client_fallback else None
+    port.fallback = None
+    if settings.client_fallback:
+        from djinn_core.runtime.client_fallback import ClientFallback
+
+        port.fallback = ClientFallback(context.stats)
     if settings.client_fallback or context.session is None:
         forget_calls()
     if settings.debug:
@@ -368,12 +370,15 @@ def start_early() -> None:
 
 
 def _own_executors() -> tuple[OwnExecutor, ...]:
-    """Start this program's own executors on this machine; none where a server or a launcher of a plugin has them."""
+    """This program's own executors on this machine, which are started now unless `import djinn` did; none where a server or a launcher of a plugin has them."""
     now = _resolved()
+    taken: tuple[OwnExecutor, ...] = port.early.take(now) if port.early is not None else ()
+    if taken:
+        return taken
     if _named_servers():
         return ()
     from djinn_core.launch.launchers import LOCAL
-    from djinn_core.runtime.connecting.embedded import start_executors
+    from djinn_core.runtime.connecting.starting import start_executors
 
     return start_executors(now) if now.engine == LOCAL else ()
 
@@ -390,11 +395,14 @@ def _connect() -> tuple[OpenSession, ...]:
     executors, context.starting = context.starting, ()
     executors = executors or _own_executors()
     try:
-        return open_connections(settings(), _opening_registry(), executors)
+        opened = open_connections(settings(), _opening_registry(), executors)
     except BaseException:
         for executor in executors:
             executor.close(0.0)
         raise
+    if executors and port.early is not None:
+        port.early.note(settings())
+    return opened
 
 
 def _runtime() -> Runtime:
@@ -602,6 +610,8 @@ def _is_available() -> bool:
     """True if a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
     if context.answered or is_initialized() or not _named_servers():
         return True
+    from djinn_core.runtime.connecting.status import why_unavailable
+
     reason = why_unavailable(settings(), _opening_registry())
     if reason:
         log.warning("the remote device cannot be used", reason=reason)

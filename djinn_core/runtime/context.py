@@ -85,8 +85,11 @@ class ClientContext:
         assert self.registry is not None, "a session is open"
         assert self.settings is not None, "a session is open"
         if self.registry.later:
+            from djinn_core.runtime import integrations
+
             with collect_later, self.loading:
                 self.registry = all_plugins(self.settings, self.registry)
+                integrations.integrate_registered(self, self.registry)
         return self.registry, self.settings
 
     def counters(self) -> Mapping[str, int]:

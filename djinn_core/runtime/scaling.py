@@ -19,9 +19,9 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime import client
 from djinn_core.runtime.client import context
 from djinn_core.runtime.connecting.connect import missing_operators, open_more
-from djinn_core.runtime.connecting.embedded import start_executors
-from djinn_core.runtime.connecting.open_session import OpenSession
+from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.servers import Servers, find_servers
+from djinn_core.runtime.connecting.starting import start_executors
 from djinn_core.runtime.planning.session_planner import new_planner
 from djinn_core.runtime.pool.pool_session import PoolSession
 from djinn_core.runtime.reconfiguring import values_of_the_process

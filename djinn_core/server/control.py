@@ -60,6 +60,7 @@ class Control:
         self._parent = os.getppid()
         self._wake_receive, self._wake_send = os.pipe()
         self._deadline: float | None = None
+        self._unused_until: float | None = None
         self.orphaned = False  # the parent is gone and has not asked for the end
 
     def catch_signals(self) -> None:
@@ -93,8 +94,9 @@ class Control:
         except OSError as error:
             _log.info("the parent process does not listen any more", error=str(error))
 
-    def run(self, serving: ControlledExecutor) -> None:
-        """Follow orders until everything is drained or the parent is gone."""
+    def run(self, serving: ControlledExecutor, unused_seconds: float = 0.0) -> None:
+        """Follow orders until everything is drained or the parent is gone, or no session has begun after `unused_seconds`, if any."""
+        self._unused_until = time.monotonic() + unused_seconds if unused_seconds else None
         self._follow_lines(serving)  # what came together with the first order
         with selectors.DefaultSelector() as selector:
             selector.register(self._orders.descriptor, selectors.EVENT_READ, lambda: self._follow(serving))
@@ -112,6 +114,12 @@ class Control:
             _log.info("the parent process is gone")
             self.orphaned = self._deadline is None
             return True
+        if self._unused_until is not None:
+            if not serving.idle:
+                self._unused_until = None
+            elif time.monotonic() >= self._unused_until:
+                _log.info("no session has begun")
+                return True
         return self._deadline is not None and (serving.idle or time.monotonic() >= self._deadline)
 
     def _follow(self, serving: ControlledExecutor) -> bool:

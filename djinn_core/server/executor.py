@@ -432,7 +432,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
             _log.info("executor is ready", urls=urls, process=os.getpid())
             remove_abandoned(Path(start.directory).parent)
             set_start_aside()
-            control.run(executor)
+            control.run(executor, start.config.unused_seconds)
             if control.orphaned and start.config.recovery.outlives_parent:
                 shutil.rmtree(start.directory, ignore_errors=True)
                 os._exit(1)  # clients are told nothing, and journals stay for the executor in its place

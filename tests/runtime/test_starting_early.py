@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
+import attrs
 import pytest
 import torch
 
 import djinn
 from djinn.testing import executor_processes
+from djinn_core.config import resolve
 from djinn_core.runtime import client
+from djinn_core.runtime.connecting import starting
+from djinn_core.runtime.early_start import begin
 
 DEVICE = "remote_accelerator:0"
 
@@ -62,13 +68,13 @@ def test_captures_and_servers_start_none(url_of):
 
 IMPORTING = """\
 import multiprocessing, djinn
-from djinn_core.runtime import client
+from djinn_core.interception.runtime_interface import port
 
 def worker():
-    assert not client.context.starting, "a worker process starts none"
+    assert port.early is None, "a worker process starts none"
 
 if __name__ == "__main__":
-    (early,) = client.context.starting
+    (early,) = port.early.executors
     process = multiprocessing.get_context("spawn").Process(target=worker)
     process.start()
     process.join(300)
@@ -86,3 +92,66 @@ def test_importing_starts_it_where_a_setting_says_so_and_in_no_worker(python, pl
     )
     done = python.run(tmp_path / "program.py", env=plain_environment | {"DJINN_START_AT_IMPORT": "1"}, cwd=tmp_path)
     assert done.stdout.strip() == "started at import", done.stderr
+
+
+@attrs.define
+class Started:
+    """Stand-in for an executor."""
+
+    alive: bool = True
+    closed: bool = False
+
+    def close(self, _seconds):
+        self.closed = True
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """The beginning of a run of a script, with arguments of `resolve`; no process is started."""
+    script = tmp_path / "script.py"
+    script.touch()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE", "DJINN_START_AT_IMPORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(starting, "start_executors", lambda settings, unused_seconds: (Started(),))
+    return begin
+
+
+def test_a_script_starts_them_early_whose_last_run_used_some(run):
+    first = run()
+    assert not first.executors
+    first.note(resolve().settings)
+    second = run()
+    (executor,) = second.executors
+    assert second.take(resolve().settings) == (executor,)
+    assert not second.executors
+    second.end()  # as at the end of the program
+    third = run()
+    (unused,) = third.executors
+    third.end()
+    assert unused.closed
+    assert not executor.closed
+    assert not run().executors
+
+
+def test_those_that_a_session_cannot_use_end(run):
+    begun = run()
+    begun.note(resolve().settings)
+    for settings, alive in ((resolve({"threads": 3}).settings, True), (resolve().settings, False)):
+        begun.note(resolve().settings)
+        again = run()
+        (executor,) = again.executors
+        executor.alive = alive
+        assert again.take(settings) == ()
+        assert executor.closed
+    assert not run().executors
+
+
+def test_what_a_program_configures_and_what_is_no_script_of_the_users_is_not_expected_again(run, monkeypatch):
+    run().note(resolve({"threads": 3}).settings)
+    assert not run().executors
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/bin/pytest")
+    assert run().mark is None
+    monkeypatch.setenv("DJINN_START_AT_IMPORT", "no")
+    assert not run().executors

@@ -35,11 +35,11 @@ from djinn_core.runtime.connecting.local_plugins import check_for_servers
 from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.redialling import resumable_channel
 from djinn_core.runtime.connecting.servers import ENGINE, Servers, find_servers, server_tls, standby_servers
-from djinn_core.runtime.standby.connection import StandbyServer, with_standby
 from djinn_core.wire.messages import Attached, Welcome
 
 if TYPE_CHECKING:
     from djinn_core.launch.own_executor import OwnExecutor
+    from djinn_core.runtime.standby.connection import StandbyServer
 
 LOAD_SECONDS: Final = 3.0  # that a server may take to say how busy it is; it counts as busier than the others then
 FIRST_PAUSE_SECONDS: Final = 0.1  # where a server has no room
@@ -85,7 +85,8 @@ def open_connections(
         _tell_of(opened, registry)
         return opened
     # Where a server is configured, nothing of what starts executors is imported.
-    from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, start_executors
+    from djinn_core.runtime.connecting.embedded import open_embedded, open_inline
+    from djinn_core.runtime.connecting.starting import start_executors
 
     if settings.executor == "inline":
         opened = (open_inline(settings),)
@@ -186,6 +187,7 @@ def _stood_by_engine(
         found = [_candidate(settings, registry, other, one.attached) for other in in_order]
         if ENGINE in settings.standby and one.executor is not None:
             from djinn_core.runtime.connecting.embedded import open_again
+            from djinn_core.runtime.standby.connection import StandbyServer
 
             dial = partial(open_again, settings, registry, one.executor)
             found.insert(settings.standby.index(ENGINE), StandbyServer("its engine", one.attached, dial))
@@ -200,6 +202,8 @@ def _stood_by(
     candidates: Callable[[OpenSession], tuple[str, list[StandbyServer]]],
 ) -> tuple[OpenSession, ...]:
     """The sessions, whose frames are logged; `candidates`: by session what its server is called, and what may take it over."""
+    from djinn_core.runtime.standby.connection import with_standby  # few sessions have another server that stands by
+
     try:
         found = [candidates(one) for one in opened]
     except BaseException:
@@ -218,6 +222,8 @@ def _stood_by(
 
 
 def _candidate(settings: Settings, registry: Registry, servers: Servers, first: Attached) -> StandbyServer:
+    from djinn_core.runtime.standby.connection import StandbyServer
+
     reachable = _reachable(registry, servers)
 
     def dial() -> tuple[ClientChannel, Attached]:

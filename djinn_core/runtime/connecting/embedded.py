@@ -6,35 +6,24 @@ Where one dies, a process that is started in its place recovers the session from
 from __future__ import annotations
 
 import importlib
-import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Final
 
 import attrs
 
 from djinn_core.backoff import Backoff
 from djinn_core.config import Settings
-from djinn_core.directories import cache_directory
-from djinn_core.errors import AccessRefused, ConfigurationError, TransportError
-from djinn_core.hookspecs.launchers import Launcher, LaunchWish
+from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
-from djinn_core.launch.launchers import LOCAL, EngineConfig, launcher_named
 from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
-from djinn_core.launch.own_journals import own_journals
-from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import check_platform
 from djinn_core.logs import get_logger
-from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import ask, attach, client_name
-from djinn_core.runtime.connecting.local_plugins import names_for_executors
-from djinn_core.runtime.connecting.open_session import OpenSession
+from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
@@ -44,70 +33,7 @@ _LONGEST_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.launch")
 
 
-def start_executors(
-    settings: Settings, registry: Registry | None = None, joining: tuple[int, int] | None = None
-) -> tuple[OwnExecutor, ...]:
-    """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
-
-    Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
-
-    Args:
-        settings: say what and how many.
-        registry: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
-        joining: number of the first and how many, of those that join a session.
-
-    Raises:
-        PluginError: a plugin has hooks for executors, and these cannot import it.
-        StartupError: a process cannot be started.
-    """
-    if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
-        return ()
-    check_platform()
-    launcher = launcher_named(settings.engine, registry.launchers if registry is not None else ())
-    started: list[OwnExecutor] = []
-    first, count = joining or (0, settings.executors)
-    wishes = EngineConfig().with_settings(settings).wishes(count, partial(_tell, settings.progress), first)
-    try:
-        for wish in wishes:
-            started.append(_start_executor(settings, launcher, wish, registry))  # noqa: PERF401 - those that have started are closed
-    except BaseException:
-        for executor in started:
-            executor.close(0.0)
-        raise
-    return tuple(started)
-
-
-def _tell(progress: bool, line: str) -> None:
-    """Show a user what is waited for."""
-    if progress and sys.stderr.isatty():
-        sys.stderr.write(f"{line}\n")
-    else:
-        _log.info("executors are being started", waiting=line)
-
-
-def _start_executor(settings: Settings, launcher: Launcher, wish: LaunchWish, registry: Registry | None) -> OwnExecutor:
-    names = names_for_executors(settings.plugins)
-    if registry is not None:  # other machines need not have what only clients use
-        names = registry.used_in(EXECUTOR_KINDS, names)
-    there = attrs.evolve(settings, plugins=names)
-    models = attrs.evolve(EVERYTHING, published=_published()) if launcher.name == LOCAL else EVERYTHING
-    config = ExecutorConfig(settings.device, models=models).with_settings(there)
-    if settings.recover and launcher.name != LOCAL:  # the launcher knows a folder on the other machine
-        recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
-        return OwnExecutor(attrs.evolve(config, recovery=recovery), launcher, wish)
-    return OwnExecutor(config, launcher, wish, own_journals() if settings.recover else None)
-
-
-def _published() -> Path | None:
-    """The directory for what programs of this user publish, so that others of theirs find it; None if there cannot be one."""
-    try:
-        return private_directory(cache_directory() / "own-published", "published weights")
-    except (OSError, ConfigurationError) as error:
-        _log.warning("no weights can be published", error=str(error))
-        return None
-
-
-def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[OpenSession, ...]:
+def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[Opened, ...]:
     """A session with each executor that was started; they are closed if this raises."""
     try:
         return tuple(_open_own(settings, registry, executor) for executor in executors)

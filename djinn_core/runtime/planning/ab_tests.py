@@ -7,14 +7,12 @@ offers gets the executor's times and decides. Rewrites that only drop nodes are 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
@@ -23,6 +21,7 @@ from djinn_core.runtime.stats import Stats
 
 if TYPE_CHECKING:
     from djinn_core.hookspecs.optimizations import Judge, Trial
+    from djinn_core.ir.graph import ProgramGraph
     from djinn_core.ir.result import PipelineResult
 
 MIN_RUNS: Final = 16  # runs of a plan before anything is tried
@@ -63,6 +62,8 @@ class Verdicts:
 
 
 def _key(program: Program | ProgramGraph) -> tuple[str, str]:
+    from djinn_core.ir.graph import ProgramGraph  # with what plans
+
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     return graph.topology_hash, graph.shape_hash
 
@@ -187,12 +188,18 @@ class AbTests:
 
 
 def _told(trial: Trial) -> dict[str, object]:
-    medians = statistics.median(trial.with_it), statistics.median(trial.without)
+    medians = _medians(trial)
     return {"optimization": trial.optimization, "with_ms": medians[0] * 1e3, "without_ms": medians[1] * 1e3}
+
+
+def _medians(trial: Trial) -> tuple[float, float]:
+    import statistics  # few programs are tried
+
+    return statistics.median(trial.with_it), statistics.median(trial.without)
 
 
 def reason_of(trial: Trial) -> str:
     """Reason why an optimization was switched off."""
-    ours, other = (statistics.median(seconds) * 1e3 for seconds in (trial.with_it, trial.without))
+    ours, other = (seconds * 1e3 for seconds in _medians(trial))
     runs = min(len(trial.with_it), len(trial.without))
     return f"switched off by measurement: {ours:.3g} ms with it, {other:.3g} ms without, medians of {runs} runs each"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from djinn_core.interception.recording.substitute import recipe_for
 from djinn_core.interception.runtime_interface import Submission
-from djinn_core.ir.substitution import Recipe
 from djinn_core.ir.values import make_handle, new_storage, storage_of
 from djinn_core.lru import LruCache
 from djinn_core.runtime.sending.template import PreparedTemplate
+
+if TYPE_CHECKING:
+    from djinn_core.ir.substitution import Recipe
 
 LIMIT = 4096  # sets of derived values that are kept; the least recently used go first
 Key = tuple[Hashable, tuple[int, ...]]
@@ -49,6 +51,8 @@ class DerivedValues:
 
     def make(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:
         """Have a recipe's values made, from the sources in `key`."""
+        from djinn_core.interception.recording.substitute import recipe_for  # few programs have recipes
+
         sources = key[1]
         made = _fresh(recipe.makes)
         names = dict(zip(recipe.makes, made, strict=True))

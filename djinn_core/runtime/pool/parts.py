@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from djinn_core.ir.plan import conditions_hold
 from djinn_core.ir.profile import WorkloadProfile
-from djinn_core.ir.program import Program
+from djinn_core.ir.program import Program, conditions_hold
 from djinn_core.runtime.pool.own_values import Own
 from djinn_core.runtime.pool.value_locations import ValueLocations, Where
 from djinn_core.runtime.sending.template import PreparedTemplate, Relied, TemplateRewrite, are_as_they_were

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from html import escape
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -179,6 +178,8 @@ class NotebookBar:
         left = f", {(total - done) / rate:.0f} s left" if total and rate else ""
         text = f"{about}: {size_text(done)}{f' of {size_text(total)}' if total else ''}, {size_text(int(rate))}/s{left}"
         state = f'value="{done}" max="{total}"' if total else ""
+        from html import escape
+
         self._show(text, f'<progress {state} style="width:20em"></progress> {escape(text)}')
 
     def remove(self) -> None:

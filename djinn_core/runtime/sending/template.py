@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import attrs
 
 from djinn_core.ir.form import Form
-from djinn_core.ir.graph import ProgramGraph
-from djinn_core.ir.plan import Rewrite, conditions_hold, interchangeable
-from djinn_core.ir.program import Call, Instruction, Program, Slot
-from djinn_core.ir.substitution import Recipe, RewrittenProgram
+from djinn_core.ir.program import Call, Instruction, Program, Slot, conditions_hold, interchangeable
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.templates import digest_of
 
 if TYPE_CHECKING:
+    from djinn_core.ir.graph import ProgramGraph
+    from djinn_core.ir.plan import Rewrite
     from djinn_core.ir.profile import WorkloadProfile
     from djinn_core.ir.result import PipelineResult
+    from djinn_core.ir.substitution import Recipe, Rewritten
 
 
 @attrs.frozen(eq=False)
@@ -76,6 +76,8 @@ def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) 
     rewrites = [r.rewrite for r in results if r.applied and r.optimization in unsure]
     if not rewrites:
         return (), ()
+    from djinn_core.ir.graph import ProgramGraph  # with what plans
+
     rerecorded = result.schedule is not None and result.schedule.rewritten is not None
     nodes = range(len(program)) if rerecorded else nodes_rewritten(ProgramGraph(program), rewrites)
     _, starts = _laid_out(program)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
-from djinn.hooks import Device, Observer, hookimpl
+from djinn.hooks import Observer, hookimpl
 from djinn_simulated.device import SimulatedDevice
 from djinn_simulated.telling import Teller
+
+if TYPE_CHECKING:
+    from djinn.hooks import Device
 
 djinn_api_version = 1
 

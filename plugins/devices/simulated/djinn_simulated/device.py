@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from djinn.hooks import DeviceCapabilities, DeviceRuntime, StartupError
-from djinn.scheduling import read_cluster
-from djinn_simulated.runtime import SimulatedRuntime
+from djinn.hooks import StartupError
+
+# Clients ask for no device: what simulates one is imported where one is opened.
+if TYPE_CHECKING:
+    from djinn.hooks import DeviceCapabilities, DeviceRuntime
 
 SETTING: Final = "plugins.simulated.cluster"
 
@@ -33,6 +35,8 @@ class SimulatedDevice:
         """
         if self._cluster is None:
             return ()
+        from djinn.scheduling import read_cluster
+
         try:
             text = self._cluster.read_text(encoding="utf-8")
         except OSError as error:
@@ -55,4 +59,6 @@ class SimulatedDevice:
                 f"there is no device simulated:{index}: {described} are described. Set {SETTING} to a cluster file, as in "
                 "DJINN_PLUGIN_SIMULATED_CLUSTER=cluster.toml; docs/scheduling.md has an example"
             )
+        from djinn_simulated.runtime import SimulatedRuntime
+
         return SimulatedRuntime(found[index])

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from djinn.libraries import adapt_on_import
-from djinn_late_stop.seam import adapt, installed
+
+
+class _Installed:
+    now = False
+    adapting = False
+
+
+installed = _Installed()
 
 
 class LateStopInterceptor:
@@ -14,10 +23,17 @@ class LateStopInterceptor:
     def install(self) -> None:
         """From now on, also where transformers is imported later."""
         if not installed.adapting:
-            adapt_on_import({"transformers.generation.utils": adapt})
+            adapt_on_import({"transformers.generation.utils": _adapt})
             installed.adapting = True
         installed.now = True
 
     def uninstall(self) -> None:
         """From now on every check is waited for."""
         installed.now = False
+
+
+def _adapt(module: ModuleType) -> None:
+    """The change of transformers, which is imported with it."""
+    from djinn_late_stop.seam import adapt
+
+    adapt(module)

@@ -23,6 +23,7 @@ from djinn.recording import LazyTensor, round_trip_seconds
 from djinn_late_stop.caches import TruncatableCache
 from djinn_late_stop.check import LateStopCheck
 from djinn_late_stop.conditions import longest_late, why_not, why_not_with
+from djinn_late_stop.interceptor import installed
 from djinn_late_stop.pace import StepTimes
 
 _log = get_logger("djinn.late_stop")
@@ -38,14 +39,6 @@ _EXPECTED: Final = {
         *("synced_gpus", "streamer", "model_kwargs"),
     ),
 }
-
-
-class _Installed:
-    now = False
-    adapting = False
-
-
-installed = _Installed()
 
 
 @attrs.define

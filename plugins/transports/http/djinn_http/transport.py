@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import attrs
 
 from djinn.transports import (
     Connection,
@@ -14,10 +17,11 @@ from djinn.transports import (
     Transport,
     TransportCapabilities,
     TransportError,
-    server_context,
 )
-from djinn_http.client import HttpConnection
-from djinn_http.exchange import Endpoint
+
+# Connections are imported where there is one: each client has this transport, and few use it.
+if TYPE_CHECKING:
+    from djinn_http.exchange import Endpoint
 
 
 class HttpTransport:
@@ -60,6 +64,8 @@ class HttpsTransport:
 
 
 def _connect(endpoint: Endpoint, url: str, limits: Limits, timeout: float) -> Connection:
+    from djinn_http.client import HttpConnection
+
     try:
         return HttpConnection(endpoint, limits, timeout, f"server {url}")
     except OSError as error:
@@ -70,6 +76,7 @@ def _connect(endpoint: Endpoint, url: str, limits: Limits, timeout: float) -> Co
 
 def _listen(endpoint: Endpoint, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
     # Imported here because clients and most executors never listen, and the server's library takes long to import.
+    from djinn.transports import server_context
     from djinn_http.server import HttpListener
 
     context = None if endpoint.tls is None else server_context(endpoint.tls)
@@ -80,7 +87,7 @@ def _listen(endpoint: Endpoint, url: str, limits: Limits, accept: Callable[[Conn
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        actual = Endpoint(endpoint.host, sock.getsockname()[1], "", endpoint.tls)
+        actual = attrs.evolve(endpoint, port=sock.getsockname()[1], prefix="")
         return HttpListener(sock, actual.url, limits, accept, context)
     except OSError as error:
         if sock is not None:
@@ -91,6 +98,8 @@ def _listen(endpoint: Endpoint, url: str, limits: Limits, accept: Callable[[Conn
 
 
 def _endpoint_of(url: str, tls: TlsOptions | None) -> Endpoint:
+    from djinn_http.exchange import Endpoint
+
     scheme, usual = ("http", 80) if tls is None else ("https", 443)
     parts = urlsplit(url)
     try:

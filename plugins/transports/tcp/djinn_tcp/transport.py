@@ -5,26 +5,24 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from djinn.transports import (
-    AcceptedTlsConnection,
     Connection,
     Limits,
     Listener,
     SocketConnection,
     SocketListener,
-    TlsConnection,
     TlsOptions,
-    TlsSocket,
     Transport,
     TransportCapabilities,
     TransportError,
-    dial_tls,
     keep_alive,
-    server_context,
 )
+
+if TYPE_CHECKING:
+    from djinn.transports import TlsSocket
 
 # How long a client may take to begin TLS, of the time that it has to show its token.
 _HANDSHAKE_SECONDS: Final = 5.0
@@ -64,12 +62,16 @@ class TcpsTransport:
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """As `Transport.connect`. The handshake may take `timeout` seconds once more."""
+        from djinn.transports import TlsConnection, dial_tls
+
         host, port = _address_of(url, "tcps")
         sock = _dial(url, host, port, timeout)
         return TlsConnection(dial_tls(sock, self._tls, host, timeout), limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
         """As `Transport.listen`. Raises `ConfigurationError` where there is no certificate that can be used."""
+        from djinn.transports import AcceptedTlsConnection, server_context
+
         context = server_context(self._tls)
 
         def welcome(sock: socket.socket, limits: Limits, peer: str) -> SocketConnection:
@@ -111,6 +113,8 @@ def _bind(url: str, scheme: str) -> tuple[socket.socket, str]:
 
 
 def _shake_hands(sock: socket.socket, context: ssl.SSLContext) -> TlsSocket:
+    from djinn.transports import TlsSocket
+
     try:
         secure = TlsSocket(sock, context, None)
         secure.shake_hands(_HANDSHAKE_SECONDS)

@@ -29,8 +29,6 @@ from djinn_ucx.bulk import BulkChannel, Message, Stranded
 from djinn_ucx.endpoints import AddressTrials
 from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket
 
-# Smaller buffers are quicker over the socket, which also holds them until they are read.
-BULK_BYTES: Final = 512 << 10
 _GRACE_SECONDS: Final = 2.0  # for what is under way, once the other end has hung up
 _INTERRUPTED_SECONDS: Final = 1.0  # for a buffer that the other end does not take in, after Ctrl-C
 _COMMIT: Final = b"\x01"
@@ -64,9 +62,7 @@ class UcxConnection:
         peer: the other end, for messages.
     """
 
-    def __init__(
-        self, carrier: SocketConnection, limits: Limits, local: bool, shared: Shared, bulk_bytes: int = BULK_BYTES
-    ) -> None:
+    def __init__(self, carrier: SocketConnection, limits: Limits, local: bool, shared: Shared, bulk_bytes: int) -> None:
         """`local`: the other end is on this machine. `bulk_bytes`: length from which a buffer goes over UCX."""
         self.peer = carrier.peer
         self._carrier = carrier

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import attrs
@@ -21,10 +22,12 @@ from djinn.transports import (
     get_logger,
 )
 from djinn_tcp import TcpTransport
-from djinn_ucx.connection import BULK_BYTES, Shared, UcxConnection
-from djinn_ucx.library import facts, library
-from djinn_ucx.opening import on_the_socket
 
+# What connections are made of is imported where there is one: each client has this transport, and few use it.
+if TYPE_CHECKING:
+    from djinn_ucx.connection import Shared, UcxConnection
+
+BULK_BYTES: Final = 512 << 10  # smaller buffers are quicker over the socket, which also holds them until they are read
 # `named_only`: what goes over UCX is not encrypted.
 _CAPABILITIES: Final = TransportCapabilities(zero_copy=True, same_host=False, relayed=False, speed=60, named_only=True)
 log = get_logger("djinn.ucx")
@@ -39,7 +42,7 @@ class _OverSockets:
 
     capabilities = _CAPABILITIES
 
-    def __init__(self, scheme: str, carrier: Transport, bulk_bytes: int, shared: Shared) -> None:
+    def __init__(self, scheme: str, carrier: Transport, bulk_bytes: int, shared: Callable[[], Shared]) -> None:
         self.name = scheme
         self.schemes: tuple[str, ...] = (scheme,)
         self._carrier = carrier
@@ -48,18 +51,16 @@ class _OverSockets:
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """As `Transport.connect`."""
-        library()
-        below = self._below(url)
+        below, limits_below = self._prepared(url, limits)
         try:
-            carrier = self._carrier.connect(below, on_the_socket(limits), timeout)
+            carrier = self._carrier.connect(below, limits_below, timeout)
         except TransportError as error:
             raise TransportError(str(error).replace(below, url)) from error
         return self._over(carrier, limits, url)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
         """As `Transport.listen`."""
-        library()
-        below = self._below(url)
+        below, limits_below = self._prepared(url, limits)
 
         def serve(carrier: Connection) -> None:
             connection = self._over(carrier, limits, url)
@@ -69,11 +70,23 @@ class _OverSockets:
                 connection.close()
 
         try:
-            listener = self._carrier.listen(below, on_the_socket(limits), serve)
+            listener = self._carrier.listen(below, limits_below, serve)
         except TransportError as error:
             raise TransportError(str(error).replace(below, url)) from error
         log.warning("large buffers travel over UCX without encryption, for trusted networks only", url=url)
         return _UcxListener(listener.url.replace(self._carrier.schemes[0], self.name, 1), listener)
+
+    def _prepared(self, url: str, limits: Limits) -> tuple[str, Limits]:
+        """The carrier's address and limits, once UCX itself is there.
+
+        Raises:
+            TransportError: it is not, or this is no address of its.
+        """
+        from djinn_ucx.library import library
+        from djinn_ucx.opening import on_the_socket
+
+        library()
+        return self._below(url), on_the_socket(limits)
 
     def _below(self, url: str) -> str:
         """The carrier's address with the same host and port."""
@@ -83,9 +96,11 @@ class _OverSockets:
         return f"{self._carrier.schemes[0]}://{rest}"
 
     def _over(self, carrier: Connection, limits: Limits, url: str) -> UcxConnection:
+        from djinn_ucx.connection import UcxConnection
+
         assert isinstance(carrier, SocketConnection)
         carrier.peer = carrier.peer.replace(self._below(url), url)
-        return UcxConnection(carrier, limits, _is_loopback(url), self._shared, self._bulk_bytes)
+        return UcxConnection(carrier, limits, _is_loopback(url), self._shared(), self._bulk_bytes)
 
 
 class UcxTransport(_OverSockets):
@@ -93,7 +108,7 @@ class UcxTransport(_OverSockets):
 
     def __init__(self, bulk_bytes: int = BULK_BYTES) -> None:
         """`bulk_bytes`: length from which a buffer goes over UCX, at least 64 KiB."""
-        super().__init__("ucx", TcpTransport(), bulk_bytes, Shared())
+        super().__init__("ucx", TcpTransport(), bulk_bytes, cache(_new_shared))
 
     def secured(self, tls: TlsOptions) -> Transport:
         """As `SecurableTransport.secured`: scheme `ucxs`, whose socket is under TLS. What goes over UCX is not encrypted there either."""
@@ -101,14 +116,22 @@ class UcxTransport(_OverSockets):
 
     def facts(self) -> str:
         """As `Described.facts`: the version of UCX, and its transports on this machine."""
+        from djinn_ucx.library import facts
+
         return facts()
 
 
 class UcxsTransport(_OverSockets):
     """Scheme `ucxs`: frames over a socket under TLS."""
 
-    def __init__(self, carrier: Transport, bulk_bytes: int, shared: Shared) -> None:
+    def __init__(self, carrier: Transport, bulk_bytes: int, shared: Callable[[], Shared]) -> None:
         super().__init__("ucxs", carrier, bulk_bytes, shared)
+
+
+def _new_shared() -> Shared:
+    from djinn_ucx.connection import Shared
+
+    return Shared()
 
 
 @attrs.define

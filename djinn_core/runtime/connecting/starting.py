@@ -1,0 +1,98 @@
+"""Start of a program's own executors. Nothing here imports PyTorch: they may start before this program has imported it."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from djinn_core.config import Settings
+from djinn_core.directories import cache_directory
+from djinn_core.errors import ConfigurationError
+from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
+from djinn_core.launch.launchers import LOCAL, EngineConfig, launcher_named
+from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
+from djinn_core.launch.own_journals import own_journals
+from djinn_core.launch.private_directories import private_directory
+from djinn_core.launch.process import check_platform
+from djinn_core.logs import get_logger
+from djinn_core.plugins.kinds import EXECUTOR_KINDS
+from djinn_core.runtime.connecting.plugin_reach import names_for_executors
+
+if TYPE_CHECKING:
+    from djinn_core.hookspecs.launchers import Launcher, LaunchWish
+    from djinn_core.plugins.registry import Registry
+
+_log = get_logger("djinn.launch")
+
+
+def start_executors(
+    settings: Settings,
+    registry: Registry | None = None,
+    joining: tuple[int, int] | None = None,
+    unused_seconds: float = 0.0,
+) -> tuple[OwnExecutor, ...]:
+    """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
+
+    Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
+
+    Args:
+        settings: say what and how many.
+        registry: has the launchers of plugins, of which the settings may name one; None before plugins are loaded.
+        joining: number of the first and how many, of those that join a session.
+        unused_seconds: as in `ExecutorConfig`.
+
+    Raises:
+        PluginError: a plugin has hooks for executors, and these cannot import it.
+        StartupError: a process cannot be started.
+    """
+    if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
+        return ()
+    check_platform()
+    launcher = launcher_named(settings.engine, registry.launchers if registry is not None else ())
+    started: list[OwnExecutor] = []
+    first, count = joining or (0, settings.executors)
+    wishes = EngineConfig().with_settings(settings).wishes(count, partial(_tell, settings.progress), first)
+    try:
+        for wish in wishes:
+            started.append(_start_executor(settings, launcher, wish, registry, unused_seconds))  # noqa: PERF401 - those that have started are closed
+    except BaseException:
+        for executor in started:
+            executor.close(0.0)
+        raise
+    return tuple(started)
+
+
+def _tell(progress: bool, line: str) -> None:
+    """Show a user what is waited for."""
+    if progress and sys.stderr.isatty():
+        sys.stderr.write(f"{line}\n")
+    else:
+        _log.info("executors are being started", waiting=line)
+
+
+def _start_executor(
+    settings: Settings, launcher: Launcher, wish: LaunchWish, registry: Registry | None, unused_seconds: float
+) -> OwnExecutor:
+    names = names_for_executors(settings.plugins)
+    if registry is not None:  # other machines need not have what only clients use
+        names = registry.used_in(EXECUTOR_KINDS, names)
+    there = attrs.evolve(settings, plugins=names)
+    models = attrs.evolve(EVERYTHING, published=_published()) if launcher.name == LOCAL else EVERYTHING
+    config = ExecutorConfig(settings.device, models=models, unused_seconds=unused_seconds).with_settings(there)
+    if settings.recover and launcher.name != LOCAL:  # the launcher knows a folder on the other machine
+        recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
+        return OwnExecutor(attrs.evolve(config, recovery=recovery), launcher, wish)
+    return OwnExecutor(config, launcher, wish, own_journals() if settings.recover else None)
+
+
+def _published() -> Path | None:
+    """The directory for what programs of this user publish, so that others of theirs find it; None if there cannot be one."""
+    try:
+        return private_directory(cache_directory() / "own-published", "published weights")
+    except (OSError, ConfigurationError) as error:
+        _log.warning("no weights can be published", error=str(error))
+        return None
