@@ -13,7 +13,7 @@ from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate
 from djinn_core.plugins.kept_kinds import KeptKinds
 from djinn_core.plugins.kinds import INTEGRATIONS, KINDS
-from djinn_core.plugins.loading import HookError, Loaded, load
+from djinn_core.plugins.loading import HookError, LoadedPlugin, load
 from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import DeclaredSettings
 
@@ -52,7 +52,7 @@ class PluginLoader:
     claims: dict[tuple[str, str], PluginCandidate] = attrs.field(factory=dict)
     objects: dict[str, list[Any]] = attrs.field(factory=lambda: defaultdict(list))
     owners: dict[tuple[str, str], PluginRow] = attrs.field(factory=dict)
-    settings: list[Declared] = attrs.field(factory=list)
+    settings: list[DeclaredSettings] = attrs.field(factory=list)
     kept: KeptKinds | None = None  # by which plugins are left out of which nothing is asked now
 
     def take(self, candidate: PluginCandidate, requested: bool = False) -> None:

@@ -3,6 +3,7 @@
 In the order in which a program passes through:
 
 - `attaching`: what `import djinn` does; the rest is imported when the device is first used.
+  `early_start`: executors that `import djinn` starts before it imports PyTorch.
 - `client`: the functions of `djinn` for this process. `context`: its settings, plugins, open session and counters (`stats`).
   `load_plugins`, `integrations`, `observing`: plugins of a client. `reconfiguring`: changes of settings while a session is open.
 - `connecting`: from settings to a session, and back to it when it is lost. `standby`: to another server. `executor_link`: what is sent

@@ -29,7 +29,7 @@ from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import missing_operators, open_connections
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.context import ClientContext, InitHook
 from djinn_core.runtime.integrations import integrate_registered
 from djinn_core.runtime.load_plugins import all_plugins, load_opening_plugins

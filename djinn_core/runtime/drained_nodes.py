@@ -12,7 +12,7 @@ from djinn_core.runtime import client, scaling
 from djinn_core.runtime.client import context
 from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import open_more
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.starting import start_executors
 
 LOOK_SECONDS: Final = 2.0

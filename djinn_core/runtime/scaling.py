@@ -19,7 +19,7 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime import client
 from djinn_core.runtime.client import context
 from djinn_core.runtime.connecting.connect import missing_operators, open_more
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.servers import Servers, find_servers
 from djinn_core.runtime.connecting.starting import start_executors
 from djinn_core.runtime.planning.session_planner import new_planner

@@ -23,7 +23,7 @@ from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import ask, attach, client_name
-from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
@@ -33,7 +33,7 @@ _LONGEST_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.launch")
 
 
-def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[Opened, ...]:
+def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[OpenSession, ...]:
     """A session with each executor that was started; they are closed if this raises."""
     try:
         return tuple(_open_own(settings, registry, executor) for executor in executors)

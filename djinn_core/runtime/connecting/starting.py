@@ -20,7 +20,7 @@ from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import check_platform
 from djinn_core.logs import get_logger
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
-from djinn_core.runtime.connecting.plugin_reach import names_for_executors
+from djinn_core.runtime.connecting.local_plugins import names_for_executors
 
 if TYPE_CHECKING:
     from djinn_core.hookspecs.launchers import Launcher, LaunchWish

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.plan import Rewrite
     from djinn_core.ir.profile import WorkloadProfile
     from djinn_core.ir.result import PipelineResult
-    from djinn_core.ir.substitution import Recipe, Rewritten
+    from djinn_core.ir.substitution import Recipe, RewrittenProgram
 
 
 @attrs.frozen(eq=False)
