@@ -17,7 +17,7 @@ class Membership:
         self.members: list[Session] = []
         self.present: list[int] = []
         self.here: list[Session] = []
-        self._heirs: dict[int, int] = {}
+        self._successors: dict[int, int] = {}
 
     def enter(self, session: Session) -> int:
         """One more executor is there; its number."""
@@ -46,4 +46,4 @@ class Membership:
         """An executor has left; `successor` stands for its index from now on."""
         self.present.remove(number)
         self.here = [self.members[other] for other in self.present]
-        self._heirs[number] = heir
+        self._successors[number] = successor

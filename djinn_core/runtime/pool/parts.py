@@ -130,7 +130,7 @@ class PooledPlan:
             return False
         if self.relied != _ON_NOTHING and not are_as_they_were(program, *self.relied):
             return False
-        where = residency.of(map(values.__getitem__, self.inputs))
+        where = locations.of(map(values.__getitem__, self.inputs))
         return where == self.where and (not self.equal_slots or conditions_hold(self.equal_slots, program.slots))
 
     def runs(self) -> Iterator[RunPart]:

@@ -245,7 +245,7 @@ class PoolPlanner:
 
     def _has_room(self, plan: PooledPlan) -> bool:
         """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""
-        held = self._residency.held
+        held = self._locations.held
         for executor, room in enumerate(self.memory):
             more = plan.leaves.get(executor)
             if more and room is not None and held[executor] + more > room:
