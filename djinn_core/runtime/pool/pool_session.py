@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import torch
@@ -59,6 +60,9 @@ class _ExecutorRequest:
         )
 
 
+_ExecutorRequests = defaultdict[int, _ExecutorRequest]  # by executor, where there are any
+
+
 @attrs.frozen
 class _ExecutorQuery:
     """Request to one executor, and the positions of its results among those of the submission."""
@@ -93,6 +97,10 @@ class _PendingReply:
     @property
     def waiting(self) -> tuple[_ExecutorQuery, ...]:
         return self.questions[self.heard :]
+
+    @property
+    def next(self) -> _ExecutorQuery | None:
+        return self.questions[self.heard] if self.heard < len(self.questions) else None
 
     def hear(self, question: _ExecutorQuery, answer: SubmissionReply | DjinnError) -> None:
         """The answer to the next question."""
@@ -166,7 +174,10 @@ class PoolSession:
     @property
     def lost(self) -> str:
         """As `ClientSession.lost`: it is lost with the first executor."""
-        return next((member.lost for member in self.membership.here if member.lost), "")
+        for member in self.membership.here:
+            if lost := member.lost:
+                return lost
+        return ""
 
     # --- executors -----------------------------------------------------------------------------------------------
 
@@ -207,29 +218,27 @@ class PoolSession:
             if (took := alike.clock()) is not None and any(member.replies.pending for member in self.membership.here):
                 took = None  # it would wait for what was before
             began = time.perf_counter()
-            wishes = self._wishes(submission, self._account(plan, values))
-            self._forget_derived(
-                wishes, [*submission.free, *submission.program.dead, *(values[i] for i in plan.written)]
-            )
-            questions = self._do(plan, values, submission.program, wishes)
-            for value in [values[i] for i in plan.dead]:
-                self._uploads.drop(value)  # where it waits still, because nothing that runs has used it
+            requests = self._requests(submission, self._account(plan, values))
+            self._forget_derived(requests, submission.free, submission.program.dead, [values[i] for i in plan.written])
+            questions = self._do(plan, values, submission.program, requests)
+            for i in plan.dead:
+                self._uploads.drop(values[i])  # where it waits still, because nothing that runs has used it
         else:
-            wishes = self._wishes(submission, [])
-            self._forget_derived(wishes, submission.free)
+            requests = self._requests(submission, [])
+            self._forget_derived(requests, submission.free)
             self._follow_reads()
-        for executor in self.membership.present:
-            wish = wishes[executor]
-            if wish.synchronize and self.members[executor].link.sent in self._synchronized[executor : executor + 1]:
-                wish.synchronize = False  # it has heard nothing since it was asked the last time
-            if wish:
-                questions += self._questions(executor, wish, self._tell(executor, wish))
+        for executor in self.membership.present if requests else ():
+            request = requests[executor]
+            if request.synchronize and self.members[executor].link.sent in self._synchronized[executor : executor + 1]:
+                request.synchronize = False  # it has heard nothing since it was asked the last time
+            if request:
+                questions += self._questions(executor, request, self._tell(executor, request))
         if submission.fetch or submission.describe or submission.synchronize:
-            sent = tuple(member.submissions.last_number for member in self.members)
+            sent = tuple([member.submissions.last_number for member in self.members])
             lengths = len(submission.fetch), len(submission.describe)
             asked = self._asked[number] = _PendingReply(tuple(questions), sent, *lengths, began=began, took=took)
             if submission.synchronize:
-                asked.synchronized = tuple(member.link.sent for member in self.members)
+                asked.synchronized = tuple([member.link.sent for member in self.members])
             self._note(number, questions, alike)
         return number
 
@@ -247,7 +256,7 @@ class PoolSession:
         values = tuple(dict.fromkeys(program.operands))
         with held.whole:
             self._account(plan, values)
-            self._do(plan, values, program, [_ExecutorRequest() for _ in self.members])
+            self._do(plan, values, program, defaultdict(_ExecutorRequest))
 
     def free_on(self, executor: int, values: Sequence[int]) -> None:
         """Free values of one executor that the pool does not know. The caller holds the recorders' lock."""
@@ -260,15 +269,15 @@ class PoolSession:
             for executor in {executor for _, executor in copies}:
                 self._tell(executor, _ExecutorRequest(free=[value for value, where in copies if where == executor]))
 
-    def _forget_derived(self, wishes: Sequence[_ExecutorRequest], touched: Sequence[int]) -> None:
+    def _forget_derived(self, requests: _ExecutorRequests, *touched: Iterable[int]) -> None:
         """Free values derived from weights that were written, or that the program holds no more."""
         derived = self._planner.derived.values
         if not derived.some:
             return
-        derived.touched(touched)
+        derived.touched([*itertools.chain(*touched)])
         for value in derived.take_stale():
             for executor in self._locations.forget(value):
-                wishes[executor].free.append(value)
+                requests[executor].free.append(value)
 
     def _note(self, number: int, questions: Sequence[_ExecutorQuery], alike: ProgramFamily | None) -> None:
         """Note who was asked: whose turn it is next depends on it."""
@@ -295,27 +304,28 @@ class PoolSession:
             self._planner.random = plan.random
         return stale
 
-    def _wishes(self, submission: Submission, stale: Sequence[tuple[int, int]]) -> list[_ExecutorRequest]:
-        wishes = [_ExecutorRequest() for _ in self.members]
-        for executor in self.membership.present:
-            wishes[executor].synchronize = submission.synchronize
+    def _requests(self, submission: Submission, stale: Sequence[tuple[int, int]]) -> _ExecutorRequests:
+        requests: _ExecutorRequests = defaultdict(_ExecutorRequest)
+        for executor in self.membership.present if submission.synchronize else ():
+            requests[executor].synchronize = True
         for position, value in enumerate(submission.fetch):
-            wishes[self._home(value)].fetch[position] = value
+            requests[self._home(value)].fetch[position] = value
         for position, value in enumerate(submission.describe):
-            wishes[self._home(value)].describe[position] = value
+            requests[self._home(value)].describe[position] = value
         for value, executor in stale:
-            wishes[executor].free.append(value)
+            requests[executor].free.append(value)
         for value in submission.free:
             self._uploads.drop(value)
             for executor in self._locations.forget(value):
-                wishes[executor].free.append(value)
-        return wishes
+                requests[executor].free.append(value)
+        return requests
 
     def _home(self, value: int) -> int:
         """The executor that has a value's memory, or is given it by the plan; an upload that no plan gives goes to one now."""
-        if self._planner.home(value) is None and value in self._uploads:
-            self._place(value)
         home = self._planner.home(value)
+        if home is None and value in self._uploads:
+            self._place(value)
+            home = self._planner.home(value)
         return home if home is not None else self.membership.present[0]  # which says that it has no such value
 
     def _place(self, value: int) -> None:
@@ -324,11 +334,11 @@ class PoolSession:
         self._locations.given.add(storage_of(value))
 
     def _do(
-        self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_ExecutorRequest]
+        self, plan: PooledPlan, values: Sequence[int], program: Program, requests: _ExecutorRequests
     ) -> list[_ExecutorQuery]:
         """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
         questions: list[_ExecutorQuery] = []
-        begun = self._begin_reads(plan, values)
+        begun = self._begin_reads(plan, values) if plan.uploads else ()
         for index, part in enumerate(plan.parts):
             if index in begun:
                 continue
@@ -338,11 +348,10 @@ class PoolSession:
             self._follow_reads()
             executor = part.executor
             last = plan.last_runs.get(executor) == index
-            wish = wishes[executor] if last else _ExecutorRequest()
-            number = self.members[executor].submissions.run(wish.submission(program), part.prepared, values)
+            request = (requests.pop(executor, None) if last else None) or _ExecutorRequest()
+            number = self.members[executor].submissions.run(request.submission(program), part.prepared, values)
             if last:
-                questions += self._questions(executor, wish, number)
-                wishes[executor] = _ExecutorRequest()
+                questions += self._questions(executor, request, number)
         return questions
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
@@ -365,8 +374,10 @@ class PoolSession:
 
     def _follow_reads(self) -> None:
         members = self.membership.here
-        if any(member.unread for member in members):
-            follow_reads(members, self.executors.observers)
+        for member in members:
+            if member.unread:
+                follow_reads(members, self.executors.observers)
+                return
 
     def _do_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
         """Carry out a step between the runs of the parts of a program."""
@@ -380,13 +391,17 @@ class PoolSession:
         else:
             self._tell(part.executor, _ExecutorRequest(free=[values[i] for i in part.values]))
 
-    def _tell(self, executor: int, wish: _ExecutorRequest) -> int:
-        return self.members[executor].submissions.run(wish.submission(NOTHING))
+    def _tell(self, executor: int, request: _ExecutorRequest) -> int:
+        return self.members[executor].submissions.run(request.submission(NOTHING))
 
     @staticmethod
-    def _questions(executor: int, wish: _ExecutorRequest, number: int) -> list[_ExecutorQuery]:
+    def _questions(executor: int, request: _ExecutorRequest, number: int) -> list[_ExecutorQuery]:
         """Request of a submission to one executor; empty if it asks for no results."""
-        return [_ExecutorQuery(executor, number, tuple(wish.fetch), tuple(wish.describe))] if wish.answered else []
+        return (
+            [_ExecutorQuery(executor, number, tuple(request.fetch), tuple(request.describe))]
+            if request.answered
+            else []
+        )
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
         """As `Runtime.upload`: it is sent to where it is first used, when that is known, or to the device of its index."""
@@ -495,8 +510,7 @@ class PoolSession:
     def _wait(self, number: int) -> SubmissionReply:
         asked = self._asked[number]
         try:
-            while asked.waiting:
-                question = asked.waiting[0]
+            while (question := asked.next) is not None:
                 asked.hear(question, self._answer_to(question))
         except BaseException:
             if not asked.late:
