@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from measuring import Case, Effort, Outcome, main
@@ -51,22 +52,30 @@ OPS: tuple[Op, ...] = (
 LENGTH = 6  # ops of a program, beside the sum that is fetched
 
 
-def seconds_beyond_torch(effort: Effort, program: str, environment: Mapping[str, str] | None = None) -> Outcome:
-    """Seconds that a process takes longer than one that imports torch, by medians, and of processor time."""
-    found: dict[str, list[float]] = {TORCH: [], program: []}
-    processor: dict[str, list[float]] = {TORCH: [], program: []}
+def seconds_beyond_torch(effort: Effort, program: str | Path, environment: Mapping[str, str] | None = None) -> Outcome:
+    """Seconds that a process takes longer than one that imports torch, by medians, and of processor time.
+
+    `program`: its text, or a script.
+    """
+    found: dict[str | Path, list[float]] = {TORCH: [], program: []}
+    processor: dict[str | Path, list[float]] = {TORCH: [], program: []}
     variables = os.environ | {"OMP_NUM_THREADS": str(effort.threads)} | (environment or {})
     variables.pop(COMPILED, None)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=variables, check=True)
+    subprocess.run(_command(program), env=variables, check=True)
     for turn in range(effort.rounds * effort.times(PROCESSES) // 2):
         for text in (TORCH, program) if turn % 2 else (program, TORCH):
             began, before = time.perf_counter(), _of_children()
-            subprocess.run([sys.executable, "-W", "ignore", "-c", text], env=variables, check=True)
+            subprocess.run(_command(text), env=variables, check=True)
             found[text].append(time.perf_counter() - began)
             processor[text].append(_of_children() - before)
     torch_alone, ours = statistics.median(found[TORCH]), statistics.median(found[program])
     beyond = statistics.median(processor[program]) - statistics.median(processor[TORCH])
     return Outcome(ours - torch_alone, {"torch s": torch_alone, "ours s": ours, "processor s beyond": beyond})
+
+
+def _command(program: str | Path) -> list[str]:
+    what = [str(program)] if isinstance(program, Path) else ["-c", program]
+    return [sys.executable, "-W", "ignore", *what]
 
 
 def _of_children() -> float:
@@ -85,6 +94,18 @@ def embedded(effort: Effort) -> Outcome:
 
 def embedded_at_import(effort: Effort) -> Outcome:
     return seconds_beyond_torch(effort, EARLY, {"DJINN_START_AT_IMPORT": "1"})
+
+
+def embedded_prepared(effort: Effort) -> Outcome:
+    return seconds_beyond_torch(effort, FIRST, {"DJINN_PREPARED_SECONDS": "30"})
+
+
+def embedded_again(effort: Effort) -> Outcome:
+    """The second and later runs of a script, whose executor starts before PyTorch is imported."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.py"
+        script.write_text(EARLY)
+        return seconds_beyond_torch(effort, script)
 
 
 def served(effort: Effort) -> Outcome:
@@ -142,6 +163,8 @@ CASES = [
     Case("served", 0.15, served, unit="s"),
     Case("embedded", 0.5, embedded, unit="s"),
     Case("embedded_at_import", 0.5, embedded_at_import, unit="s"),
+    Case("embedded_again", 0.5, embedded_again, unit="s"),
+    Case("embedded_prepared", 0.5, embedded_prepared, unit="s"),
     Case("new_program", None, new_program),
     Case("second_process", None, second_process),
 ]

@@ -336,6 +336,7 @@ class Settings:
         client_fallback: whether ops that the executor cannot do are computed on this machine.
         start_at_import: whether `import djinn` starts the executors of this program's own: `yes`, `no`, or `auto`: where the last run of
             the same script used them; counts in the environment and the file.
+        prepared_seconds: how long a process stays that the next executors of this program's own are forked from; 0: there is none.
         connect_timeout: seconds that a server may take to answer.
         start_timeout: seconds that an executor may take to start.
         wait_timeout: seconds that a wait for results may take; 0: as long as it takes.
@@ -389,6 +390,7 @@ class Settings:
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
     client_fallback: bool = attrs.field(default=False, converter=_flag)
     start_at_import: str = attrs.field(default="auto", converter=_at_import)
+    prepared_seconds: float = attrs.field(default=0.0, converter=_target)
     connect_timeout: float = attrs.field(default=30.0, converter=_seconds)
     start_timeout: float = attrs.field(default=60.0, converter=_seconds)
     wait_timeout: float = attrs.field(default=0.0, converter=_target)

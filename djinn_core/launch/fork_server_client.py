@@ -29,7 +29,10 @@ from djinn_core.logs import get_logger
 _ANSWER_SECONDS: Final = 10.0
 _KILLED: Final = -9
 # Beginnings of the names of variables that differ from executor to executor, and that no import reads.
-_OF_ONE_EXECUTOR: Final = ("RAY_", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_OF_ONE_EXECUTOR: Final = (
+    *("RAY_", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("DBUS_SESSION_", "OLDPWD", "PWD", "SHLVL", "SSH_", "TERM_", "WINDOWID", "XDG_SESSION_"),
+)
 _log = get_logger("djinn.launch")
 
 
@@ -162,7 +165,7 @@ class ForkServerClient:
 
     def start_server(self, environment: Mapping[str, str]) -> None:
         """Start a fork server for later executors; returns at once. Where one runs already, the new one ends."""
-        kept = {name: value for name, value in environment.items() if not name.startswith(_OF_ONE_EXECUTOR)}
+        kept = _read_by_imports(environment)
         place, seconds = str(self._socket(environment)), str(self.seconds)
         command = [sys.executable, "-P", "-m", PREPARED_MODULE, "--socket", place, "--seconds", seconds]
         try:
@@ -182,6 +185,11 @@ class ForkServerClient:
 
     def _socket(self, environment: Mapping[str, str]) -> Path:
         """Socket of the fork server for executors with this environment."""
-        kept = sorted((name, value) for name, value in environment.items() if not name.startswith(_OF_ONE_EXECUTOR))
+        kept = sorted(_read_by_imports(environment).items())
         facts = json.dumps([sys.executable, djinn_version(), kept]).encode() + self.plugins
         return self.folder / f"prepared-{hashlib.sha256(facts).hexdigest()[:12]}"
+
+
+def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that what an executor imports may read. `_` is the command, as a shell names it."""
+    return {n: value for n, value in environment.items() if n != "_" and not n.startswith(_OF_ONE_EXECUTOR)}

@@ -13,6 +13,7 @@ from djinn_core.errors import PluginError
 from djinn_core.hookspecs.launchers import ExecutorOptions, Launched, Launcher, LaunchWish
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.flags import flagged
+from djinn_core.launch.prepared import ForkServerClient
 from djinn_core.launch.process import ExecutorProcess
 
 LOCAL: Final = "local"
@@ -23,9 +24,14 @@ class LocalLauncher:
 
     name = LOCAL
 
+    def __init__(self, prepared: Callable[[ExecutorConfig], ForkServerClient | None] = lambda _: None) -> None:
+        """`prepared`: says by an executor's configuration from which process it is forked; None: it is started anew."""
+        self._prepared = prepared
+
     def launch(self, options: ExecutorOptions, wish: LaunchWish) -> Launched:  # noqa: ARG002 - there is one place
         """As `Launcher.launch`."""
-        return ExecutorProcess(cast("ExecutorConfig", options))
+        config = cast("ExecutorConfig", options)
+        return ExecutorProcess(config, fork_server=self._prepared(config))
 
 
 def launcher_named(engine: str, launchers: Iterable[Launcher]) -> Launcher:

@@ -20,6 +20,7 @@ AT_ONCE = frozenset(
         "connect_timeout",
         "debug",
         "plan_first_runs",
+        "prepared_seconds",
         "progress",
         "start_at_import",
         "start_timeout",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 
 import attrs
 import pytest
@@ -11,6 +12,7 @@ import torch
 import djinn
 from djinn.testing import executor_processes
 from djinn_core.config import resolve
+from djinn_core.launch import launchers
 from djinn_core.runtime import client
 from djinn_core.runtime.connecting import starting
 from djinn_core.runtime.early_start import begin
@@ -155,3 +157,13 @@ def test_what_a_program_configures_and_what_is_no_script_of_the_users_is_not_exp
     assert run().mark is None
     monkeypatch.setenv("DJINN_START_AT_IMPORT", "no")
     assert not run().executors
+
+
+def test_they_are_forked_from_a_process_that_stays_where_a_setting_says_so(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(launchers, "ExecutorProcess", lambda _, fork_server: given.append(fork_server))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for seconds in (5, 0):
+        starting.start_executors(resolve({"prepared_seconds": seconds, "recover": False}).settings)
+    forked, anew = given
+    assert (forked.seconds, forked.folder.parent, anew) == (5, tmp_path, None)

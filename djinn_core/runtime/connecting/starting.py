@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +14,16 @@ from djinn_core.config import Settings
 from djinn_core.directories import cache_directory
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
-from djinn_core.launch.launchers import LOCAL, EngineConfig, launcher_named
+from djinn_core.launch.launchers import LOCAL, EngineConfig, LocalLauncher, launcher_named
 from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_core.launch.own_journals import own_journals
+from djinn_core.launch.prepared import ForkServerClient
 from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import check_platform
 from djinn_core.logs import get_logger
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
-from djinn_core.runtime.connecting.local_plugins import names_for_executors
+from djinn_core.runtime.connecting.plugin_reach import names_for_executors
+from djinn_core.system.files import user_id
 
 if TYPE_CHECKING:
     from djinn_core.hookspecs.launchers import Launcher, LaunchWish
@@ -53,6 +56,8 @@ def start_executors(
         return ()
     check_platform()
     launcher = launcher_named(settings.engine, registry.launchers if registry is not None else ())
+    if launcher.name == LOCAL and settings.prepared_seconds:
+        launcher = LocalLauncher(partial(_fork_server, settings.prepared_seconds))
     started: list[OwnExecutor] = []
     first, count = joining or (0, settings.executors)
     wishes = EngineConfig().with_settings(settings).wishes(count, partial(_tell, settings.progress), first)
@@ -87,6 +92,16 @@ def _start_executor(
         recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
         return OwnExecutor(attrs.evolve(config, recovery=recovery), launcher, wish)
     return OwnExecutor(config, launcher, wish, own_journals() if settings.recover else None)
+
+
+def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:
+    """The process that executors with these plugins are forked from, which ends so long after the last of them; None if there cannot be one."""
+    try:  # the path of a socket is short
+        folder = private_directory(Path(tempfile.gettempdir()) / f"djinn-prepared-{user_id()}", "prepared executors")
+    except (OSError, ConfigurationError) as error:
+        _log.warning("no executors are prepared", error=str(error))
+        return None
+    return ForkServerClient(folder, seconds, ExecutorConfig(plugins=config.plugins).encode())
 
 
 def _published() -> Path | None:
