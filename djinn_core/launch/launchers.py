@@ -13,7 +13,7 @@ from djinn_core.errors import PluginError
 from djinn_core.hookspecs.launchers import ExecutorOptions, Launched, Launcher, LaunchWish
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.flags import flagged
-from djinn_core.launch.prepared import ForkServerClient
+from djinn_core.launch.fork_server_client import ForkServerClient
 from djinn_core.launch.process import ExecutorProcess
 
 LOCAL: Final = "local"

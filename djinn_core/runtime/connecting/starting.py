@@ -14,15 +14,15 @@ from djinn_core.config import Settings
 from djinn_core.directories import cache_directory
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
+from djinn_core.launch.fork_server_client import ForkServerClient
 from djinn_core.launch.launchers import LOCAL, EngineConfig, LocalLauncher, launcher_named
 from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_core.launch.own_journals import own_journals
-from djinn_core.launch.prepared import ForkServerClient
 from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.process import check_platform
 from djinn_core.logs import get_logger
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
-from djinn_core.runtime.connecting.plugin_reach import names_for_executors
+from djinn_core.runtime.connecting.local_plugins import names_for_executors
 from djinn_core.system.files import user_id
 
 if TYPE_CHECKING:
