@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.recording.gc_pause import collect_later, count_as_old
 from djinn_core.role import is_client
 
 _NO_PACKAGES: Mapping[str, str] = MappingProxyType({})
@@ -72,3 +72,4 @@ def attach() -> None:
             early = importlib.import_module("djinn_core.runtime.early_start").begin()
             importlib.import_module("djinn_core.runtime.attaching").attach(early)
             importlib.import_module("djinn_core.runtime.server_files").save_at_addresses()
+            count_as_old()

@@ -16,7 +16,7 @@ from djinn_core.errors import DjinnError
 from djinn_core.interception import interpreter_shutdown
 from djinn_core.interception.install import install
 from djinn_core.interception.libraries.on_import import call_on_import
-from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.recording.gc_pause import collect_later, count_as_old
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import RuntimeFunctions, no_session, port
 from djinn_core.interrupts import handle_interrupts, warn_without_lock
@@ -53,6 +53,8 @@ def _load() -> None:
     """Import the client, which becomes the runtime of the device in place of the functions here."""
     with _IMPORTING, collect_later:  # each collection would look at all that PyTorch has made, up to 0.15 s
         from djinn_core.runtime import client
+
+        count_as_old()
     if port.is_open is no_session:
         client.become_runtime()
         for library, candidates in integrating().items():
