@@ -185,23 +185,27 @@ def _overrides_ops(cls: type[torch.Tensor]) -> bool:
     return not issubclass(cls, (LazyTensor, FakeTensor))
 
 
-_devices: dict[int, torch.device] = {}
+
+class _Devices(dict[int, torch.device]):
+    def __missing__(self, index: int) -> torch.device:
+        device = self[index] = torch.device(DEVICE_NAME, index)
+        return device
+
+
+_devices: Final = _Devices()
 _make: Final = torch_private.make_wrapper_by_place
 _STRIDED: Final = torch.strided
 
 
 def logical_device(index: int) -> torch.device:
     """`remote_accelerator:<index>`."""
-    device = _devices.get(index)
-    if device is None:
-        device = _devices[index] = torch.device(DEVICE_NAME, index)
-    return device
+    return _devices[index]
 
 
 def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
     """A tensor that stands for `value`."""
     meta = value.meta
-    device = _devices.get(meta.device) or logical_device(meta.device)
+    device = _devices[meta.device]
     tensor: LazyTensor = _make(cls, meta.shape, meta.stride, meta.offset or None, None, meta.dtype, _STRIDED, device)
     tensor.remote = value
     if meta.conj or meta.neg:
