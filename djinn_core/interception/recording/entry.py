@@ -10,7 +10,7 @@ from djinn_core.ir.program import Call, Site, Slot
 
 
 class Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One recorded op. The garbage collector does not look at it: no cycle leads through one.
+    """One recorded op. The garbage collector, which each op would else bring nearer, does not look at it: no cycle leads through one.
 
     Attributes:
         call: everything that follows from the op, its metadata and its scalars.

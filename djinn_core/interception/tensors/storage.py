@@ -42,6 +42,8 @@ def still_to_free() -> list[int]:
 class Storage(msgspec.Struct, eq=False, gc=False):  # made in one step: each op makes one
     """Memory on the remote side that one or more values look into.
 
+    The garbage collector does not look at it: what it refers to does not refer to tensors, so no cycle leads through one.
+
     Attributes:
         last: the handle that was given out last. nbytes: its size.
         user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
