@@ -65,7 +65,8 @@ CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 _handlers: Final = device_state.handlers
 _NEW: Any = object()  # no such call was seen before
 _DTYPE, _SIZE = torch.dtype, torch.Size
-_LENGTHS = tuple(object() for _ in range(64))  # in keys, the lengths of lists
+_SHORT: Final = 64  # elements of lists whose lengths have objects of their own in keys
+_LENGTHS: Final = tuple(object() for _ in range(_SHORT))
 
 
 def handles(*funcs: Any) -> Callable[[Handler], Handler]:
@@ -73,7 +74,7 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for func in funcs:
-            device_state.handlers[id(func)] = handler
+            _handlers[id(func)] = handler
         return handler
 
     return register
@@ -89,7 +90,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None]]) -> Dispatch:
     """`dispatch` that also gives the moments at which each call began and ended, and its op, to what `taker` returns for a thread."""
-    clock, handlers, takers = perf_counter, device_state.handlers, _PerThread()
+    clock, handlers, takers = perf_counter, _handlers, _PerThread()
 
     def timed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         take = takers.take
@@ -291,7 +292,7 @@ def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) ->
             key.append(a)
         elif kind is list or kind is tuple or kind is _SIZE:
             length = len(a)
-            key.append(_LENGTHS[length] if length < 64 else (length,))
+            key.append(_LENGTHS[length] if length < _SHORT else (length,))
             _flatten(a, key, operands)
         elif kind is float:
             key.append(kind)

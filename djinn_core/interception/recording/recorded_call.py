@@ -89,9 +89,7 @@ class RecordedCall:
         there = values + [tensor.remote for tensor in self.constants]
         places += [there[place].storage.view() for place in self.views]
         site, module = user_site(recorder.issued, recorder.module), recorder.module
-        recorder.entries += [
-            Entry(call, find(places), slots, site, module) for call, find, slots in self.steps
-        ]
+        recorder.entries += [Entry(call, find(places), slots, site, module) for call, find, slots in self.steps]
         recorder.dead += [places[place] for place in self.dead]
         port.ops_captured += len(self.steps)
         outputs = [self._output(o, inputs, storages, places) for o in self.outputs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import torch
@@ -185,27 +186,20 @@ def _overrides_ops(cls: type[torch.Tensor]) -> bool:
     return not issubclass(cls, (LazyTensor, FakeTensor))
 
 
-
-class _Devices(dict[int, torch.device]):
-    def __missing__(self, index: int) -> torch.device:
-        device = self[index] = torch.device(DEVICE_NAME, index)
-        return device
-
-
-_devices: Final = _Devices()
 _make: Final = torch_private.make_wrapper_by_place
 _STRIDED: Final = torch.strided
 
 
+@functools.cache
 def logical_device(index: int) -> torch.device:
     """`remote_accelerator:<index>`."""
-    return _devices[index]
+    return torch.device(DEVICE_NAME, index)
 
 
 def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
     """A tensor that stands for `value`."""
     meta = value.meta
-    device = _devices[meta.device]
+    device = logical_device(meta.device)
     tensor: LazyTensor = _make(cls, meta.shape, meta.stride, meta.offset or None, None, meta.dtype, _STRIDED, device)
     tensor.remote = value
     if meta.conj or meta.neg:
