@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
@@ -62,8 +62,11 @@ from djinn_core.torch_private import CGenerator, class_of_script_object, schema_
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
+_handlers: Final = device_state.handlers
 _NEW: Any = object()  # no such call was seen before
-_LENGTHS = tuple(object() for _ in range(64))  # in keys, the lengths of lists
+_DTYPE, _SIZE = torch.dtype, torch.Size
+_SHORT: Final = 64  # elements of lists whose lengths have objects of their own in keys
+_LENGTHS: Final = tuple(object() for _ in range(_SHORT))
 
 
 def handles(*funcs: Any) -> Callable[[Handler], Handler]:
@@ -71,7 +74,7 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for func in funcs:
-            device_state.handlers[id(func)] = handler
+            _handlers[id(func)] = handler
         return handler
 
     return register
@@ -79,7 +82,7 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Implementation of `LazyTensor.__torch_dispatch__`."""
-    handler = device_state.handlers.get(id(func))
+    handler = _handlers.get(id(func))
     if handler is not None:
         return handler(func, args, kwargs)
     return record(func, args, kwargs, 3)
@@ -87,7 +90,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None]]) -> Dispatch:
     """`dispatch` that also gives the moments at which each call began and ended, and its op, to what `taker` returns for a thread."""
-    clock, handlers, takers = perf_counter, device_state.handlers, _PerThread()
+    clock, handlers, takers = perf_counter, _handlers, _PerThread()
 
     def timed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         take = takers.take
@@ -135,6 +138,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
     if call is None:
         drawing = inference_cache.drawing.get(tuple(key)) if inference_cache.drawing else None
         return _again(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
+    if call.kept_outcome is None:
+        call.keep_outcome()
     slots = call.slots
     return append(call, operands, slots_of(args, kwargs) if slots is None else slots, above)
 
@@ -283,11 +288,11 @@ def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) ->
         if kind is LazyTensor:
             key.append(a.remote.meta)
             operands.append(a)
-        elif kind is int or a is None or kind is torch.dtype:
+        elif kind is int or a is None or kind is _DTYPE:
             key.append(a)
-        elif kind is list or kind is tuple or kind is torch.Size:
+        elif kind is list or kind is tuple or kind is _SIZE:
             length = len(a)
-            key.append(_LENGTHS[length] if length < len(_LENGTHS) else (length,))
+            key.append(_LENGTHS[length] if length < _SHORT else (length,))
             _flatten(a, key, operands)
         elif kind is float:
             key.append(kind)

@@ -24,6 +24,7 @@ from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import TensorMeta
 
 Slot = int | float
+Outcome = tuple[TensorMeta | None, int, int, int]  # metadata, operand aliased, operand that it is, bytes
 CONTENT: Final = 0xFFFF_FFFF  # bits of a signature's id that follow from its form and operand classes
 _signature_numbers = itertools.count(1)
 
@@ -74,6 +75,7 @@ class Call(ShortRepr):
         kind: the same number for calls that differ in sizes and scalars only: plans are looked up by it.
         refused: whether PyTorch says here that the op cannot be done, and the executor is asked; then `results` mean nothing.
         slots: the scalars of a call that is remembered by all of its arguments.
+        kept_outcome: `outcome` of a call that has come again, which is then made once.
     """
 
     signature: Signature
@@ -90,6 +92,7 @@ class Call(ShortRepr):
     nbytes: tuple[int, ...] = ()
     refused: bool = False
     slots: tuple[Slot, ...] | None = None
+    kept_outcome: tuple[Outcome, ...] | None = attrs.field(default=None, init=False)
     sequence: bool = attrs.field(init=False)
     kind: int = attrs.field(init=False)
 
@@ -111,14 +114,18 @@ class Call(ShortRepr):
         """
         call = _new_call(Call)
         shared = operands if results == operands else results
-        for put, part in zip(_PUT, (*_PARTS(self), operands, shared, nbytes, (), slots)):  # noqa: B905 - as many
+        for put, part in zip(_PUT, (*_PARTS(self), operands, shared, nbytes, (), slots, None)):  # noqa: B905 - as many
             put(call, part)
         return call
 
     @property
-    def outcome(self) -> Iterator[tuple[TensorMeta | None, int, int, int]]:
+    def outcome(self) -> Iterator[Outcome]:
         """Of each result its metadata, the operand that it aliases, the one that it is, and the bytes of its storage."""
         return zip(self.results, self.aliases, self.inplace, self.nbytes, strict=True)
+
+    def keep_outcome(self) -> None:
+        """Make `kept_outcome`. Calls of sizes that never come again do without it."""
+        object.__setattr__(self, "kept_outcome", tuple(self.outcome))
 
     @property
     def op(self) -> str:
@@ -133,7 +140,7 @@ _WHATEVER_THE_SIZES = (
 )  # fmt: skip
 _PARTS: Final = operator.attrgetter(*_WHATEVER_THE_SIZES)
 _PUT: Final = tuple([  # by slot, which the class's own `__setattr__` refuses
-    vars(Call)[name].__set__ for name in (*_WHATEVER_THE_SIZES, "operands", "results", "nbytes", "changes", "slots")
+    vars(Call)[name].__set__ for name in (*_WHATEVER_THE_SIZES, "operands", "results", "nbytes", "changes", "slots", "kept_outcome")
 ])  # fmt: skip
 _new_call: Final = object.__new__
 KINDS_LIMIT: Final = 65536  # remembered kinds; one that was forgotten and comes again has another number

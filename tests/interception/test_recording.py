@@ -15,6 +15,7 @@ from djinn_core.torch_private import without_modes
 
 DEVICE = "remote_accelerator:0"
 INSTRUCTION_BYTES = 300  # of one recorded instruction, without the tensors that it made
+TRACKED = 4  # objects of an op that the garbage collector looks at: its tensor, the attributes and the value of that, its handles
 
 
 def recorded(run):
@@ -104,6 +105,20 @@ def test_known_calls_have_the_numbers_that_they_are_given(embedded):
         assert torch.equal(
             torch.copysign(x, torch.view_as_real(z)[0, 1]).cpu().sign(), torch.ones(3).copysign(torch.tensor(part))
         )
+
+
+def test_the_garbage_collector_looks_at_few_objects_of_an_op(embedded):
+    x = torch.arange(6.0, device=DEVICE)
+    kept = [x + x for _ in range(300)]
+    current().flush()
+    before = len(gc.get_objects())
+    gc.disable()
+    try:
+        kept += [x + x for _ in range(200)]
+        made = len(gc.get_objects()) - before
+    finally:
+        gc.enable()
+    assert made <= (TRACKED + 0.5) * 200, made
 
 
 @without_modes

@@ -8,7 +8,7 @@ import torch
 
 from djinn_core.interception.ops.view_chains import LONGEST, shorten_chains
 from djinn_core.interception.recording.call_site import user_site
-from djinn_core.interception.recording.entry import Entry, new_tuple
+from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.module_calls import at_node
 from djinn_core.interception.recording.recorder import Recorder, recorders
@@ -50,7 +50,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     if call.writes:
         _note_writes(recorder, call, operands)
     results: list[Any] = []
-    for meta, alias, same, nbytes in zip(call.results, call.aliases, call.inplace, call.nbytes):  # noqa: B905
+    for meta, alias, same, nbytes in call.kept_outcome or call.outcome:
         if same >= 0:
             results.append(operands[same])
         elif meta is None:
@@ -73,7 +73,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         module = at_node(recorder)
     entries = recorder.entries
     site = user_site(recorder.issued, recorder.module, above)
-    entries.append(new_tuple(Entry, (call, tuple(handles), slots, site, module)))
+    entries.append(Entry(call, tuple(handles), slots, site, module))
     port.ops_captured += 1
     if recorder.epoch != epoch:
         touched = [operands[i] for i in call.writes] + [r for r in results if r is not None]

@@ -30,6 +30,7 @@ class Boundary(enum.Enum):
     BACKWARD = "a run of the autograd engine"
 
 
+_frame = sys._getframe  # noqa: SLF001 - the public ways build a list of all frames
 _MODULE, _BACKWARD = Boundary  # looked at once for each frame, and members of an enumeration are slow to look up
 
 
@@ -73,7 +74,7 @@ def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site
     frames above the caller are certainly Djinn's, and are not looked at: each look makes an object of a frame. `module` is the call
     of a module that the thread is inside.
     """
-    frame: FrameType = sys._getframe(2 + above)  # noqa: SLF001 - the public ways build a list of all frames
+    frame: FrameType = _frame(2 + above)
     crossed: list[ModuleCall] | None = None
     differentiates = False
     while True:

@@ -22,7 +22,7 @@ def steady_cut(entries: Sequence[Entry]) -> int:
     point only from its second piece on; a longer loop yields a few kinds of pieces.
     """
     first = max(len(entries) // 4, 1)
-    looks = [hash((call.signature.id & CONTENT, site[1])) for call, _, _, site, _ in entries[first:]]
+    looks = [hash((entry.call.signature.id & CONTENT, entry.site[1])) for entry in entries[first:]]
     if len(looks) <= CONTEXT:
         return len(entries)
     contexts = [hash(tuple(looks[i : i + CONTEXT])) for i in range(len(looks) - CONTEXT)]

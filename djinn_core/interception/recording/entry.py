@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
-
 import attrs
+import msgspec
 
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.ir.program import Call, Site, Slot
 
 
-class Entry(NamedTuple):
-    """One recorded op.
+class Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One recorded op. The garbage collector, which each op would else bring nearer, does not look at it: no cycle leads through one.
 
     Attributes:
         call: everything that follows from the op, its metadata and its scalars.
@@ -48,7 +46,3 @@ class Taken:
 
     entries: list[Entry] = attrs.field(factory=list)
     fetched: set[int] = attrs.field(factory=set)
-
-
-# `new_tuple(Entry, fields)` makes an entry without the frame of its constructor, for the hot path.
-new_tuple: Final[Callable[[type[Entry], tuple[Any, ...]], Entry]] = tuple.__new__

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from djinn_core.interception.recording.call_site import user_site
-from djinn_core.interception.recording.entry import Entry, Taken, new_tuple
+from djinn_core.interception.recording.entry import Entry, Taken
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
@@ -89,9 +89,7 @@ class RecordedCall:
         there = values + [tensor.remote for tensor in self.constants]
         places += [there[place].storage.view() for place in self.views]
         site, module = user_site(recorder.issued, recorder.module), recorder.module
-        recorder.entries += [
-            new_tuple(Entry, (call, find(places), slots, site, module)) for call, find, slots in self.steps
-        ]
+        recorder.entries += [Entry(call, find(places), slots, site, module) for call, find, slots in self.steps]
         recorder.dead += [places[place] for place in self.dead]
         port.ops_captured += len(self.steps)
         outputs = [self._output(o, inputs, storages, places) for o in self.outputs]

@@ -479,7 +479,7 @@ def freeze(entries: list[Entry], dead: list[int]) -> Program:
     """The entries as a frozen program; handles in `dead` that it mentions die with it."""
     if not entries:
         return NOTHING
-    calls, handles, slots, sites, modules = zip(*entries, strict=True)
+    calls, handles, slots, sites, modules = zip(*map(msgspec.structs.astuple, entries), strict=True)
     operands = tuple(chain.from_iterable(handles))
     inside = frozenset(dead).intersection(operands) if dead else frozenset()
     return Program(calls, operands, tuple(chain.from_iterable(slots)), inside, sites, modules)

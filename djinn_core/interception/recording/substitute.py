@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import InvalidStage
@@ -239,7 +240,7 @@ class _Rewriting:
         for at in range(first, len(entries)):
             made = entries[at]  # whose line and module are still the user's
             module = program.modules[node] if program.modules else None
-            entry = made._replace(site=where or made.site, module=module)
+            entry = msgspec.structs.replace(made, site=where or made.site, module=module)
             own, group = slots is None, self.recorder.group_of(at)
             self.made.append(_Made(entry, (-1,) * len(made.slots) if slots is None else slots, node, own, group))
 
@@ -279,7 +280,7 @@ class _Rewriting:
 
     def _renamed(self, made: _Made) -> _Made:
         renamed = tuple(self._known_as(handle) for handle in made.entry.handles)
-        return attrs.evolve(made, entry=made.entry._replace(handles=renamed))
+        return attrs.evolve(made, entry=msgspec.structs.replace(made.entry, handles=renamed))
 
 
 def _groups(made: Sequence[_Made]) -> tuple[tuple[int, ...], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import torch
@@ -185,23 +186,20 @@ def _overrides_ops(cls: type[torch.Tensor]) -> bool:
     return not issubclass(cls, (LazyTensor, FakeTensor))
 
 
-_devices: dict[int, torch.device] = {}
 _make: Final = torch_private.make_wrapper_by_place
 _STRIDED: Final = torch.strided
 
 
+@functools.cache
 def logical_device(index: int) -> torch.device:
     """`remote_accelerator:<index>`."""
-    device = _devices.get(index)
-    if device is None:
-        device = _devices[index] = torch.device(DEVICE_NAME, index)
-    return device
+    return torch.device(DEVICE_NAME, index)
 
 
 def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
     """A tensor that stands for `value`."""
     meta = value.meta
-    device = _devices.get(meta.device) or logical_device(meta.device)
+    device = logical_device(meta.device)
     tensor: LazyTensor = _make(cls, meta.shape, meta.stride, meta.offset or None, None, meta.dtype, _STRIDED, device)
     tensor.remote = value
     if meta.conj or meta.neg:

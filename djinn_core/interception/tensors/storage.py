@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import compress, repeat, starmap
+from types import MethodType
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -38,8 +39,10 @@ def still_to_free() -> list[int]:
     return [value.handle for value in gone]
 
 
-class Storage(msgspec.Struct, eq=False):  # made in one step: each op makes one
+class Storage(msgspec.Struct, eq=False, gc=False):  # made in one step: each op makes one
     """Memory on the remote side that one or more values look into.
+
+    The garbage collector does not look at it: what it refers to does not refer to tensors, so no cycle leads through one.
 
     Attributes:
         last: the handle that was given out last. nbytes: its size.
@@ -109,7 +112,7 @@ class Value(msgspec.Struct, eq=False):
 
     # `device_state.freed.append(self)`, without a step of Python's own: in one, the handler of a signal would run, and Python drops what a
     # finalizer raises, which is how Ctrl-C gets lost in the middle of a backward pass.
-    __del__ = property(partial(partial, device_state.freed.append))
+    __del__ = property(partial(MethodType, device_state.freed.append))
 
 
 class BorrowedValue(Value, eq=False):
