@@ -24,12 +24,24 @@ def _binary_ufuncs_and_refs() -> tuple[Any, ...]:
     return tuple(op for op in database.op_db + database.python_ref_db if isinstance(op, database.BinaryUfuncInfo))
 
 
+def _of_device_types(name: str) -> Any:
+    return getattr(importlib.import_module(f"{_INTERNAL}.common_device_type"), name)
+
+
+def _skip_ops(*given: Any) -> Any:
+    """As `skipOps`, which took the names of a class and a test before the ops."""
+    return _of_device_types("skipOps")(given[-1])
+
+
 # By module and name, functions that make the stand-in.
 _SHIMS: dict[tuple[str, str], Callable[[], Any]] = {
     (f"{_INTERNAL}.common_mkldnn", "bf32_on_and_off"): lambda: _once,
     (f"{_INTERNAL}.common_cuda", "tf32_is_not_fp32"): lambda: lambda: False,
     (f"{_INTERNAL}.common_nn", "new_module_tests"): list,  # of tests that are not device-generic
     (f"{_INTERNAL}.common_methods_invocations", "binary_ufuncs_and_refs"): _binary_ufuncs_and_refs,
+    (f"{_INTERNAL}.common_methods_invocations", "skip"): lambda: _of_device_types("skip"),
+    (f"{_INTERNAL}.common_methods_invocations", "xfail"): lambda: _of_device_types("xfail"),
+    (f"{_INTERNAL}.common_methods_invocations", "skipOps"): lambda: _skip_ops,
     ("torch.nn.attention.flex_attention", "create_nested_block_mask"): lambda: _is_gone,
 }
 
