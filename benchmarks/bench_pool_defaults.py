@@ -2,9 +2,10 @@
 
     python benchmarks/bench_pool_defaults.py [--json] [--quick] [--case calibrated,uncalibrated_gpt2]
 
-Two clients are processes of their own, one with one executor and one with two, of one thread each. Every program runs five times on
-both; then the two take turns, each first in every other round. The value is the median of the ratios of wall time within a round. The
-figures also have the processor time of the busiest executor and of the client, as ratios, which other work on the machine disturbs
+Three clients are processes of their own, two with one executor and one with two, of one thread each. Every program runs five times on
+all; then they take turns, in one order and in the other in every second round. The value is the median of the ratios of wall time within
+a round. `one over one` is the same ratio of the two clients with one executor: how far it is from 1 is what this machine cannot tell.
+The figures also have the processor time of the busiest executor and of the client, as ratios, which other work on the machine disturbs
 less. `uncalibrated`: nothing was ever measured of the devices, and nothing is meanwhile; `calibrated`: after the background
 calibration of the pool's first use.
 """
@@ -169,33 +170,36 @@ def _finish(step: Step) -> None:
         djinn.synchronize()
 
 
+EXECUTORS = {"one": 1, "two": 2, "one again": 1}  # of each client
+
+
 class Clients:
-    """One with one executor, one with two; only one of them works at a time."""
+    """Two with one executor, one with two; only one of them works at a time."""
 
     def __init__(self, calibrated: bool) -> None:
         spawning = multiprocessing.get_context("spawn")
         folder = tempfile.mkdtemp(prefix="djinn-bench-")
-        self._pipes, self._processes = [], []
-        for executors in (1, 2):
+        self._pipes, self._processes = {}, []
+        for name, executors in EXECUTORS.items():
             pipe, theirs = spawning.Pipe()
             arguments = (theirs, executors, folder, calibrated)
             process = spawning.Process(target=serve_client, args=arguments, daemon=True)
             process.start()
-            self._pipes.append(pipe)
+            self._pipes[name] = pipe
             self._processes.append(process)
         atexit.register(self.close)
 
-    def ask(self, several: bool, order: str, given: object = None) -> Any:
+    def ask(self, client: str, order: str, given: object = None) -> Any:
         """Have one of them do something, and wait until it has."""
-        pipe = self._pipes[several]
+        pipe = self._pipes[client]
         pipe.send((order, given))
         if not pipe.poll(WAIT_SECONDS):
             raise CannotMeasureError(f"a client did not answer {order} within {WAIT_SECONDS:.0f} s")
         return pipe.recv()
 
     def close(self) -> None:
-        """End both."""
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
+        """End all."""
+        for pipe, process in zip(self._pipes.values(), self._processes, strict=True):
             if process.is_alive():
                 pipe.send(None)
                 process.join(60)
@@ -203,30 +207,29 @@ class Clients:
 
 @cache
 def clients(calibrated: bool) -> Clients:
-    """Both, started when they are first needed."""
+    """All of them, started when they are first needed."""
     return Clients(calibrated)
 
 
 def compared(name: str, calibrated: bool, effort: Effort) -> Outcome:
     """A program on two executors over the same on one."""
-    both, calls = clients(calibrated), effort.times(CALLS)
-    for several in (False, True):
-        both.ask(several, "build", name)
-        both.ask(several, "run", WARM)
-    ratios: list[tuple[float, float, float]] = []
-    walls: dict[bool, list[float]] = {False: [], True: []}
+    all_of_them, calls = clients(calibrated), effort.times(CALLS)
+    for one in EXECUTORS:
+        all_of_them.ask(one, "build", name)
+        all_of_them.ask(one, "run", WARM)
+    rounds: list[dict[str, Ran]] = []
     for turn in range(effort.rounds):
-        found: dict[bool, Ran] = {}
-        for several in (False, True) if turn % 2 else (True, False):
-            found[several] = both.ask(several, "run", calls)
-            walls[several].append(found[several].wall)
-        one, two = found[False], found[True]
-        ratios.append((two.wall / one.wall, two.busiest / max(one.busiest, 1e-9), two.client / one.client))
-    wall, busiest, client = (statistics.median(column) for column in zip(*ratios, strict=True))
-    stats = [both.ask(several, "end") for several in (False, True)][1]
+        order = [*EXECUTORS] if turn % 2 else [*reversed(EXECUTORS)]
+        rounds.append({one: all_of_them.ask(one, "run", calls) for one in order})
+    wall = statistics.median(found["two"].wall / found["one"].wall for found in rounds)
+    same = statistics.median(found["one again"].wall / found["one"].wall for found in rounds)
+    busiest = statistics.median(found["two"].busiest / max(found["one"].busiest, 1e-9) for found in rounds)
+    client = statistics.median(found["two"].client / found["one"].client for found in rounds)
+    stats = {one: all_of_them.ask(one, "end") for one in EXECUTORS}["two"]
     figures = {
-        "one ms": statistics.median(walls[False]) * 1e3,
-        "two ms": statistics.median(walls[True]) * 1e3,
+        "one ms": statistics.median(found["one"].wall for found in rounds) * 1e3,
+        "two ms": statistics.median(found["two"].wall for found in rounds) * 1e3,
+        "one over one": same,
         "busiest executor": busiest,
         "client": client,
         "tried": stats["placements_tried"],

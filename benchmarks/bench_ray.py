@@ -6,6 +6,7 @@
 `small`: the smallest submission that is waited for; the reference is the same with a server's executor over tcps. `start`: from the
 first use of the device until a value is there, with Ray connected; the reference is a program's own executor on this machine.
 `start_prepared`: the same where the node keeps a process to fork executors from (`plugins.ray.prepared_seconds`).
+`start_over_actor`: that over an actor of Ray that does nothing, from its placement group to its first answer.
 """
 
 from __future__ import annotations
@@ -98,7 +99,30 @@ def small(effort: Effort) -> Outcome:
         return in_turns(by_ray, by_tcps, effort)
 
 
-def start(effort: Effort, prepared_seconds: float = 0.0) -> Outcome:
+class Nothing:
+    """An actor that does nothing: what Ray takes to start one."""
+
+    def ready(self) -> bool:
+        return True
+
+
+def seconds_of_actor() -> float:
+    """From a placement group for an actor to its first answer. The caller is connected to the cluster."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    began = time.perf_counter()
+    group = ray.util.placement_group([{"CPU": 1.0}])
+    placed = PlacementGroupSchedulingStrategy(group, 0)
+    actor = ray.remote(Nothing).options(num_cpus=1, scheduling_strategy=placed).remote()
+    ray.get(actor.ready.remote())
+    found = time.perf_counter() - began
+    ray.kill(actor)
+    ray.util.remove_placement_group(group)
+    return found
+
+
+def start(effort: Effort, prepared_seconds: float = 0.0, over_actor: bool = False) -> Outcome:
     def first_value() -> float:
         began = time.perf_counter()
         torch.ones(4, device=REMOTE).sum().item()
@@ -118,7 +142,7 @@ def start(effort: Effort, prepared_seconds: float = 0.0) -> Outcome:
         by_ray()  # Ray has processes of this Python from now on
         if prepared_seconds:
             wait_prepared()
-        return in_turns(by_ray, here, effort)
+        return in_turns(by_ray, seconds_of_actor if over_actor else here, effort)
 
 
 def wait_prepared() -> None:
@@ -134,6 +158,7 @@ CASES = [
     Case("small", 1.1, small),
     Case("start", None, start),
     Case("start_prepared", None, partial(start, prepared_seconds=60.0)),
+    Case("start_over_actor", None, partial(start, prepared_seconds=60.0, over_actor=True)),
 ]
 
 if __name__ == "__main__":

@@ -26,6 +26,10 @@ class Relay:
     told: list = attrs.field(factory=list)
     room: Room | None = None
 
+    @property
+    def has_news(self):
+        return bool(self.seen) or self.room is not None
+
     def take_room(self):
         room, self.room = self.room, None
         return room

@@ -18,17 +18,17 @@ LIBRARIES = (
 )
 PROGRAM = f"""
 import logging, sys
-handlers = list(logging.root.handlers)
+handlers, before = list(logging.root.handlers), set(sys.modules)  # a simulated macOS has psutil by now
 import djinn
 assert logging.root.handlers == handlers
 assert not logging.getLogger("djinn").handlers
-found = set({LIBRARIES}) & set(sys.modules)
+found = set({LIBRARIES}) & set(sys.modules) - before
 assert not found, found
 import torch
 layer = torch.nn.Linear(4, 4).to("remote_accelerator:0")
 layer(torch.ones(2, 4, device="remote_accelerator:0")).sum().backward()
 assert layer.weight.grad.cpu().sum() == 32
-print(*(name for name in {SERVERS_ONLY + WHERE_NEEDED} if name in sys.modules), "and no more")
+print(*(name for name in {SERVERS_ONLY + WHERE_NEEDED} if name in sys.modules and name not in before), "and no more")
 """
 
 

@@ -168,6 +168,8 @@ class PresentLinks:
         now, told = self._clock(), False
         for number in self._present:
             relay = self._relays[number]
+            if not relay.has_news:
+                continue
             if seen := relay.take_seen():
                 self._hear(number, seen, now)
             if (room := relay.take_room()) is not None:

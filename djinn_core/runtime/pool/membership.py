@@ -10,17 +10,19 @@ class Membership:
 
     Attributes:
         members: sessions with all executors that there ever were, by number.
-        present: numbers of those that are there now, in order.
+        present: numbers of those that are there now, in order. here: the sessions with these, in the same order.
     """
 
     def __init__(self) -> None:
         self.members: list[Session] = []
         self.present: list[int] = []
+        self.here: list[Session] = []
         self._heirs: dict[int, int] = {}
 
     def enter(self, session: Session) -> int:
         """One more executor is there; its number."""
         self.members.append(session)
+        self.here = [*self.here, session]
         self.present.append(len(self.members) - 1)
         return self.present[-1]
 
@@ -28,11 +30,6 @@ class Membership:
     def indexes(self) -> list[int]:
         """Numbers of the executors that the indexes of the device from 1 on stand for."""
         return [self.number_at(index) for index in range(1, len(self.members) + 1)]
-
-    @property
-    def here(self) -> list[Session]:
-        """Sessions with the executors that are there now, in the order of their numbers."""
-        return [self.members[number] for number in self.present]
 
     def number_at(self, index: int) -> int:
         """Number of the executor that an index of the device stands for, from 1: where one has left, the one that has its values."""
@@ -48,4 +45,5 @@ class Membership:
     def leave(self, number: int, heir: int) -> None:
         """An executor is there no more; another one stands for its index."""
         self.present.remove(number)
+        self.here = [self.members[other] for other in self.present]
         self._heirs[number] = heir

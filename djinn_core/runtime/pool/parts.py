@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import attrs
 
@@ -60,6 +61,9 @@ class FreeStep:
 Part = UploadStep | RunPart | TransferStep | AwaitStep | FreeStep
 
 
+_ON_NOTHING: Final[Relied] = ((), ())
+
+
 @attrs.define(eq=False)
 class PooledPlan:
     """A program planned for several executors, good for every program of its structure whose inputs are where they were.
@@ -81,6 +85,8 @@ class PooledPlan:
         link_changes: how often links had changed then. profile: what the first program was about.
         relied: instructions and slots that have to be what they were, as in `relied_on`.
         alone: whether it keeps to one executor where several were predicted to be faster.
+        executors: those that run its parts, in their order. uploads: whether uploads that wait are sent for it.
+        last_runs: by executor its last part, where that runs something: what is asked for can be asked for there.
     """
 
     parts: tuple[Part, ...]
@@ -103,12 +109,15 @@ class PooledPlan:
     link_changes: int = 0
     crowded: bool = False
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
-    relied: Relied = ((), ())
+    relied: Relied = _ON_NOTHING
     alone: bool = False
+    executors: tuple[int, ...] = attrs.field(init=False)
+    uploads: bool = attrs.field(init=False)
     last_runs: Mapping[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # By executor the last part, where it runs something: what is asked for can be asked for there.
+        self.executors = tuple(part.executor for part in self.runs())
+        self.uploads = any(isinstance(part, UploadStep) for part in self.parts)
         last = {part.executor: i for i, part in enumerate(self.parts) if not isinstance(part, TransferStep)}
         last |= {
             p.source: i for i, p in enumerate(self.parts) if isinstance(p, TransferStep) and i > last.get(p.source, -1)
@@ -119,10 +128,10 @@ class PooledPlan:
         """True if the values are on the executors that the plan expects, and the scalars have the values that it relies on."""
         if self.random is not None and self.drew_from != random:
             return False
-        if not are_as_they_were(program, *self.relied):
+        if self.relied != _ON_NOTHING and not are_as_they_were(program, *self.relied):
             return False
-        where = residency.of([values[i] for i in self.inputs])
-        return where == self.where and conditions_hold(self.equal_slots, program.slots)
+        where = residency.of(map(values.__getitem__, self.inputs))
+        return where == self.where and (not self.equal_slots or conditions_hold(self.equal_slots, program.slots))
 
     def runs(self) -> Iterator[RunPart]:
         """The parts of the program."""

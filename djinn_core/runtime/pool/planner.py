@@ -242,8 +242,11 @@ class PoolPlanner:
     def _has_room(self, plan: PooledPlan) -> bool:
         """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""
         held = self._residency.held
-        rooms = [(room, held[e] + plan.leaves.get(e, 0)) for e, room in enumerate(self.memory) if plan.leaves.get(e)]
-        return not any(room is not None and wanted > room for room, wanted in rooms)
+        for executor, room in enumerate(self.memory):
+            more = plan.leaves.get(executor)
+            if more and room is not None and held[executor] + more > room:
+                return False
+        return True
 
     def _occupied(self, graph: ProgramGraph) -> dict[str, MemoryInUse]:
         """By device what is there, and what of it the program does not use."""

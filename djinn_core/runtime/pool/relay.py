@@ -19,6 +19,7 @@ class Relay:
     def __init__(self, session: Session) -> None:
         """`session`: with the executor."""
         self._session = session
+        self.has_news = False  # whether something was seen or told since it was taken
         self._seen: list[LinkMeasurement] = []
         self._room: Room | None = None
         self._frames: list[Frame] = []
@@ -45,18 +46,22 @@ class Relay:
     def take_seen(self) -> list[LinkMeasurement]:
         """Take the link measurements since the last call."""
         seen, self._seen = self._seen, []
+        self.has_news = self._room is not None
         return seen
 
     def take_room(self) -> Room | None:
         """Take what the executor said last of its memory; None if it said nothing since the last call."""
         room, self._room = self._room, None
+        self.has_news = bool(self._seen)
         return room
 
     def _hear_room(self, room: Room) -> None:
         self._room = room
+        self.has_news = True
 
     def _see(self, seen: Sequence[LinkMeasurement]) -> None:
         self._seen.extend(seen)
+        self.has_news = True
 
     def _is_complete(self) -> bool:
         return bool(self._frames) and not self._missing

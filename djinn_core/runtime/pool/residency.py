@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import attrs
 
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.values import storage_of, storages_of
 
 Where = tuple[tuple[int | None, ...], tuple[frozenset[int] | None, ...]]
 
@@ -29,10 +29,11 @@ class Residency:
     _values: dict[int, set[int]] = attrs.field(factory=dict)  # by storage, which values look into it
     _copies: dict[int, dict[int, frozenset[int]]] = attrs.field(factory=dict)
 
-    def of(self, values: Sequence[int]) -> Where:
+    def of(self, values: Iterable[int]) -> Where:
         """Homes and copies of values, to compare with; None if there are none."""
-        homes = tuple([self.homes.get(storage_of(value)) for value in values])
-        return homes, tuple([self.copies(value) for value in values]) if self._copies else ()
+        values = tuple(values)
+        homes = tuple(map(self.homes.get, storages_of(values)))
+        return homes, tuple(map(self.copies, values)) if self._copies else ()
 
     def copies(self, value: int) -> frozenset[int] | None:
         """The executors that hold a copy of a value."""
@@ -50,8 +51,10 @@ class Residency:
         more = nbytes - self.size(storage)
         if more > 0:
             self._sizes[storage] = nbytes
-            for holder in (executor, *(e for holders in self._copies.get(storage, {}).values() for e in holders)):
-                self.held[holder] += more
+            self.held[executor] += more
+            for holders in self._copies.get(storage, {}).values():
+                for holder in holders:
+                    self.held[holder] += more
         self._values.setdefault(storage, set()).add(value)
 
     def move(self, value: int, executor: int) -> None:
@@ -83,11 +86,13 @@ class Residency:
 
         Values that were never added, such as those that were made while a program was rewritten, are unknown here.
         """
-        holders = self.copies(value) or frozenset()
-        self._keep(value, frozenset())
         storage = storage_of(value)
-        values = self._values.get(storage, set())
-        if value not in values:
+        holders = frozenset[int]()
+        if storage in self._copies:
+            holders = self.copies(value) or holders
+            self._keep(value, frozenset())
+        values = self._values.get(storage)
+        if values is None or value not in values:
             return sorted(holders)
         home = self.homes.get(storage)
         values.remove(value)

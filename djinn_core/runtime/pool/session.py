@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import torch
@@ -59,6 +60,9 @@ class _Wish:
         )
 
 
+_Wishes = defaultdict[int, _Wish]  # by executor, where there are any
+
+
 @attrs.frozen
 class _Question:
     """Request to one executor, and the positions of its results among those of the submission."""
@@ -93,6 +97,10 @@ class _Asked:
     @property
     def waiting(self) -> tuple[_Question, ...]:
         return self.questions[self.heard :]
+
+    @property
+    def next(self) -> _Question | None:
+        return self.questions[self.heard] if self.heard < len(self.questions) else None
 
     def hear(self, question: _Question, answer: SubmissionReply | DjinnError) -> None:
         """The answer to the next question."""
@@ -166,7 +174,10 @@ class PoolSession:
     @property
     def lost(self) -> str:
         """As `ClientSession.lost`: it is lost with the first executor."""
-        return next((member.lost for member in self.membership.here if member.lost), "")
+        for member in self.membership.here:
+            if lost := member.lost:
+                return lost
+        return ""
 
     # --- executors -----------------------------------------------------------------------------------------------
 
@@ -208,28 +219,26 @@ class PoolSession:
                 took = None  # it would wait for what was before
             began = time.perf_counter()
             wishes = self._wishes(submission, self._account(plan, values))
-            self._forget_derived(
-                wishes, [*submission.free, *submission.program.dead, *(values[i] for i in plan.written)]
-            )
+            self._forget_derived(wishes, submission.free, submission.program.dead, [values[i] for i in plan.written])
             questions = self._do(plan, values, submission.program, wishes)
-            for value in [values[i] for i in plan.dead]:
-                self._uploads.drop(value)  # where it waits still, because nothing that runs has used it
+            for i in plan.dead:
+                self._uploads.drop(values[i])  # where it waits still, because nothing that runs has used it
         else:
             wishes = self._wishes(submission, [])
             self._forget_derived(wishes, submission.free)
             self._follow_reads()
-        for executor in self.membership.present:
+        for executor in self.membership.present if wishes else ():
             wish = wishes[executor]
             if wish.synchronize and self.members[executor].link.sent in self._synchronized[executor : executor + 1]:
                 wish.synchronize = False  # it has heard nothing since it was asked the last time
             if wish:
                 questions += self._questions(executor, wish, self._tell(executor, wish))
         if submission.fetch or submission.describe or submission.synchronize:
-            sent = tuple(member.submissions.last_number for member in self.members)
+            sent = tuple([member.submissions.last_number for member in self.members])
             lengths = len(submission.fetch), len(submission.describe)
             asked = self._asked[number] = _Asked(tuple(questions), sent, *lengths, began=began, took=took)
             if submission.synchronize:
-                asked.synchronized = tuple(member.link.sent for member in self.members)
+                asked.synchronized = tuple([member.link.sent for member in self.members])
             self._note(number, questions, alike)
         return number
 
@@ -247,7 +256,7 @@ class PoolSession:
         values = tuple(dict.fromkeys(program.operands))
         with held.whole:
             self._account(plan, values)
-            self._do(plan, values, program, [_Wish() for _ in self.members])
+            self._do(plan, values, program, defaultdict(_Wish))
 
     def free_on(self, executor: int, values: Sequence[int]) -> None:
         """Free values of one executor that the pool does not know. The caller holds the recorders' lock."""
@@ -260,12 +269,12 @@ class PoolSession:
             for executor in {executor for _, executor in copies}:
                 self._tell(executor, _Wish(free=[value for value, where in copies if where == executor]))
 
-    def _forget_derived(self, wishes: Sequence[_Wish], touched: Sequence[int]) -> None:
+    def _forget_derived(self, wishes: _Wishes, *touched: Iterable[int]) -> None:
         """Free values derived from weights that were written, or that the program holds no more."""
         derived = self._planner.derived.values
         if not derived.some:
             return
-        derived.touched(touched)
+        derived.touched([*itertools.chain(*touched)])
         for value in derived.take_stale():
             for executor in self._residency.forget(value):
                 wishes[executor].free.append(value)
@@ -295,10 +304,10 @@ class PoolSession:
             self._planner.random = plan.random
         return stale
 
-    def _wishes(self, submission: Submission, stale: Sequence[tuple[int, int]]) -> list[_Wish]:
-        wishes = [_Wish() for _ in self.members]
-        for executor in self.membership.present:
-            wishes[executor].synchronize = submission.synchronize
+    def _wishes(self, submission: Submission, stale: Sequence[tuple[int, int]]) -> _Wishes:
+        wishes: _Wishes = defaultdict(_Wish)
+        for executor in self.membership.present if submission.synchronize else ():
+            wishes[executor].synchronize = True
         for position, value in enumerate(submission.fetch):
             wishes[self._home(value)].fetch[position] = value
         for position, value in enumerate(submission.describe):
@@ -313,9 +322,10 @@ class PoolSession:
 
     def _home(self, value: int) -> int:
         """The executor that has a value's memory, or is given it by the plan; an upload that no plan gives goes to one now."""
-        if self._planner.home(value) is None and value in self._uploads:
-            self._place(value)
         home = self._planner.home(value)
+        if home is None and value in self._uploads:
+            self._place(value)
+            home = self._planner.home(value)
         return home if home is not None else self.membership.present[0]  # which says that it has no such value
 
     def _place(self, value: int) -> None:
@@ -323,10 +333,10 @@ class PoolSession:
         self._residency.add(value, executor, self._uploads.give(value, executor))
         self._residency.given.add(storage_of(value))
 
-    def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_Wish]) -> list[_Question]:
+    def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: _Wishes) -> list[_Question]:
         """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
         questions: list[_Question] = []
-        begun = self._begin_reads(plan, values)
+        begun = self._begin_reads(plan, values) if plan.uploads else ()
         for index, part in enumerate(plan.parts):
             if index in begun:
                 continue
@@ -336,11 +346,10 @@ class PoolSession:
             self._follow_reads()
             executor = part.executor
             last = plan.last_runs.get(executor) == index
-            wish = wishes[executor] if last else _Wish()
+            wish = (wishes.pop(executor, None) if last else None) or _Wish()
             number = self.members[executor].submissions.run(wish.submission(program), part.prepared, values)
             if last:
                 questions += self._questions(executor, wish, number)
-                wishes[executor] = _Wish()
         return questions
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
@@ -363,8 +372,10 @@ class PoolSession:
 
     def _follow_reads(self) -> None:
         members = self.membership.here
-        if any(member.unread for member in members):
-            follow_reads(members, self.executors.observers)
+        for member in members:
+            if member.unread:
+                follow_reads(members, self.executors.observers)
+                return
 
     def _do_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
         """Carry out a step between the runs of the parts of a program."""
@@ -493,8 +504,7 @@ class PoolSession:
     def _wait(self, number: int) -> SubmissionReply:
         asked = self._asked[number]
         try:
-            while asked.waiting:
-                question = asked.waiting[0]
+            while (question := asked.next) is not None:
                 asked.hear(question, self._answer_to(question))
         except BaseException:
             if not asked.late:

@@ -47,12 +47,15 @@ class ProgramFamily:
             templates = {part.prepared.digest for part in plan.runs()}
             self.is_new = not templates <= self.templates
             self.templates |= templates
-        self.last = plan.turn if plan.turn is not None else next((p.executor for p in plan.runs()), self.last)
+        if plan.turn is not None:
+            self.last = plan.turn
+        elif plan.executors:
+            self.last = plan.executors[0]
 
     def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
         """`plan` was made when it was the turn of an executor; `follows`: whether plans depend on the turn."""
         self.takes_turns = follows
-        if follows and turn not in {part.executor for part in plan.runs()}:
+        if follows and turn not in plan.executors:
             self.passed_over.add(turn)
 
     def carried(self, inputs: Sequence[int], residency: Residency) -> frozenset[int]:

@@ -3,7 +3,8 @@
 mkdir -p "$folder"
 cd "$folder"
 # One installation at a time: an earlier one may go on after its connection broke.
-end installing "$folder/" 20 || { say "process $(cat installing), an installation of an earlier call, does not end"; exit 4; }
+end installing "$folder/" 20 || kill -KILL "$number" 2>/dev/null || :  # nothing is lost: what it left is completed below
+end installing "$folder/" 10 || { say "process $(cat installing), an installation of an earlier call, does not end"; exit 4; }
 child() {
     "$@" </dev/null &
     echo $! >installing
