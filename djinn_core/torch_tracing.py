@@ -173,7 +173,7 @@ def spare_dynamo(call_on_import: Callable[[str, Callable[[Any], None]], None]) -
     """
     if "torch._dynamo" in sys.modules:
         return
-    kernels = [kernel for name in dir(torch._refs) if (kernel := _hidden_from_dynamo(getattr(torch._refs, name)))]
+    kernels = _kernels_hidden_from_dynamo()
     for kernel in kernels:
         setattr(kernel, _UNTRACED, kernel)
 
@@ -188,13 +188,22 @@ def spare_dynamo(call_on_import: Callable[[str, Callable[[Any], None]], None]) -
 _UNTRACED: Final = "__dynamo_disable"
 
 
+def _kernels_hidden_from_dynamo() -> list[Any]:
+    refs = torch._refs
+    modules = refs, refs.linalg, refs.nn.functional, refs.special
+    found = [_hidden_from_dynamo(function) for module in modules for function in vars(module).values()]
+    return [kernel for kernel in found if kernel is not None]
+
+
 def _hidden_from_dynamo(function: Any) -> Any:
     """The function that `torch._disable_dynamo` was given where it made `function`, or one that `function` wraps; else None."""
     hides = _hiding_code()
-    while function is not None:
-        if getattr(function, "__code__", None) is hides:
-            return function.__closure__[hides.co_freevars.index("fn")].cell_contents
-        function = getattr(function, "__wrapped__", None)
+    while (code := getattr(function, "__code__", None)) is not None:
+        # Wrappers call their `fn`; those of one operand say in `__wrapped__` that they wrap something else.
+        inner = function.__closure__[code.co_freevars.index("fn")].cell_contents if "fn" in code.co_freevars else None
+        if code is hides:
+            return inner
+        function = inner or getattr(function, "__wrapped__", None)
     return None
 
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
 
-import attrs
 import torch
 
 from djinn_core.errors import UnsupportedOperation
@@ -220,7 +219,7 @@ def _record_unknown(
     numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
     learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)
     if not numbers_in_tensors:
-        call = attrs.evolve(call, slots=slots)
+        call = call.with_slots(slots)
     _remember_call(func, key, call)
     return append(call, operands, slots)
 
@@ -237,7 +236,7 @@ def _record_inferred(call: Call, func: Any, key: list[Any], operands: list[LazyT
 def _remember_call(func: Any, key: list[Any], call: Call) -> None:
     _remember(tuple(key), call)
     if float in key and infers_for_any_float(func) and takes_any_float(func, call):
-        _remember(without_floats(key), attrs.evolve(call, slots=None))
+        _remember(without_floats(key), call.with_slots(None))
 
 
 def _ask(

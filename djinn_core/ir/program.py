@@ -12,7 +12,7 @@ import operator
 import zlib
 from collections.abc import Iterator, Sequence
 from types import CodeType
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import torch
@@ -112,9 +112,17 @@ class Call(ShortRepr):
         Programs of ever new sizes make one for each op of each step, and all are kept, so they have as few parts of their own
         as can be: what costs most of a new size is the garbage collector, which looks at each of them again and again.
         """
-        call = _new_call(Call)
         shared = operands if results == operands else results
-        for put, part in zip(_PUT, (*_PARTS(self), operands, shared, nbytes, (), slots, None)):  # noqa: B905 - as many
+        return self._with(operands, shared, nbytes, (), slots, None)
+
+    def with_slots(self, slots: tuple[Slot, ...] | None) -> Call:
+        """This call with these scalars, or with such as are gathered each time."""
+        return self._with(self.operands, self.results, self.nbytes, self.changes, slots, None)
+
+    def _with(self, *parts: Any) -> Call:
+        """A copy but for the last parts of `_PUT`."""
+        call = _new_call(Call)
+        for put, part in zip(_PUT, (*_PARTS(self), *parts)):  # noqa: B905 - as many
             put(call, part)
         return call
 

@@ -59,6 +59,8 @@ class TensorClass:
         small: each size that is 0 or 1, which broadcast and end loops; -1 for every other.
         order: the dimensions from the outermost in memory to the innermost. expanded: dimensions of stride 0.
         dense: whether it has no gaps.
+        regular: whether its strides follow from its sizes and this order: those of dimensions of one element may be any others,
+            which copies keep.
     """
 
     dtype: torch.dtype
@@ -69,6 +71,7 @@ class TensorClass:
     order: tuple[int, ...]
     expanded: tuple[bool, ...]
     dense: bool
+    regular: bool
 
 
 @attrs.frozen(eq=False)
@@ -124,13 +127,14 @@ def _class_of(meta: TensorMeta) -> TensorClass:
     shape, stride = meta.shape, meta.stride
     small = tuple([n if n < 2 else -1 for n in shape])
     if 0 not in small and stride == contiguous_strides(shape):
-        order, expanded, dense = tuple(range(len(shape))), (False,) * len(shape), True
+        order, expanded, dense, regular = tuple(range(len(shape))), (False,) * len(shape), True, True
     else:
         # Where steps are equal, kernels lay results out by size.
         order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], -shape[d] if stride[d] else 0, d)))
         expanded = tuple([step == 0 for step in stride])
         dense = meta.extent == meta.offset + meta.numel
-    key = (meta.dtype, meta.device, meta.conj, meta.neg, small, order, expanded, dense)
+        regular = tuple([stride[d] for d in order]) == contiguous_strides(tuple([shape[d] for d in order]))
+    key = (meta.dtype, meta.device, meta.conj, meta.neg, small, order, expanded, dense, regular)
     found = _classes.get(key)
     if found is None:
         if len(_classes) >= CLASSES_LIMIT:

@@ -143,6 +143,19 @@ def test_what_is_taken_with_one_number_is_tried_again_with_one_of_another_dtype(
         narrow * torch.tensor(2.0, dtype=torch.float8_e4m3fn)
 
 
+def test_ops_in_place_that_are_not_tagged_are_refused_at_the_op(embedded):
+    x = torch.ones(3, dtype=torch.bool, device=embedded)
+    for refused in (x.abs_, lambda: torch._foreach_abs_([x])):
+        with pytest.raises(NotImplementedError, match="Bool"):
+            refused()
+    assert x.tolist() == [True] * 3
+
+
+def test_tensors_without_elements_overlap_nothing(embedded):
+    out = torch.empty(0, 0, device=embedded)
+    assert torch.matmul(torch.ones(0, device=embedded), torch.ones(0, 0, 0, device=embedded), out=out) is out
+
+
 def test_a_number_is_copied_into_a_tensor(embedded):
     for shape in ((3,), ()):
         assert (torch.zeros(shape, device=embedded).copy_(2.5) == 2.5).all()

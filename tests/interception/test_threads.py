@@ -94,6 +94,14 @@ def test_a_value_is_freed_in_another_thread_while_its_use_is_unsent(embedded):
     assert doubled.tolist() == [2, 2, 2]
 
 
+def test_what_a_thread_left_unsent_holds_no_memory_after_it_has_ended(embedded):
+    in_thread(lambda: torch.zeros(3, device=embedded).add_(1).__len__())
+    for _ in range(2):
+        torch.zeros(2, device=embedded).sum().item()
+    assert recorders.waiting == 0
+    assert not any(recorder.ended for recorder in recorders.all())
+
+
 def test_views_of_one_tensor_made_in_many_threads_have_different_handles(embedded):
     storage = torch.ones(4, device=embedded).remote.storage
     meta = torch.ones(4, device=embedded).remote.meta

@@ -1,4 +1,4 @@
-"""Names that test files of PyTorch 2.6 import and later versions do not have any more."""
+"""Stand-ins for what test files of PyTorch 2.6 rely on and later versions do not have any more: names, and how classes derive."""
 
 from __future__ import annotations
 
@@ -24,12 +24,24 @@ def _binary_ufuncs_and_refs() -> tuple[Any, ...]:
     return tuple(op for op in database.op_db + database.python_ref_db if isinstance(op, database.BinaryUfuncInfo))
 
 
+def _of_device_types(name: str) -> Any:
+    return getattr(importlib.import_module(f"{_INTERNAL}.common_device_type"), name)
+
+
+def _skip_ops(*given: Any) -> Any:
+    """As `skipOps`, which took the names of a class and a test before the ops."""
+    return _of_device_types("skipOps")(given[-1])
+
+
 # By module and name, functions that make the stand-in.
 _SHIMS: dict[tuple[str, str], Callable[[], Any]] = {
     (f"{_INTERNAL}.common_mkldnn", "bf32_on_and_off"): lambda: _once,
     (f"{_INTERNAL}.common_cuda", "tf32_is_not_fp32"): lambda: lambda: False,
     (f"{_INTERNAL}.common_nn", "new_module_tests"): list,  # of tests that are not device-generic
     (f"{_INTERNAL}.common_methods_invocations", "binary_ufuncs_and_refs"): _binary_ufuncs_and_refs,
+    (f"{_INTERNAL}.common_methods_invocations", "skip"): lambda: _of_device_types("skip"),
+    (f"{_INTERNAL}.common_methods_invocations", "xfail"): lambda: _of_device_types("xfail"),
+    (f"{_INTERNAL}.common_methods_invocations", "skipOps"): lambda: _skip_ops,
     ("torch.nn.attention.flex_attention", "create_nested_block_mask"): lambda: _is_gone,
 }
 
@@ -39,3 +51,11 @@ def put_in_place(source: str) -> None:
     for (module, name), make in _SHIMS.items():
         if name in source and not hasattr(importlib.import_module(module), name):
             setattr(importlib.import_module(module), name, make())
+
+
+def as_now(source: str) -> str:
+    """The text of a test file, with methods that call those of their base also where their class is derived from once more.
+
+    PyTorch's classes of a device derive from those of a file, and did not in 2.6.
+    """
+    return source.replace("super(self.__class__, self)", "super()")

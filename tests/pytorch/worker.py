@@ -92,18 +92,18 @@ def common_name(name: str) -> str:
 
 def load(file: Path) -> Any:
     """The test file as a module, with stand-ins for names of PyTorch 2.6 that this PyTorch does not have."""
-    from shims import put_in_place
+    from shims import as_now, put_in_place
 
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        put_in_place(file.read_text())
-        spec.loader.exec_module(module)
+        source = file.read_text()
+        put_in_place(source)
+        exec(compile(as_now(source), file, "exec"), vars(module))
     return module
 
 

@@ -58,7 +58,8 @@ def test_a_later_process_plans_nothing_also_for_other_sizes(folder):
     assert folder.stat().st_mode & 0o777 == 0o700
     got, restored = run(6)
     assert got == want
-    assert (restored["plans_made"], restored["plans_restored"], restored["programs_unplanned"]) == (0, 1, 0)
+    # A tiny program is looked for on disk when its runs as it was recorded are over.
+    assert (restored["plans_made"], restored["plans_restored"], restored["programs_unplanned"]) == (0, 1, 1)
     assert djinn.last_profile() is not None
     anew()
     assert run(11)[1]["plans_made"] == 0

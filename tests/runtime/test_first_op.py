@@ -16,7 +16,8 @@ def there():
     return [name for name in HEAVY if name in sys.modules]
 x = torch.ones(4, 4).to("remote_accelerator:0")
 assert ((x * 2 + 1) @ x).sum().item() == 192
-assert (torch.ones(2, device="meta") * 2).shape == (2,)
+meta = torch.ones(2, device="meta")
+assert torch.nn.functional.softplus((meta * 2).exp() // meta).shape == (2,)
 assert there() == [], there()
 """
 DTENSOR = """
@@ -38,8 +39,8 @@ assert x.sum().item() == 16
 DYNAMO = """
 f = torch.compile(lambda t: torch.special.erfcx(t) * 2, backend="eager", fullgraph=True)
 assert torch.equal(f(torch.ones(3)), torch.special.erfcx(torch.ones(3)) * 2)
-from djinn_core.torch_tracing import _hidden_from_dynamo
-kernels = [k for name in dir(torch._refs) if (k := _hidden_from_dynamo(getattr(torch._refs, name)))]
+from djinn_core.torch_tracing import _kernels_hidden_from_dynamo
+kernels = _kernels_hidden_from_dynamo()
 assert kernels and all(vars(k).get("__dynamo_disable") is not k for k in kernels)
 """
 

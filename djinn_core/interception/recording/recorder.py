@@ -137,8 +137,13 @@ class Recorder:
     @property
     def done(self) -> bool:
         """True if nothing is unsent and the thread will record nothing more."""
+        return not self.entries and self.ended
+
+    @property
+    def ended(self) -> bool:
+        """True if the thread will record nothing more."""
         thread = self._thread()
-        return not self.entries and (thread is None or not thread.is_alive())
+        return thread is None or not thread.is_alive()
 
     def order_after(self, storage: Storage) -> None:
         """Order the unsent work of other threads on `storage` before what this thread records next."""
@@ -381,9 +386,10 @@ class Recorder:
                 shared.send_held_back(runtime)
             while shared.unsent:
                 shared.submit(runtime, shared.unsent.popleft())
-            if ask.synchronize or shared.waiting > WAITING_LIMIT:
+            if ask.synchronize or shared.waiting:
+                everything = ask.synchronize or shared.waiting > WAITING_LIMIT
                 for other in shared.all():
-                    if other is not self and other.entries:
+                    if other is not self and other.entries and (everything or other.ended):
                         shared.submit(runtime, other.take(SyncRequest()))
             return runtime, shared.submit(runtime, self.take(ask, cut))
         finally:

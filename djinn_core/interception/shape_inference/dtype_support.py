@@ -29,9 +29,11 @@ _FLOATING = frozenset(
         "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
     ).split()
 )
-# Ops that compute no element from those in its place, and whose kernels a few elements cannot harm.
+# Ops that compute no element from those in its place, or are not tagged as if they did, and whose kernels a few elements cannot harm.
 _TRIED = frozenset(
     (
+        "abs_.default gcd_.default ge_.Scalar ge_.Tensor gt_.Scalar gt_.Tensor heaviside_.default lcm_.default le_.Scalar le_.Tensor "
+        "lt_.Scalar lt_.Tensor threshold_.default "
         "_cdist_forward.default _fused_dropout.default _prelu_kernel.default _softmax.default addbmm.default addmm.default "
         "addmv.default addr.default amax.default amin.default aminmax.default arange.start_step argmax.default argmin.default "
         "avg_pool1d.default avg_pool2d.default avg_pool3d.default baddbmm.default bernoulli.default bernoulli_.float bmm.default "

@@ -82,7 +82,8 @@ class KindOfCalls:
 
     Attributes:
         example: one that the meta kernel was run for. layouts: of its new results; None for all others.
-        formula: of the shapes of the results. view: in its place, where the results look into the first operand.
+        formula: of the shapes of the results. view: in its place, where the results look into the first operand. Neither as long as
+            the example is the only one.
         trusted: whether the formula was right once.
         scalars: ranges of the scalars that need no closer look.
         numbers_in_tensors: whether a number comes in the shape of a CPU tensor.
@@ -183,9 +184,12 @@ def learn(
         return
     kind_key = _kind_key(key)
     kind = inference_cache.kinds.get(kind_key)
-    if kind is None:
-        keep(inference_cache.kinds, kind_key, _kind(func, call, numbers_in_tensors=numbers_in_tensors), KINDS_LIMIT)
+    if kind is None:  # most kinds come once
+        keep(inference_cache.kinds, kind_key, KindOfCalls(call), KINDS_LIMIT)
         return
+    if kind.formula is None and kind.view is None and not kind.wrong:
+        kind = _kind(func, kind.example, numbers_in_tensors=numbers_in_tensors)
+        inference_cache.kinds[kind_key] = kind
     if kind.trusted or kind.wrong:
         return
     results = kind.results(args, kwargs, call.operands)

@@ -189,7 +189,7 @@ def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None
 
 def _share(a: TensorMeta, b: TensorMeta) -> bool:
     """True if both are dense and overlap without being the same elements in the same order."""
-    if not (_is_dense(a) and _is_dense(b)):
+    if not (a.numel and b.numel and _is_dense(a) and _is_dense(b)):
         return False
     (first, end), (other, other_end) = _range(a), _range(b)
     if (first, end) == (other, other_end):
@@ -208,6 +208,6 @@ def _is_dense(meta: TensorMeta) -> bool:
         (stride, size) for size, stride in zip(meta.shape, meta.stride, strict=True) if size != 1
     ):
         if stride != step:
-            return meta.numel == 0
+            return False
         step *= size
     return True

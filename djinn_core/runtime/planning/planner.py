@@ -136,15 +136,13 @@ class Planner:
         """The plan of a program, and its values by first appearance."""
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
+        if self._runs_unplanned(program, variants):
+            return self._unplanned(program, variants, values)
         if self._begun is None:
-            if self._runs_before_plans(program, variants):
-                return self._unplanned(program, variants, values)
             self.begin()
             return self.prepare(program)
         seen = bool(variants) or self._planned.ranges_left > left
-        if variants and (recorded := variants[0]).recorded is not None:
-            if recorded.runs_unplanned > 0 and not self._needs_plan():
-                return self._once_more(recorded, values)
+        if variants and variants[0].recorded is not None:
             variants.clear()
         if not variants and (kept := self._restored(program)) is not None:
             variants.append(kept)
@@ -177,7 +175,7 @@ class Planner:
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)
 
-    def _runs_before_plans(self, program: Program, variants: Sequence[PreparedTemplate]) -> bool:
+    def _runs_unplanned(self, program: Program, variants: Sequence[PreparedTemplate]) -> bool:
         """True if a program is tiny and runs as it was recorded, so that nothing has to be known for it of what plans depend on."""
         if variants:
             return variants[0].runs_unplanned > 0 and not self._needs_plan()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
+from enum import IntEnum
 from typing import Final
 
 import attrs
@@ -102,7 +102,7 @@ def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[boo
         yield operand in weights
 
 
-class SlotKind(Enum):
+class SlotKind(IntEnum):
     """Purpose of a scalar of an op, as the op's schema says."""
 
     SIZE = 1  # a length, a beginning, a shape

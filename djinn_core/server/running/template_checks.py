@@ -19,6 +19,7 @@ from djinn_core.ir.form import (
     SessionGenerator,
     slots_taken,
 )
+from djinn_core.server.running.known_forms import kept_by_form
 from djinn_core.wire import limits
 from djinn_core.wire.messages import Template
 
@@ -34,6 +35,7 @@ class CallArity:
     arguments: int
 
 
+@kept_by_form
 def counts_of(form: Form) -> CallArity:
     """In one pass over the form.
 

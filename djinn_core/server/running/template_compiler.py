@@ -6,7 +6,6 @@ Every argument is a position in it, so a step is: get the arguments, call the op
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from djinn_core.ir.form import (
 from djinn_core.ir.operators import resolve
 from djinn_core.server.checks.kinds import check_kinds
 from djinn_core.server.checks.rules import checked
+from djinn_core.server.running.known_forms import kept_by_form
 from djinn_core.server.running.own_operators import OwnOperators
 from djinn_core.server.running.template_checks import check_template
 from djinn_core.wire.messages import Template
@@ -65,6 +65,23 @@ class CompiledStep:
     writes: tuple[int, ...]
     release: tuple[int, ...]
     moves: bool
+
+
+@attrs.frozen
+class CallFacts:
+    """Facts that hold for every call of a form.
+
+    Attributes:
+        function: computes it. random: True if that uses the random state.
+        written: which of its operands it writes into. moves: as in `CompiledStep`.
+        makes: which of its results are new values.
+    """
+
+    function: Callable[..., Any]
+    random: bool
+    written: tuple[int, ...]
+    moves: bool
+    makes: tuple[int, ...]
 
 
 @attrs.frozen
@@ -108,10 +125,9 @@ class _Compiler:
         self.constants: list[Any] = []
         self.slot_total = sum([self.counts[c].slots for c in template.code])
         self.next_slot = 0
-        self.random = False
 
     def compile(self) -> CompiledTemplate:
-        self._check_forms()
+        self.facts = self._facts()
         # Constants come first but are found last: count them before any position is given out.
         constant_count = sum([self.counts[c].constants for c in self.template.code])
         self.first_slot = constant_count
@@ -127,17 +143,18 @@ class _Compiler:
             made=made,
             outputs=tuple(self.places[v] for v in self.template.outputs),
             consumed=tuple(self.places[v] for v in self.template.consumed),
-            random=self.random,
-            moves=any(step.moves for step in steps),
+            random=any(facts.random for facts in self.facts.values()),
+            moves=any(facts.moves for facts in self.facts.values()),
         )
 
-    def _check_forms(self) -> None:
-        for code in dict.fromkeys(self.template.code):  # each once, however often it is called
+    def _facts(self) -> dict[int, CallFacts]:
+        """Facts about calls by code, found once however often a form is called."""
+        found: dict[int, CallFacts] = {}
+        for code in dict.fromkeys(self.template.code):
             form = self.template.forms[code]
-            if form.op not in self.own:
-                overload = resolve(form.op)
-                check_kinds(form, overload)
-                _check_results(form, overload)
+            own = self.own.get(form.op)
+            found[code] = _facts_of(form) if own is None else CallFacts(own, True, (), False, _made(form))
+        return found
 
     def _places(self, first: int) -> dict[int, int]:
         """The environment position of every value number: inputs first, then what is made, in order."""
@@ -154,7 +171,7 @@ class _Compiler:
             operands = [self.places[n] for n in self.template.references[at:middle]]
             makes = [self.places[n] for n in self.template.references[middle:end]]
             at = end
-            yield self._step(form, operands, makes, releases.get(index, ()))
+            yield self._step(form, self.facts[code], operands, makes, releases.get(index, ()))
 
     def _releases(self) -> dict[int, tuple[int, ...]]:
         kept = {*self.template.outputs, *self.template.inputs} - set(self.template.consumed)
@@ -170,24 +187,18 @@ class _Compiler:
                 releases.setdefault(index, []).append(self.places[number])
         return {index: tuple(places) for index, places in releases.items()}
 
-    def _step(self, form: Form, operands: list[int], makes: list[int], release: tuple[int, ...]) -> CompiledStep:
-        function = self.own.get(form.op)
-        writes: tuple[int, ...] = ()
-        if function is None:
-            overload = resolve(form.op)
-            function = checked(form.op, overload, torch_private.kernel_of(overload))
-            writes = _written(overload, form, operands)
-            self.random |= torch.Tag.nondeterministic_seeded in overload.tags
-        else:
-            self.random = True
+    def _step(
+        self, form: Form, facts: CallFacts, operands: list[int], makes: list[int], release: tuple[int, ...]
+    ) -> CompiledStep:
         taken = iter(operands)
+        function = facts.function
         positional = self._getter([self._place(a, taken) for a in form.args])
         keywords = {name: self._single(self._place(a, taken)) for name, a in form.kwargs}
-        targets = tuple(zip([i for i, r in enumerate(form.results) if r == "new"], makes, strict=True))
+        targets = tuple(zip(facts.makes, makes, strict=True))
         store = _make_step(function, positional, keywords, targets, form.sequence)
         run = _make_step(function, positional, keywords, targets, form.sequence, release) if release else store
-        moves = bool(writes) and _MOVES.search(form.op) is not None
-        return CompiledStep(run, store, form.op, tuple(operands), targets, writes, release, moves)
+        writes = tuple([operands[position] for position in facts.written])
+        return CompiledStep(run, store, form.op, tuple(operands), targets, writes, release, facts.moves)
 
     def _place(self, argument: Argument, operands: Iterator[int]) -> Any:
         """A position in the environment, or a function of the environment for arguments built from several."""
@@ -358,18 +369,45 @@ def _check_results(form: Form, overload: Any) -> None:
         raise UnsupportedOperation(f"{form.op} returns several results in torch {torch.__version__}, not one")
 
 
-def _written(overload: Any, form: Form, operands: list[int]) -> tuple[int, ...]:
+@kept_by_form
+def _facts_of(form: Form) -> CallFacts:
+    """Facts about a call of one of PyTorch's ops.
+
+    Raises:
+        UnsupportedOperation: the op is not allowed, or is called with what it does not take.
+    """
+    overload = resolve(form.op)
+    check_kinds(form, overload)
+    _check_results(form, overload)
+    written = _written(overload, form)
+    return CallFacts(
+        function=checked(form.op, overload, torch_private.kernel_of(overload)),
+        random=torch.Tag.nondeterministic_seeded in overload.tags,
+        written=written,
+        moves=bool(written) and _MOVES.search(form.op) is not None,
+        makes=_made(form),
+    )
+
+
+def _made(form: Form) -> tuple[int, ...]:
+    """The results that are new values."""
+    return tuple([index for index, result in enumerate(form.results) if result == "new"])
+
+
+def _written(overload: Any, form: Form) -> tuple[int, ...]:
+    """The operands that a call writes into."""
     schema = {a.name: a for a in torch_private.schema_of(overload).arguments}
     given = [*zip(schema, form.args, strict=False), *form.kwargs]
-    taken = iter(operands)
     written: list[int] = []
+    at = 0
     for name, argument in given:
         if name not in schema:
             raise UnsupportedOperation(f"{form.op} has no argument called {name!r} in torch {torch.__version__}")
-        places = list(itertools.islice(taken, _operands_in(argument)))
+        end = at + _operands_in(argument)
         info = schema[name].alias_info
         if info is not None and info.is_write:
-            written += places
+            written += range(at, end)
+        at = end
     return tuple(written)
 
 

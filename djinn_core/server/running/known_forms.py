@@ -1,0 +1,32 @@
+"""Facts about forms, found once for all templates that contain them: a new template mostly consists of known forms."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from djinn_core.ir.form import Form
+
+T = TypeVar("T")
+FORMS_LIMIT: Final = 4096  # forms of which a fact is remembered
+LONGEST: Final = 512  # bytes of such a form on the wire: clients name them
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Form)
+
+
+def kept_by_form(find: Callable[[Form], T]) -> Callable[[Form], T]:
+    """Decorator: remember what `find` returns for short forms."""
+
+    @functools.lru_cache(maxsize=FORMS_LIMIT)
+    def kept(content: bytes) -> T:
+        return find(_decoder.decode(content))
+
+    @functools.wraps(find)
+    def found(form: Form) -> T:
+        content = _encoder.encode(form)
+        return kept(content) if len(content) <= LONGEST else find(form)
+
+    return found
