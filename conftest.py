@@ -137,7 +137,8 @@ def plan_first_runs(monkeypatch):
     """Small programs are planned when they come for the first time, too, as the setting says, without a session of its own."""
     from djinn_core.runtime.planning import planner
 
-    monkeypatch.setattr(planner, "_is_small", lambda _: False)
+    for name in ("_is_small", "_is_tiny"):
+        monkeypatch.setattr(planner, name, lambda _: False)
 
 
 @pytest.fixture

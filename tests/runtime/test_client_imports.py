@@ -21,10 +21,10 @@ LIBRARIES = (
 )
 PROGRAM = f"""
 import gc, logging, sys
+handlers, before = list(logging.root.handlers), set(sys.modules)  # a simulated macOS has psutil by now
 import torch
 full = []  # collections that look at everything, of which one is due after PyTorch's import
 gc.callbacks.append(lambda phase, info: full.append(phase) if info["generation"] == 2 else None)
-handlers = list(logging.root.handlers)
 import djinn
 assert logging.root.handlers == handlers
 assert not logging.getLogger("djinn").handlers
@@ -37,7 +37,7 @@ layer = torch.nn.Linear(4, 4).to("remote_accelerator:0")
 assert not full, full
 layer(torch.ones(2, 4, device="remote_accelerator:0")).sum().backward()
 assert layer.weight.grad.cpu().sum() == 32
-print(*(name for name in {SERVERS_ONLY + WHERE_NEEDED + OWN} if name in sys.modules), "and no more")
+print(*(n for n in {SERVERS_ONLY + WHERE_NEEDED + OWN} if n in sys.modules and n not in before), "and no more")
 """
 
 

@@ -112,7 +112,7 @@ def run(monkeypatch, tmp_path):
     """The beginning of a run of a script, with arguments of `resolve`; no process is started."""
     script = tmp_path / "script.py"
     script.touch()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE", "DJINN_START_AT_IMPORT"):
         monkeypatch.delenv(name, raising=False)
@@ -153,7 +153,7 @@ def test_those_that_a_session_cannot_use_end(run):
 def test_what_a_program_configures_and_what_is_no_script_of_the_users_is_not_expected_again(run, monkeypatch):
     run().note(resolve({"threads": 3}).settings)
     assert not run().executors
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/bin/pytest")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/bin/pytest", raising=False)
     assert run().mark is None
     monkeypatch.setenv("DJINN_START_AT_IMPORT", "no")
     assert not run().executors

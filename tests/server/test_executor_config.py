@@ -45,6 +45,7 @@ FULL = ExecutorConfig(
     log=LogConfig("info", "server"),
     accounts=Path("/accounts"),
     module="other",
+    unused_seconds=7.5,
 )
 
 
