@@ -5,17 +5,22 @@ from __future__ import annotations
 import _thread
 import contextlib
 import logging
+import os
 import pickle
 import sys
 import threading
 import traceback
+from pathlib import Path
 from types import TracebackType
 
 import pytest
 import torch
 
 import djinn
+import djinn_core
 from djinn_core.tracebacks import shorten
+
+OURS = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (djinn, djinn_core))
 
 
 def _made(call):
@@ -29,7 +34,7 @@ def _frames(error):
 
 
 def _own(error):
-    return [(file, name) for file, name in _frames(error) if "/djinn_core/" in file or "/djinn/" in file]
+    return [(file, name) for file, name in _frames(error) if file.startswith(OURS)]
 
 
 class Attention(torch.nn.Module):
