@@ -256,7 +256,7 @@ def test_an_executor_leaves_a_node_that_is_drained(engine, cluster):
 
     try:
         assert losses(DEVICE, drain) == losses("cpu")
-        assert not psutil.pid_exists(before)
+        wait_for(lambda: not psutil.pid_exists(before), "its process stays")
     finally:
         djinn.shut_down()
         for node in nodes:
