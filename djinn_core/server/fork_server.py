@@ -24,7 +24,6 @@ from djinn_core.launch.executor_config import ExecutorConfig, decode_config
 from djinn_core.role import become_server
 from djinn_core.system.files import CLOEXEC
 from djinn_core.system.processes import lock_file
-from djinn_core.wire.messages import message_decoder
 
 assert sys.platform == "linux", "elsewhere each executor is started anew"
 _MOST_BYTES = 8 << 20  # of an order
@@ -153,7 +152,6 @@ def _serve(place: Path, seconds: float, lock: int, config: ExecutorConfig) -> No
     importlib.import_module("structlog.dev")
     executor = importlib.import_module("djinn_core.server.executor")
     executor.load_plugins(config)
-    message_decoder()
     gc.freeze()  # a collection in a fork would copy all of it
     arguments = ForkServer(place, seconds).serve()
     if arguments is None:

@@ -6,7 +6,6 @@ every field. Tensor data travels beside the message, as the body of the frame.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar
 
@@ -575,16 +574,12 @@ AnyMessage = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
+# Made at the import, which one thread does: where two make decoders of the same classes at once, msgspec decodes with half of one, and crashes.
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 M = TypeVar("M", bound=Message)
 
 
 encode: Final[Callable[[Message], bytes]] = _encoder.encode  # the message as MessagePack
-
-
-@functools.cache
-def message_decoder() -> msgspec.msgpack.Decoder[AnyMessage]:
-    """The decoder, made at the first message: it takes 10 ms, and a program that imports Djinn may receive none."""
-    return msgspec.msgpack.Decoder(AnyMessage)
 
 
 def decode(head: bytes | memoryview) -> AnyMessage:
@@ -594,7 +589,7 @@ def decode(head: bytes | memoryview) -> AnyMessage:
         ProtocolError: it is not a message, or a field has a wrong type or is out of range.
     """
     try:
-        return message_decoder().decode(head)
+        return _decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ProtocolError(f"cannot read a message of {len(head)} bytes: {error}") from error
 

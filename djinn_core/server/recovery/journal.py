@@ -74,6 +74,12 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
     elsewhere: tuple[tuple[int, bytes], ...] = ()
 
 
+# Made at the import: threads that let msgspec look at a class for the first time, at once, crash.
+_identities: msgspec.msgpack.Decoder[SessionIdentity] = msgspec.msgpack.Decoder(SessionIdentity)
+_headers: msgspec.msgpack.Decoder[SnapshotHeader] = msgspec.msgpack.Decoder(SnapshotHeader)
+_blobs: msgspec.msgpack.Decoder[BlobFrame] = msgspec.msgpack.Decoder(BlobFrame)
+
+
 class Journal:
     """The open journal of a session. Any thread may append to it; only the session's compacts it."""
 
@@ -343,12 +349,12 @@ class JournalReader:
                 self.transfers.note(kind, start, self._records.head(start))
             elif kind == _SNAPSHOT:
                 self._base_at = start
-                self.base = msgspec.msgpack.decode(self._read_at(start).head, type=SnapshotHeader)
+                self.base = _headers.decode(self._read_at(start).head)
                 self.taken = self.base.taken
             else:
                 data = self._records.head(start)
                 if kind == _HEADER:
-                    owner = msgspec.msgpack.decode(data, type=SessionIdentity)
+                    owner = _identities.decode(data)
                 elif kind == _CUT:
                     self.cuts.update([read_cut(data)])
                 else:
@@ -397,7 +403,7 @@ class JournalReader:
         if kind != _PART:
             return frame
         try:
-            return read_part(self._contents, msgspec.msgpack.decode(frame.head, type=BlobFrame))
+            return read_part(self._contents, _blobs.decode(frame.head))
         except msgspec.MsgspecError as error:
             raise SessionLost(f"a journal refers to bytes elsewhere in a way that cannot be read: {error}") from error
 
@@ -424,7 +430,7 @@ def owner_of(path: Path) -> SessionIdentity:
             first = next(records.places(len(_MAGIC), len(_MAGIC) + _OWNER_LIMIT), None)
             if first is None or first.kind != _HEADER:
                 raise SessionLost(f"{path} does not say whose session it was")
-            return msgspec.msgpack.decode(records.head(first.start), type=SessionIdentity)
+            return _identities.decode(records.head(first.start))
     except (OSError, struct.error, msgspec.MsgspecError) as error:
         raise SessionLost(f"the session left no journal that can be read: {error}") from None
 

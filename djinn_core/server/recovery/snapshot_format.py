@@ -72,6 +72,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     timings: TimingsRequest | None = None
 
 
+# Made at the import: threads that let msgspec look at a class for the first time, at once, crash.
+_snapshots: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot)
+
+
 def take_values(
     values: ValueTable, runtime: DeviceRuntime, left_out: Container[int] = ()
 ) -> tuple[dict[str, Any], list[Buffer]] | None:
@@ -138,6 +142,6 @@ def decode_snapshot(data: bytes) -> Snapshot:
         SessionLost: the data is not a valid snapshot.
     """
     try:
-        return msgspec.msgpack.decode(data, type=Snapshot)
+        return _snapshots.decode(data)
     except (msgspec.MsgspecError, ValueError) as error:
         raise SessionLost(f"a journal begins with a snapshot that cannot be read: {error}") from error

@@ -58,6 +58,12 @@ class TransfersAcknowledged(msgspec.Struct, frozen=True):
         return ACCEPTED, _encoder.encode(self), ()
 
 
+# Made at the import: threads that let msgspec look at a class for the first time, at once, crash.
+_arrivals: msgspec.msgpack.Decoder[TransferArrival] = msgspec.msgpack.Decoder(TransferArrival)
+_unacknowledged: msgspec.msgpack.Decoder[UnacknowledgedTransfer] = msgspec.msgpack.Decoder(UnacknowledgedTransfer)
+_acknowledged: msgspec.msgpack.Decoder[TransfersAcknowledged] = msgspec.msgpack.Decoder(TransfersAcknowledged)
+
+
 class PoolCounts(msgspec.Struct, frozen=True):
     """Counts of transfers of a session in a pool at a snapshot.
 
@@ -97,15 +103,13 @@ class PastTransfers:
         """
         try:
             if kind == ACCEPTED:
-                accepted = msgspec.msgpack.decode(head, type=TransfersAcknowledged)
+                accepted = _acknowledged.decode(head)
                 self.accepted[accepted.peer] = max(accepted.transfers, self.accepted.get(accepted.peer, 0))
             elif kind == UNDER_WAY:
-                msgspec.msgpack.decode(
-                    head, type=UnacknowledgedTransfer
-                )  # what is wrong with it is said before anything is made of the others
+                _unacknowledged.decode(head)  # what is wrong with it is said before anything is made of the others
                 self._under_way.append(start)
             else:
-                arrival = msgspec.msgpack.decode(head, type=TransferArrival)
+                arrival = _arrivals.decode(head)
                 self._places[arrival.header.transfer] = start
                 self.arrived[arrival.source] = max(arrival.header.number, self.arrived.get(arrival.source, 0))
         except msgspec.MsgspecError as error:
@@ -124,12 +128,12 @@ class PastTransfers:
         """Transfers that were sent before the snapshot and not acknowledged by then."""
         found = [self._read(start) for start in self._under_way]
         self._under_way.clear()
-        sent = [msgspec.msgpack.decode(frame.head, type=UnacknowledgedTransfer) for frame in found]
+        sent = [_unacknowledged.decode(frame.head) for frame in found]
         return [(one, _packed(one.header, frame)) for one, frame in zip(sent, found, strict=True)]
 
     def _arrival(self, start: int) -> tuple[TransferArrival, list[Packed]]:
         frame = self._read(start)
-        arrival = msgspec.msgpack.decode(frame.head, type=TransferArrival)
+        arrival = _arrivals.decode(frame.head)
         return arrival, _packed(arrival.header, frame)
 
 

@@ -1,0 +1,34 @@
+"""Decoders of what several threads read: made at the import, since msgspec crashes where threads make two of one class at once."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import djinn_core
+
+ROOT = Path(djinn_core.__file__).parent
+PLACES = ("wire", "server/recovery", "launch/tickets.py", "net")
+FILES = [
+    file for place in PLACES for file in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
+]
+
+
+def made_when_called(tree: ast.AST) -> list[int]:
+    """Lines in functions that make a decoder, or name a class to decode."""
+    calls = [
+        c for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for c in ast.walk(f) if isinstance(c, ast.Call)
+    ]
+    named = [c for c in calls if isinstance(c.func, ast.Attribute)]
+    return [
+        c.lineno
+        for c in named
+        if (c.func.attr == "Decoder" or (c.func.attr == "decode" and any(k.arg == "type" for k in c.keywords)))
+    ]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_none_is_made_in_a_function(file):
+    assert not made_when_called(ast.parse(file.read_text()))
