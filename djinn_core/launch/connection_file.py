@@ -30,6 +30,10 @@ class ConnectionFile(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"ConnectionFile(urls={self.urls}, fingerprint={self.fingerprint!r})"
 
 
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_files: msgspec.json.Decoder[ConnectionFile] = msgspec.json.Decoder(ConnectionFile)
+
+
 def write_connection_file(path: Path, content: ConnectionFile) -> None:
     """Write the file, mode 0600, so that readers find it whole or not at all.
 
@@ -63,7 +67,7 @@ def read_connection_file(path: Path) -> ConnectionFile:
         with path.open("rb") as file:
             _check_owner(path, os.fstat(file.fileno()))
             raw = file.read(_LARGEST)
-        content = msgspec.json.decode(raw, type=ConnectionFile)
+        content = _files.decode(raw)
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"there is no connection file {path}: start the server with `djinn serve --connection-file {path}`, which "

@@ -18,6 +18,9 @@ from djinn_core.wire.executor_reports import Ready, Sessions
 _ANSWER_SECONDS: Final = 10.0  # that a call may take beside the time for which its method waits
 _CLOSE_SECONDS: Final = 30.0  # the same for the last call: files that it has not removed by then stay
 _FULL_SECONDS: Final = 1.0  # after which `full` asks again
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_ready: msgspec.json.Decoder[Ready] = msgspec.json.Decoder(Ready)
+_sessions: msgspec.json.Decoder[Sessions] = msgspec.json.Decoder(Sessions)
 _log = get_logger("djinn.launch")
 
 
@@ -125,7 +128,7 @@ class HeldExecutor:
                 except StartupError:
                     self._end(0.0, for_good=not self._follows)  # the journals stay for the next one, which may start
                     raise
-                self._ready = msgspec.json.decode(report, type=Ready)
+                self._ready = _ready.decode(report)
             return self._ready
 
     def wait(self) -> int:
@@ -144,7 +147,7 @@ class HeldExecutor:
 
     def status(self, timeout: float = 5.0) -> Sessions:
         """As `Launched.status`."""
-        return msgspec.json.decode(self._calls.call("status", timeout, timeout=timeout), type=Sessions)
+        return _sessions.decode(self._calls.call("status", timeout, timeout=timeout))
 
     def full(self) -> str:
         """As `Launched.full`; the answer is up to a second old."""

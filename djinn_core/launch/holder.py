@@ -39,6 +39,8 @@ from djinn_core.system.processes import lock_file
 
 _ABANDONED_SECONDS: Final = 86_400.0
 _LOCK: Final = "in-use"
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_badges: msgspec.json.Decoder[Badge] = msgspec.json.Decoder(Badge)
 _log = get_logger("djinn.launch")
 
 
@@ -113,7 +115,7 @@ class ExecutorHolder:
 
     def issue_ticket(self, client: str, lifetime: float, badge: bytes) -> str:
         """As `Launched.issue_ticket`; the ticket expires by the clock of this machine. `badge`: as JSON."""
-        return self._process.issue_ticket(client, lifetime, msgspec.json.decode(badge, type=Badge))
+        return self._process.issue_ticket(client, lifetime, _badges.decode(badge))
 
     def status(self, timeout: float) -> bytes:
         """The executor's `Sessions` report as JSON.

@@ -32,7 +32,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     badge: Badge = NO_TENANT
 
 
-# Made at the import: threads that let msgspec look at a class for the first time, at once, crash.
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
 _grants: msgspec.json.Decoder[Grant] = msgspec.json.Decoder(Grant)
 
 

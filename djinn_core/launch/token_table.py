@@ -50,6 +50,10 @@ class TokenTable(msgspec.Struct, frozen=True):
     quotas: dict[str, Quota] = {}
 
 
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_tables: msgspec.json.Decoder[TokenTable] = msgspec.json.Decoder(TokenTable)
+
+
 def digest_of(token: str) -> str:
     """Digest of a token, as the file keeps it."""
     return hashlib.sha256(token.encode()).hexdigest()
@@ -128,7 +132,7 @@ def parse_table(content: bytes, path: Path) -> TokenTable:
         ConfigurationError: it has none.
     """
     try:
-        return msgspec.json.decode(content, type=TokenTable)
+        return _tables.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no table of tokens as `djinn token create` writes it: {error}") from error
 

@@ -97,9 +97,8 @@ def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> No
 
 def _after_fork() -> None:
     if port.early is not None:
-        ctypes.pythonapi.Py_IncRef(
-            ctypes.py_object(port.early.executors)
-        )  # the parent's: finalizing them here would warn
+        # They are the parent's: finalizing them here would warn.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(port.early.executors))
         port.early.executors = ()
     client = _loaded()
     if client is not None:

@@ -574,7 +574,7 @@ AnyMessage = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-# Made at the import, which one thread does: where two make decoders of the same classes at once, msgspec decodes with half of one, and crashes.
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 M = TypeVar("M", bound=Message)
 

@@ -50,6 +50,10 @@ class _Packed(msgspec.Struct, frozen=True):
     threads: int
 
 
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_programs: msgspec.msgpack.Decoder[_Packed] = msgspec.msgpack.Decoder(_Packed)
+
+
 def pack(context: CompilerContext) -> bytes:
     """`context` as bytes that `unpack` reads in another process of the same PyTorch.
 
@@ -81,7 +85,7 @@ def unpack(data: bytes) -> CompilerContext:
         UnsupportedOperation: it contains an op that programs may not contain.
     """
     try:
-        packed = msgspec.msgpack.decode(data, type=_Packed)
+        packed = _programs.decode(data)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"cannot read what a compiler is asked for: {error}") from error
     graph = fx.Graph()

@@ -74,7 +74,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
     elsewhere: tuple[tuple[int, bytes], ...] = ()
 
 
-# Made at the import: threads that let msgspec look at a class for the first time, at once, crash.
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
 _identities: msgspec.msgpack.Decoder[SessionIdentity] = msgspec.msgpack.Decoder(SessionIdentity)
 _headers: msgspec.msgpack.Decoder[SnapshotHeader] = msgspec.msgpack.Decoder(SnapshotHeader)
 _blobs: msgspec.msgpack.Decoder[BlobFrame] = msgspec.msgpack.Decoder(BlobFrame)

@@ -72,7 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     timings: TimingsRequest | None = None
 
 
-# Made at the import: threads that let msgspec look at a class for the first time, at once, crash.
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
 _snapshots: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot)
 
 

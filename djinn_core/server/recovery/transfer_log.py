@@ -58,7 +58,7 @@ class TransfersAcknowledged(msgspec.Struct, frozen=True):
         return ACCEPTED, _encoder.encode(self), ()
 
 
-# Made at the import: threads that let msgspec look at a class for the first time, at once, crash.
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
 _arrivals: msgspec.msgpack.Decoder[TransferArrival] = msgspec.msgpack.Decoder(TransferArrival)
 _unacknowledged: msgspec.msgpack.Decoder[UnacknowledgedTransfer] = msgspec.msgpack.Decoder(UnacknowledgedTransfer)
 _acknowledged: msgspec.msgpack.Decoder[TransfersAcknowledged] = msgspec.msgpack.Decoder(TransfersAcknowledged)
