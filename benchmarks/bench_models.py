@@ -160,7 +160,7 @@ def bert() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 
 TOY = {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
-WARM_CALLS = 8  # plans, templates, pieces
+WARM_CALLS = 14  # plans, templates, and pieces, which come after eight equal runs
 
 
 def measured(start: Start, times: int, effort: Effort) -> Outcome:
@@ -171,7 +171,7 @@ def measured(start: Start, times: int, effort: Effort) -> Outcome:
     before = median_of(here, effort.times(times))
     with connected(threads=effort.threads):
         there = start(REMOTE)
-        for _ in range(effort.times(max(WARM_CALLS, times // 4))):
+        for _ in range(2 if effort.small else WARM_CALLS):
             there()
         compared = compare(here, there, effort, times, alone=before)
     after = median_of(here, effort.times(times))
