@@ -14,7 +14,7 @@ from djinn_core.interception.runtime_interface import Runtime, port
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.stack_room import require_stack_room
 
 Tensors = tuple[torch.Tensor, ...]
@@ -57,7 +57,7 @@ class Pending:
 
     def _take(self, runtime: Runtime, number: int) -> None:
         current()  # raises in a forked child: the connection is the parent's
-        with held:  # what was waited for is not lost
+        with interrupt_mask:  # what was waited for is not lost
             try:
                 with suppress_at_shutdown:
                     require_stack_room()

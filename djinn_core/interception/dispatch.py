@@ -89,7 +89,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None]]) -> Dispatch:
     """`dispatch` that also gives the moments at which each call began and ended, and its op, to what `taker` returns for a thread."""
-    clock, handlers, takers = perf_counter, _handlers, _PerThread()
+    clock, handlers, takers = perf_counter, _handlers, _ThreadTaker()
 
     def timed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         take = takers.take
@@ -107,7 +107,7 @@ def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None
     return timed
 
 
-class _PerThread(threading.local):
+class _ThreadTaker(threading.local):
     take: Callable[[tuple[float, float, Any]], None] | None = None
 
 

@@ -14,7 +14,7 @@ import attrs
 
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
-from djinn_core.interrupts import LOOK_SECONDS, held
+from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.logs import get_logger
 from djinn_core.net.streams import StreamConnection
 from djinn_core.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
@@ -62,7 +62,7 @@ def send_buffers(
 ) -> list[Buffer]:
     """Write all of `buffers` to a blocking socket without joining them; `count_sent` is told of each part sent.
 
-    Returns what is left: nothing, unless an interrupt is held back while the other end takes in nothing.
+    Returns what is left: nothing, unless an interrupt is pending while the other end takes in nothing.
 
     `parts` takes in the size of each part in the step in which it is sent. After an exception that a signal handler raised, a
     call with the same list sends the rest. `deadline`, on the monotonic clock, is for sockets that return from a write after a while.
@@ -85,7 +85,7 @@ def send_buffers(
         try:
             parts.extend(map(send, (pending[first : first + PARTS],)))
         except BlockingIOError:
-            if held.pending:
+            if interrupt_mask.pending:
                 return pending[first:]
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError("the other end takes in nothing") from None

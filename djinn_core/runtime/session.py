@@ -15,7 +15,7 @@ from djinn_core.interception.runtime_interface import (
     Submission,
     SubmissionReply,
 )
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.printable import is_text
 from djinn_core.runtime.client_session import ClientSession
@@ -120,8 +120,8 @@ class Session:
         """
         if self.unread:
             follow_reads((self,), self._observers)
-        if held.depth:
-            return self.submissions.submit_held(submission)
+        if interrupt_mask.depth:
+            return self.submissions.submit_masked(submission)
         return self.submissions.submit(submission)
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:  # noqa: ARG002 - there is one
@@ -130,14 +130,14 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        with held:
+        with interrupt_mask:
             self.uploads.upload(handle, source)
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Runtime.expect_uploads`."""
         if tensors:
             self._observers.tell("uploading", bytes=sum(t.nbytes for t in tensors))
-        with held:
+        with interrupt_mask:
             self.uploads.expect(tensors)
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:  # noqa: ARG002 - there is one
@@ -146,7 +146,7 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        with held:
+        with interrupt_mask:
             self.uploads.read(handle, stored)
         self.unread += stored.nbytes if self._observers.present else 0
 
@@ -168,9 +168,9 @@ class Session:
             SessionLost: the executor is gone.
             DeadlineExceeded: as `deadline` says.
         """
-        if held.depth:
+        if interrupt_mask.depth:
             return self.replies.wait(number)
-        with held:
+        with interrupt_mask:
             return self.replies.wait(number)
 
     def defer(self, number: int, nbytes: int) -> None:

@@ -31,7 +31,7 @@ from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session_memory import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
 from djinn_core.server.peers.packed_values import can_move
-from djinn_core.server.peers.session_values import PeerValues, Waits
+from djinn_core.server.peers.session_values import PeerValues, SessionWaits
 from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel, StateParts
 from djinn_core.server.recovery.snapshot_format import (
     KnownTemplate,
@@ -140,7 +140,7 @@ class ExecutorSession:
         self._uploads = UploadAssembly(device.runtime, self.values, store)
         self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
         self.exchange = PeerExchange(peer_listener or PeerListener())
-        waits = Waits(self._await_uploads, self._read_ahead, self._next_frame)
+        waits = SessionWaits(self._await_uploads, self._read_ahead, self._next_frame)
         self._peer_values = PeerValues(context, self.values, self.exchange, self._reads.shares, self._turn, waits)
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None

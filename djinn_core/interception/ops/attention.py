@@ -26,7 +26,7 @@ from djinn_core.interception.ops.composite import is_differentiated, take_apart
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.logs import get_logger
 from djinn_core.torch_private import never_compiled
 from djinn_core.tracebacks import for_users
@@ -153,7 +153,7 @@ class _StandIn(torch.Tensor):
 def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     query, key, value, mask, *rest = args
     try:
-        with held, torch.inference_mode(False), torch.enable_grad():
+        with interrupt_mask, torch.inference_mode(False), torch.enable_grad():
             stand_ins = [_stand_in(t, query.dtype) for t in (query, key, value)]
             if mask is not None:
                 # Of the gradients that are wanted the choice depends on the mask's alone; others would be noted here.

@@ -70,7 +70,7 @@ def _nearer(given: LazyTensor) -> torch.Tensor:
     if type(base) is not LazyTensor or not _looks_alike(given, base) or torch_private.in_forward_mode():
         return given
     if given.requires_grad and torch.is_grad_enabled():
-        near: torch.Tensor = _Nearer.apply(given)  # type: ignore[no-untyped-call]
+        near: torch.Tensor = _ViewNearBase.apply(given)  # type: ignore[no-untyped-call]
     else:
         near = _near(given)
     torch_private.take_creation_from(near, given)
@@ -102,7 +102,7 @@ def remade_view() -> LazyTensor | None:
     return device_state.thread.remade_view
 
 
-class _Nearer(torch.autograd.Function):
+class _ViewNearBase(torch.autograd.Function):
     """The same as a view, at one step from its base; gradients go on to the view, and so through its hooks."""
 
     @staticmethod

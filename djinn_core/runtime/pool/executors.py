@@ -13,7 +13,7 @@ from djinn_core.errors import DjinnError, DoesNotFit, UnsupportedOperation
 from djinn_core.interception.device.random_state import get_state, set_state
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.storage import Value
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.connecting.open_session import OpenSession
@@ -150,7 +150,7 @@ class PoolExecutors:
         members = {number: membership.members[number] for number in numbers}
         pinned = [handle for member in members.values() for handle in _pinned_values(member)]
         rest = [number for number in membership.present if number not in members]
-        with held.whole:  # what all of them have to hear is said to all of them
+        with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
             state = get_state() if self.planner.random in members else None
             targets = self._targets(members, rest)
             for (source, target), storages in targets.items():

@@ -12,7 +12,7 @@ from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.runtime_interface import SubmissionReply, port
-from djinn_core.interrupts import LOOK_SECONDS, held
+from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.runtime.deadlines import cancelled, due, exceeded
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
@@ -39,7 +39,7 @@ Handler = Callable[[Any, Sequence[Buffer]], None]  # takes a message of its kind
 PATIENCE = LOOK_SECONDS
 
 
-class Offers(Protocol):
+class UploadOffers(Protocol):
     """Protocol of uploads, as far as replies need it: offers that the executor answers.
 
     Attributes:
@@ -61,13 +61,13 @@ class Offers(Protocol):
         """Send what the executor wants: it says nothing before it has that."""
 
 
-class _NoOffers:
-    """Implements `Offers` while there are no uploads."""
+class _NoUploadOffers:
+    """Implements `UploadOffers` while there are no uploads."""
 
     unsent = open = asked = ()
 
     def send_wanted(self) -> None:
-        """As `Offers.send_wanted`: nothing is wanted."""
+        """As `UploadOffers.send_wanted`: nothing is wanted."""
 
 
 class Replies:
@@ -92,7 +92,7 @@ class Replies:
         self._stats = stats
         self._observers = observers
         self._handlers: dict[type[Message], Handler] = {ProtocolClose: self._closed}
-        self._offers: Offers = _NoOffers()
+        self._offers: UploadOffers = _NoUploadOffers()
         self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
         self._abandoned: set[int] = set()
         self._dropped: set[int] = set()
@@ -106,7 +106,7 @@ class Replies:
         """Have `handler` take messages of a kind."""
         self._handlers[kind] = handler
 
-    def offer_by(self, offers: Offers) -> None:
+    def offer_by(self, offers: UploadOffers) -> None:
         """Set what answers to offers are for."""
         self._offers = offers
 
@@ -194,7 +194,7 @@ class Replies:
 
     def mark_unobserved(self, number: int) -> None:
         """As `Runtime.mark_unobserved`."""
-        with held, collect_later, self._link.reading:
+        with interrupt_mask, collect_later, self._link.reading:
             self.cancellation.excuse_after(number)
             self.reader.failures.mark_unobserved((self.reader.number, number))
 
@@ -203,7 +203,7 @@ class Replies:
         require_stack_room()
         if number in self.pending and not self._link.lost:
             try:
-                with held, collect_later:
+                with interrupt_mask, collect_later:
                     self._take_in_while(lambda: number in self.pending)
             except SessionLost:
                 return True  # `wait` says why
@@ -224,11 +224,11 @@ class Replies:
         """
         begun = self._begin_round_trip()
         self._handlers.setdefault(kind, self._replied)
-        with held, collect_later, self._link.reading:
+        with interrupt_mask, collect_later, self._link.reading:
             self.tell(question)
             try:
                 while not self._told:
-                    held.check()
+                    interrupt_mask.check()
                     self._receive_one(PATIENCE)
             except KeyboardInterrupt:
                 self._unheard += 1
@@ -252,7 +252,7 @@ class Replies:
             SessionLost: the executor is gone.
         """
         begun = self._begin_round_trip()
-        with held.whole, collect_later, self._link.reading:
+        with interrupt_mask.uninterruptible, collect_later, self._link.reading:
             self.tell(message)
             while not complete():
                 self._receive_one(PATIENCE)
@@ -281,9 +281,9 @@ class Replies:
         stopped = False
         link = self._link
         while number in self.pending:
-            if held.caught is not None:
-                held.check()
-                if held.pending and not stopped:
+            if interrupt_mask.caught is not None:
+                interrupt_mask.check()
+                if interrupt_mask.pending and not stopped:
                     self.cancellation.stop_waiting()
                     stopped = True
             if wanted and number in self.cancellation.cancelled:
@@ -319,7 +319,7 @@ class Replies:
 
     def take_next(self) -> None:
         """Wait for an answer to an offer, for a while; another thread may take it in."""
-        held.check()
+        interrupt_mask.check()
         with collect_later, self._link.reading:
             if self._offers.open or self._offers.asked:
                 self._receive_one(PATIENCE)

@@ -12,7 +12,7 @@ import torch
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Buffer, Frame
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
@@ -261,7 +261,7 @@ class Uploader:
     def _send(self, handle: int, upload: _Upload) -> None:
         size = upload.data.nbytes
         while True:
-            held.check()
+            interrupt_mask.check()
             self._replies.take_what_came()
             part = upload.data[upload.sent : upload.sent + CHUNK]
             started = time.perf_counter()

@@ -16,7 +16,7 @@ from djinn.transports import (
     ProtocolError,
     StreamConnection,
     TransportError,
-    held,
+    interrupt_mask,
 )
 from djinn_http import dialect
 from djinn_http.exchange import Endpoint, HttpExchange
@@ -113,7 +113,7 @@ class HttpConnection(StreamConnection):
         return ()
 
     def _send_piece(self, piece: Sequence[Buffer]) -> bool:
-        """True if the piece was sent; False if an earlier one is unanswered while an interrupt is held back."""
+        """True if the piece was sent; False if an earlier one is unanswered while an interrupt is pending."""
         exchange = self._sends[self._sent_pieces % len(self._sends)]
         if not self._settle(exchange):
             return False
@@ -127,7 +127,7 @@ class HttpConnection(StreamConnection):
     def _settle(self, exchange: HttpExchange) -> bool:
         """Wait for the answer to the last request on `exchange`, which must be a good one; whether it came."""
         while not exchange.read(time.monotonic() + LOOK_SECONDS):
-            if held.pending:
+            if interrupt_mask.pending:
                 return False
         response = exchange.response
         if response is not None and response.status not in {_NO_CONTENT, _CREATED}:
