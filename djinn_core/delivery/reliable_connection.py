@@ -30,7 +30,7 @@ from djinn_core.wire.frame_order import (
 
 _NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
 _NOTE_BYTES: Final = 1 << 20
-_ANSWERED_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the peer keeps it in memory until then
+_ACK_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the peer keeps it in memory until then
 _MUCH_BYTES: Final = 128 << 10  # fewer bytes fit into the buffers of a socket
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
@@ -364,7 +364,7 @@ class ReliableConnection(ReconnectingConnection):
             self._frames += 1
             if frame.body or self._frames >= _NOTE_FRAMES:
                 self._bytes += (nbytes := _bytes_of(frame))
-                if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
+                if nbytes >= _ACK_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
                     self._note()
             return news
         return None

@@ -40,8 +40,8 @@ class SnapshotSchedule:
         self.due_if_large = self.due if failed else ended + max(self._seconds_if_large, pause)
 
 
-def answer_checksum(body: Sequence[Buffer], start: int = 0) -> int:
-    """Checksum of an answer's body, going on from the checksum `start`."""
+def reply_checksum(body: Sequence[Buffer], start: int = 0) -> int:
+    """Checksum of a reply's body, going on from the checksum `start`."""
     if not body:
         return start
     first = body[0]

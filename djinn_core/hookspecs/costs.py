@@ -79,7 +79,7 @@ def djinn_register_cost_models(settings: Any) -> Iterable[CostModel]:
 
     Called once in the client process, when the plugins are first needed or configured again. For each node the models
     that name its op are asked first, then the general ones, each group in order of name, built-ins last; the first
-    answer that is not None counts. A model that raises is skipped for that graph with a warning that names it. One that
+    result that is not None counts. A model that raises is skipped for that graph with a warning that names it. One that
     satisfies `CalibratedCostModel` as well is measured by `djinn calibrate`. Since API version 1.
     """
     del settings

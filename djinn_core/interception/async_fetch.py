@@ -61,8 +61,8 @@ class Pending:
             try:
                 with suppress_at_shutdown:
                     require_stack_room()
-                    answer = runtime.wait(number)
-                self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
+                    reply = runtime.wait(number)
+                self._tensors, self.server_seconds = reply.tensors, reply.server_seconds
             except KeyboardInterrupt:
                 runtime.interrupted()
                 raise
@@ -92,7 +92,7 @@ def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
 
     What was recorded so far is sent, as it is for `fetch`. Answers come in the order in which they were asked for. Each
     tensor is whole and dense, of its dtype and strides; later writes to the remote tensor are not seen. Views move the
-    bytes viewed. Above 256 MiB in all this waits, and the result is there at once. A large answer (beyond some KiB) that is
+    bytes viewed. Above 256 MiB in all this waits, and the result is there at once. A large reply (beyond some KiB) that is
     still on its way is taken in before much more can be sent, because neither end may wait for the other to read.
 
     Raises:

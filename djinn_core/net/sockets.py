@@ -43,7 +43,7 @@ _LINGER_BYTES: Final = 64 << 20
 _DELIVER_SECONDS: Final = 1.0
 _DISCARD_BYTES: Final = 64 << 10
 # How long a read waits inside the kernel for what is probably about to come, which spares asking first.
-# Less than the shortest wait of those who wait for an answer, so that they do so in one system call.
+# Less than the shortest wait of those who wait for a reply, so that they do so in one system call.
 _READ_SECONDS: Final = 0.04
 # How long a write waits inside the kernel at a time, where the other end takes in nothing.
 _WRITE_SECONDS: Final = LOOK_SECONDS

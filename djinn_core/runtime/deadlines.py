@@ -16,7 +16,7 @@ def deadline(seconds: float) -> Iterator[None]:
     """Limit all waits of this thread inside the block together to `seconds`.
 
     Where it is not, the wait raises `DeadlineExceeded`, and executors stop between two ops what this thread has sent and not
-    got an answer to. Values that were to be made or written by what was stopped raise `ProgramStopped` when they are used;
+    got a reply to. Values that were to be made or written by what was stopped raise `ProgramStopped` when they are used;
     all others, and the session, live on. Of deadlines inside each other the earliest counts.
 
     Raises:

@@ -115,7 +115,7 @@ from djinn_core.wire.weight_messages import (
 
 _log = get_logger("djinn.server")
 BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
-# Unsolicited answers must be small: a client that is sending does not read them.
+# Unsolicited replies must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
 FAILURE_MESSAGE_LIMIT = 400  # characters
 
@@ -246,7 +246,7 @@ class ExecutorSession:
         return True
 
     def _tell_times(self, request: TimingsRequest) -> None:
-        """Tell with each answer from now on when the submission ran, or no more."""
+        """Tell with each reply from now on when the submission ran, or no more."""
         self._timings = Timings(instance(), ops=request.ops) if request.on else None
 
     def _caches(self, request: CacheRequest) -> CacheReply:

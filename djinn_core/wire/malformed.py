@@ -20,7 +20,7 @@ _NOTHING = msgspec.Raw()
 
 
 class _Submission(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Submit)):
-    """The fields of `Submit` up to the last that an answer needs; those in between are skipped."""
+    """The fields of `Submit` up to the last that a reply needs; those in between are skipped."""
 
     sequence: Count
     fetch: Handles = ()

@@ -21,7 +21,7 @@ Forward = Callable[..., torch.Tensor]
 
 @handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Check whether padding comes last in each row, in which case PyTorch drops it. Returns False, and keeps the answer."""
+    """Check whether padding comes last in each row, in which case PyTorch drops it. Returns False, and keeps the result."""
     kept = args[1]
     device_state.thread.padding_is_last = not bool((kept[:, 1:] & ~kept[:, :-1]).any())
     return False

@@ -98,7 +98,7 @@ class FetchPredictor:
     def came(self, handles: Sequence[int], tensors: Sequence[torch.Tensor], epoch: int) -> None:
         """Remember what came ahead, at the recorder's `epoch` after the program was sent."""
         for handle, tensor in zip(handles, tensors, strict=True):
-            self._remember(handle, tensor.clone(), epoch)  # it has the memory of a whole answer
+            self._remember(handle, tensor.clone(), epoch)  # it has the memory of a whole reply
 
     def fetched(self, value: Value, elements: torch.Tensor, epoch: int) -> None:
         """Remember what was fetched, if it is small: programs look at the same number again. It must not be changed afterwards."""

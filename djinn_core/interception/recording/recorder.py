@@ -283,7 +283,7 @@ class Recorder:
 
     def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
         """As `ask`, for a caller that no modes see."""
-        if len(ask.fetch) > limits.BUFFERS:  # that many come with one answer
+        if len(ask.fetch) > limits.BUFFERS:  # that many come with one reply
             first = self.ask(msgspec.structs.replace(ask, fetch=ask.fetch[: limits.BUFFERS]))
             rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
             return msgspec.structs.replace(rest, tensors=first.tensors + rest.tensors, described=first.described)

@@ -23,7 +23,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.wire.limits import BUFFERS
 
-GROUP_BYTES: Final = 32 << 20  # what travels in one answer; a larger tensor is fetched by itself
+GROUP_BYTES: Final = 32 << 20  # what travels in one reply; a larger tensor is fetched by itself
 
 
 @attrs.frozen

@@ -29,13 +29,13 @@ from djinn_core.runtime.pool.relay import Relay, look_after_each_other
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.topology import PoolTopology
 from djinn_core.runtime.pool.value_locations import ValueLocations
-from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
+from djinn_core.runtime.receiving.reply_reader import ReplyReader
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire.peer_messages import DropPeer
 
-UNREAD: Final = 1  # answers that may wait to be read: what an executor says of its links counts for the next plan
+UNREAD: Final = 1  # replies that may wait to be read: what an executor says of its links counts for the next plan
 _BATCH_BYTES: Final = 64 << 20  # that leave an executor at a time: they are copied there before they are sent
 _BATCH_VALUES: Final = 4096
 
@@ -71,7 +71,7 @@ class PoolExecutors:
 
     def adopt(self, session: Session, one: OpenSession, others: Sequence[OpenSession]) -> None:
         """As `join`, of the session that was the only one so far, and of others."""
-        session.replies.reader = AnswerReader(self.failures, 1)
+        session.replies.reader = ReplyReader(self.failures, 1)
         session.submissions.unread = UNREAD
         joining = [(other, self._session(other, number)) for number, other in enumerate(others, 2)]
         self._enter([(one, session), *joining])
@@ -94,7 +94,7 @@ class PoolExecutors:
             compressions=one.compressions,
             weight_sources=one.attached.weight_sources,
             called=one.server,
-            reader=AnswerReader(self.failures, number),
+            reader=ReplyReader(self.failures, number),
             unread=UNREAD,
         )
 

@@ -11,7 +11,7 @@ from djinn_core.runtime.deadlines import due
 from djinn_core.runtime.observing import Observers
 
 READING_PATIENCE: Final = (
-    0.25  # seconds for which executors, one after the other, may keep their answers about what they still read
+    0.25  # seconds for which executors, one after the other, may keep their replies about what they still read
 )
 SHOWN_BYTES: Final = 64 << 20  # of reads, from which on observers are told how far they are
 

@@ -16,13 +16,13 @@ from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.runtime.deadlines import cancelled, due, exceeded
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.receiving.answers import AnswerReader
-from djinn_core.runtime.receiving.deferred_responses import (
+from djinn_core.runtime.receiving.deferred_replies import (
     SAMPLED_AT_FIRST,
     SAMPLED_EVERY,
-    DeferredResponses,
+    DeferredReplies,
     RoundTrips,
 )
+from djinn_core.runtime.receiving.reply_reader import ReplyReader
 from djinn_core.runtime.sending.binding import settle_claims
 from djinn_core.runtime.sending.cancellation import Cancellation
 from djinn_core.runtime.sending.pending import PendingSubmission
@@ -81,7 +81,7 @@ class Replies:
         when_room_told: told how much memory the session can have there.
     """
 
-    def __init__(self, link: ExecutorLink, reader: AnswerReader, stats: Stats, observers: Observers) -> None:
+    def __init__(self, link: ExecutorLink, reader: ReplyReader, stats: Stats, observers: Observers) -> None:
         self.pending: OrderedDict[int, PendingSubmission] = OrderedDict()
         self.cancellation = Cancellation(link, self.pending)
         self.while_waiting: Callable[[], None] = _nothing
@@ -93,10 +93,10 @@ class Replies:
         self._observers = observers
         self._handlers: dict[type[Message], Handler] = {ProtocolClose: self._closed}
         self._offers: UploadOffers = _NoUploadOffers()
-        self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
+        self._arrived: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
         self._abandoned: set[int] = set()
         self._dropped: set[int] = set()
-        self._deferred = DeferredResponses()
+        self._deferred = DeferredReplies()
         self._round_trips = RoundTrips()
         self._spent = 0.0  # seconds of the executor's
         self._told: list[Message] = []  # replies to questions
@@ -107,7 +107,7 @@ class Replies:
         self._handlers[kind] = handler
 
     def offer_by(self, offers: UploadOffers) -> None:
-        """Set what answers to offers are for."""
+        """Set which uploads replies to offers are for."""
         self._offers = offers
 
     # --- submissions ---------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Replies:
             return True
         return len(self.pending) >= unread
 
-    def await_answer(self, number: int) -> None:
+    def await_reply(self, number: int) -> None:
         """Wait until submission `number` is answered, in a round trip that the program waits for."""
         begun = self._begin_round_trip()
         self.receive_until(number)
@@ -141,12 +141,12 @@ class Replies:
         self._observers.tell("waited", submission=number, executor=self.reader.number, seconds=seconds)
 
     def make_room(self, nbytes: int) -> int:
-        """Take in late answers where the executor might be busy with them, and not read `nbytes` more; where those end."""
+        """Take in late replies where the executor might be busy with them, and not read `nbytes` more; where those end."""
         position = self._link.channel.bytes_sent + nbytes
         if not self._deferred.large:
             return position
         while (number := self._deferred.blocked_by(position, self.pending)) is not None:
-            self.await_answer(number)
+            self.await_reply(number)
         return position
 
     def wait(self, number: int) -> SubmissionReply:
@@ -165,7 +165,7 @@ class Replies:
             raise
         if begun and not there:
             self.tell_waited(begun, number)
-        completed, body, synchronize, spent, seconds = self._answers.pop(number)
+        completed, body, synchronize, spent, seconds = self._arrived.pop(number)
         if late:
             deferred.left.discard(number)
         if not there and self._round_trips.alone[0] == number:
@@ -189,7 +189,7 @@ class Replies:
         self._deferred.discard(number)
 
     def abandon(self, number: int) -> None:
-        """Give up waiting for the answer to submission `number`."""
+        """Give up waiting for the reply to submission `number`."""
         self._abandoned.add(number)
 
     def mark_unobserved(self, number: int) -> None:
@@ -271,7 +271,7 @@ class Replies:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def receive_until(self, number: int, until: float | None = None, wanted: bool = False) -> None:
-        """Take in what comes until submission `number` is answered. `wanted`: the program waits for the answer itself.
+        """Take in what comes until submission `number` is answered. `wanted`: the program waits for the reply itself.
 
         Raises:
             DeadlineExceeded: that was not before `until`.
@@ -307,18 +307,18 @@ class Replies:
                 collect_later.catch_up()
 
     def take_what_came(self) -> None:
-        """Take in the answers that are there, so that neither end waits for the other to read.
+        """Take in the replies that are there, so that neither end waits for the other to read.
 
-        An answer that a caller asked for but did not wait for may be large, so it is awaited.
+        A reply that a caller asked for but did not wait for may be large, so it is awaited.
         """
         for number in list(self._abandoned):
             self.receive_until(number)
             self._abandoned.discard(number)
-            self._answers.pop(number, None)
+            self._arrived.pop(number, None)
         self._take_in_while(self._awaits)
 
     def take_next(self) -> None:
-        """Wait for an answer to an offer, for a while; another thread may take it in."""
+        """Wait for a reply to an offer, for a while; another thread may take it in."""
         interrupt_mask.check()
         with collect_later, self._link.reading:
             if self._offers.open or self._offers.asked:
@@ -351,7 +351,7 @@ class Replies:
             if number in self.pending:
                 self._dropped.add(number)
             else:
-                self._answers.pop(number, None)
+                self._arrived.pop(number, None)
 
     def _receive_one(self, timeout: float) -> bool:
         """Take in one frame; whether one came within `timeout` seconds."""
@@ -427,7 +427,7 @@ class Replies:
             self._abandoned.discard(number)
             self._dropped.discard(number)
         elif pending.answered:
-            self._answers[number] = (completed, body, pending.synchronize, self._spent, seconds)
+            self._arrived[number] = (completed, body, pending.synchronize, self._spent, seconds)
         if cancellation.cancelled:
             cancellation.cancelled.discard(number)
         del self.pending[number]

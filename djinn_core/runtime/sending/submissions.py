@@ -89,7 +89,7 @@ def refusing(submit: Submit, program: Program, reason: str) -> Submit:
 
 
 WINDOW: Final = 64  # submissions that may be unanswered before the program waits for the oldest
-UNREAD: Final = 8  # answers that may wait to be read together: small ones, where no thread waits
+UNREAD: Final = 8  # replies that may wait to be read together: small ones, where no thread waits
 
 
 class Submissions:
@@ -104,7 +104,7 @@ class Submissions:
         observers: Observers,
         unread: int = UNREAD,
     ) -> None:
-        """`unread`: as `UNREAD`; fewer where what answers say counts for the next plan."""
+        """`unread`: as `UNREAD`; fewer where what replies say counts for the next plan."""
         self.planner = planner
         self.last_number = 0
         self._link = link
@@ -201,7 +201,7 @@ class Submissions:
         replies.make_room(0)
         replies.take_what_came()
         while len(replies.pending) >= WINDOW:
-            replies.await_answer(next(iter(replies.pending)))
+            replies.await_reply(next(iter(replies.pending)))
 
     def run(
         self,

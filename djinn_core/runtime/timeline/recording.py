@@ -302,7 +302,7 @@ class Recording:
         if len(self.submissions) >= SUBMISSIONS_LIMIT:
             self.lost += 1
             return
-        # The walk up the stack is most of what a record would cost: who waits for an answer walks it, and the line is the same.
+        # The walk up the stack is most of what a record would cost: who waits for a reply walks it, and the line is the same.
         site = sites[-1] if sites else self._places.find(sys._getframe(1))[:2]  # noqa: SLF001 - the public ways build a list of all frames
         thread, first = self._now or (mine, -1)
         count = len(prepared.nodes) if prepared is not None else 0

@@ -43,7 +43,7 @@ _WORDS: Final = {
     CAPTURE: "capture: recording ops",
     PLAN: "plan: analysing and finding plans",
     SEND: "send: encoding, and writing to the connection",
-    READ: "reading answers",
+    READ: "reading replies",
     UPLOAD: "uploads",
     CONNECT: "connecting",
     REQUEST: "requests on their way",

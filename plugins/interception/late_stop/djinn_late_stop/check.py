@@ -1,4 +1,4 @@
-"""A stop check whose answers come late. What was done meanwhile is undone as if it had never been."""
+"""A stop check whose replies come late. What was done meanwhile is undone as if it had never been."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_late_stop.pace import StepTimes
 
 @attrs.frozen
 class _Step:
-    """A step of the loop: the answer to its check, on its way, and the random state after it."""
+    """A step of the loop: the reply to its check, on its way, and the random state after it."""
 
     number: int
     answer: Pending
@@ -83,7 +83,7 @@ class LateStopCheck:
         return self._broken_off
 
     def finish(self) -> int:
-        """Wait for the answers that are left, and undo the surplus; how many steps to take off what was collected."""
+        """Wait for the replies that are left, and undo the surplus; how many steps to take off what was collected."""
         self._take(0)
         if self._last is not None and (self._broken_off or self._last.number < self.steps):
             self._go_back_to(self._last)
@@ -101,7 +101,7 @@ class LateStopCheck:
         return (sequences, *(record[:kept] if record else record for record in recorded))
 
     def _take(self, lateness: int) -> None:
-        """Take in the answers that are here, and wait for those that are later than `lateness` steps."""
+        """Take in the replies that are here, and wait for those that are later than `lateness` steps."""
         while self._asked and self._last is None:
             step = self._asked[0]
             if len(self._asked) <= lateness and not step.answer.done():

@@ -65,7 +65,7 @@ class HttpConnection(StreamConnection):
     @property
     def bytes_received(self) -> int:
         """Bytes taken off the wire, HTTP's own included, and with them answers to sends that were not read yet."""
-        self._collect_answers()
+        self._collect_responses()
         return self._receive.bytes_received + sum(exchange.bytes_received for exchange in self._sends)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class HttpConnection(StreamConnection):
             raise TransportError(_describe(exchange))
         return True
 
-    def _collect_answers(self) -> None:
+    def _collect_responses(self) -> None:
         """Read the answers to sends that have come. Never blocks; trouble is left to the next `send`."""
         if self._ended or not self._sending.acquire(blocking=False):
             return
@@ -205,10 +205,10 @@ class HttpConnection(StreamConnection):
             self._ask_again(error)
             return True
         if self._receive.response is not None and self._receive.response.complete:
-            self._take_answer(self._receive.response.status)
+            self._take_response(self._receive.response.status)
         return came
 
-    def _take_answer(self, status: int) -> None:
+    def _take_response(self, status: int) -> None:
         self._failures = 0
         if status == _OK:
             self._answered += 1

@@ -23,7 +23,7 @@ from djinn_checkpoints.strided import Strided, overlaps_itself, reach_of
 
 DIRECTORY_LIMIT: Final = 8 << 20  # bytes of the archive's directory: about 70,000 records
 PICKLE_LIMIT: Final = 32 << 20  # bytes
-READERS: Final = 8  # threads that ask for the places of records; over a network each waits for an answer
+READERS: Final = 8  # threads that ask for the places of records; over a network each waits for a reply
 _LOCAL_HEADER: Final = struct.Struct(
     "<4s22xHH"
 )  # what stands before a record: a signature, the lengths of its name and extra field
