@@ -11,7 +11,7 @@ from djinn_core.wire.frames import Buffer, flatten
 
 SNAPSHOT_SECONDS: Final = 20.0  # shortest time between snapshots; a crash replays what came since the last one
 PAUSE_FACTOR: Final = 20  # shortest pause after a snapshot, as a multiple of the time that it took
-CHECKED_BYTES: Final = 64 << 10  # of every response, that a replay compares by checksum
+CHECKED_BYTES: Final = 64 << 10  # of every reply, that a replay compares by checksum
 
 
 class SnapshotSchedule:

@@ -1,4 +1,4 @@
-"""Deferred responses: those that no thread waits for yet, and the link's round-trip time."""
+"""Deferred replies: those that no thread waits for yet, and the link's round-trip time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLED_EVERY: Final = 8  # one in so many
 
 
 class DeferredReplies:
-    """Responses left for later, those among them that were discarded, and what the executor is known to have read.
+    """Replies left for later, those among them that were discarded, and what the executor is known to have read.
 
     Attributes:
         left: numbers of the submissions whose replies will be asked for later.
@@ -39,7 +39,7 @@ class DeferredReplies:
             self.large.append(number)
 
     def discard(self, number: int) -> None:
-        """Mark a response as one that will not be asked for."""
+        """Mark a reply as one that will not be asked for."""
         self.forgotten.append(number)
 
     def blocked_by(self, position: int, pending: Container[int]) -> int | None:
@@ -49,7 +49,7 @@ class DeferredReplies:
         return self.large[0] if self.large and position - self.read > ROOM_BYTES else None
 
     def take_forgotten(self) -> list[int]:
-        """Take the discarded responses; each is returned once."""
+        """Take the discarded replies; each is returned once."""
         taken: list[int] = []
         while self.forgotten:
             number = self.forgotten.popleft()
@@ -75,7 +75,7 @@ class RoundTrips:
         return min(self._samples, default=None)
 
     def came(self, number: int, server_seconds: float) -> None:
-        """Note the response that a thread has waited for; `server_seconds` of the wait were the server's."""
+        """Note the reply that a thread has waited for; `server_seconds` of the wait were the server's."""
         alone, began = self.alone
         if alone == number:
             seconds = time.perf_counter() - began - server_seconds

@@ -276,7 +276,7 @@ class Replies:
         Raises:
             DeadlineExceeded: that was not before `until`.
             ProgramStopped: `djinn.cancel` was called, and it is wanted.
-            KeyboardInterrupt: there was an interrupt. Inside `whole`, it ends the wait by stopping what this thread has sent.
+            KeyboardInterrupt: there was an interrupt. Inside `uninterruptible`, it ends the wait by stopping what this thread has sent.
         """
         stopped = False
         link = self._link

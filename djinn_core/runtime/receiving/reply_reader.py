@@ -1,4 +1,4 @@
-"""Decoding of an executor's responses into tensors, descriptions and errors."""
+"""Decoding of an executor's replies into tensors, descriptions and errors."""
 
 from __future__ import annotations
 

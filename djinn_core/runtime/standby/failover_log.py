@@ -1,4 +1,4 @@
-"""Failover log of a session: the frames that were sent, checksums of the responses, and periodic snapshots.
+"""Failover log of a session: the frames that were sent, checksums of the replies, and periodic snapshots.
 
 Another server that is sent the frames again reaches the same state. They are in a file, and begin with a snapshot once there was one.
 """

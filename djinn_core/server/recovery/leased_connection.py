@@ -38,7 +38,7 @@ from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire.frame_order import owning_small
 from djinn_core.wire.resume_messages import Resume, Resumed
 
-AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a response is being sent
+AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a reply is being sent
 TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
 SWEEP_SECONDS: Final = 60.0
 _CROWDED_SECONDS: Final = 1.0  # at least between snapshots, if a journal has reached half of its limit
