@@ -1,6 +1,6 @@
 """Ops on tensors that are not strided: one instruction, `LAYOUT_CALL`, whose operands are the strided parts of its arguments.
 
-How many elements a sparse result has depends on data, so the executor is asked: a round trip each.
+The number of elements of a sparse result depends on data, so each op is a round trip to the executor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`nn.TransformerEncoder` with a padding mask, for which PyTorch uses nested tensors; the remote device has none.
 
-In evaluation PyTorch drops the padding, runs the layers on what is left, and puts zeros where the padding was. Here the
-layers see padding and mask, which gives the same everywhere else, and the zeros are put there at the end.
+In evaluation PyTorch drops the padding, runs the layers on what is left, and puts zeros where the padding was. Here the layers get
+the padding and a mask, with the same results elsewhere, and the zeros are filled in at the end.
 """
 
 from __future__ import annotations

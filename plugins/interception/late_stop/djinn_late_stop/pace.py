@@ -16,8 +16,8 @@ _JITTER_SECONDS: Final = 0.001
 class StepTimes:
     """Measures what a step takes on either side.
 
-    A reply takes a round trip. The slower one, the program that issues steps or the executor that runs them, decides how
-    many steps go by meanwhile.
+    A reply takes a round trip. The number of steps in that time depends on the slower of two: the program, which issues steps, and
+    the executor, which runs them.
     """
 
     def __init__(self, round_trip_seconds: float | None) -> None:
