@@ -201,8 +201,9 @@ class _Search:
             yield device
 
     def _begins_well(self, homes: Where, count: int, left: int) -> bool:
-        """True if the first `count` nodes fit, and the inputs that are `left` fit beside what is there from the beginning. What later
-        nodes use does not count yet.
+        """True if the first `count` nodes fit, and the inputs that are `left` fit beside what is there from the beginning.
+
+        What later nodes use does not count yet.
         """
         context, joined = self.context, self.together
         nodes = context.plan.nodes[:count]
