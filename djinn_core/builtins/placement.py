@@ -21,9 +21,8 @@ djinn_api_version = 1
 
 
 class SingleDevice:
-    """Everything runs where most bytes of the inputs already are; without inputs, on the first device that fits.
-
-    A device that has to spill comes after all others.
+    """Runs everything on the device that has most bytes of the inputs; without inputs, on the first device that fits. A device that
+    has to spill comes after all others.
     """
 
     name = "single"
@@ -102,7 +101,7 @@ def _obstacle(context: PlacementContext, device: DeviceCapabilities, spill: bool
 
 
 def _random_home(context: PlacementContext) -> str | None:
-    """Device on which random ops have to run, if there are any and it is known."""
+    """Device on which the program's random ops have to run; None if there are none, or it is not known."""
     home = context.resident.get(RANDOM_STATE)
     return home if home is not None and any(context.graph.nodes[n].random for n in context.plan.nodes) else None
 

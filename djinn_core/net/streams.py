@@ -59,7 +59,7 @@ class StreamConnection(ABC):
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
         """Send the rest of a frame at which `_write` was interrupted; False if it is not known how much was sent.
 
-        Half a frame would end the connection, and with it the session of a person who only interrupted a loop.
+        Half a frame would end the connection, and with it the session, although the user only interrupted a loop.
         """
         del buffers
         return False

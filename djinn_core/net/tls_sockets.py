@@ -1,7 +1,7 @@
 """TLS over a connected socket, with the calls of a plain one, so that connections need not know which they have.
 
-OpenSSL must not be entered by two threads at once, and a thread that waits for the other end must not keep another from
-sending. So the records are made and read in memory, under a lock, and travel outside of it.
+Two threads must not enter OpenSSL at once, and a thread that waits for the other end must not keep another from sending. So records
+are made and read in memory, under a lock, and sent and received outside of it.
 """
 
 from __future__ import annotations
