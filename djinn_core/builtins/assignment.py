@@ -75,8 +75,9 @@ class LeastLoaded:
 
 @attrs.frozen
 class Affinity:
-    """Assigns sessions to an executor that holds the data they work on, as long as it is not much busier than another one. Executors
-    where a session with the same hint began come first; without a hint, the one on which the tenant holds most.
+    """Assigns sessions to an executor that holds the data they work on, as long as it is not much busier than another one.
+
+    Executors where a session with the same hint began come first; without a hint, the one on which the tenant holds most.
     """
 
     name = "affinity"

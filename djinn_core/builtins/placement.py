@@ -21,8 +21,9 @@ djinn_api_version = 1
 
 
 class SingleDevice:
-    """Runs everything on the device that has most bytes of the inputs; without inputs, on the first device that fits. A device that
-    has to spill comes after all others.
+    """Runs everything on the device that has most bytes of the inputs; without inputs, on the first device that fits.
+
+    A device that has to spill comes after all others.
     """
 
     name = "single"

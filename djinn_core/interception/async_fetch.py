@@ -90,7 +90,7 @@ def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
         if pending.done():                   # never waits
             flag, tokens = pending.result()  # waits where they are not here yet; one round trip at most
 
-    What was recorded so far is sent, as it is for `fetch`. Answers come in the order in which they were asked for. Each
+    What was recorded so far is sent, as it is for `fetch`. Replies come in the order of the requests. Each
     tensor is whole and dense, of its dtype and strides; later writes to the remote tensor are not seen. Views move the
     bytes viewed. Above 256 MiB in all this waits, and the result is there at once. A large reply (beyond some KiB) that is
     still on its way is taken in before much more can be sent, because neither end may wait for the other to read.

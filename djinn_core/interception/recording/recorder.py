@@ -242,7 +242,7 @@ class Recorder:
         return self.asked(lambda runtime: runtime.published(device))
 
     def asked(self, question: Callable[[Runtime], T]) -> T:
-        """The runtime's answer when everything that was recorded so far is sent; the recorders' lock is held meanwhile."""
+        """The runtime's reply when everything that was recorded so far is sent; the recorders' lock is held meanwhile."""
         require_stack_room()
         with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.sending:
             self.flush()
