@@ -17,7 +17,7 @@ from djinn_http.inbox import FrameInbox
 from djinn_http.outbox import FrameOutbox, Parcel
 from djinn_http.pace import RequestTimeLimit
 
-# An answer up to this size goes out in one piece, with its headers; larger ones are written bit by bit from where they
+# A response up to this size goes out in one piece, with its headers; larger ones are written bit by bit from where they
 # lie, because asyncio copies what the socket does not take at once.
 _WHOLE_BYTES: Final = 64 << 10
 _WRITE_BYTES: Final = 256 << 10
