@@ -48,7 +48,7 @@ _WORDS: Final = {
     CONNECT: "connecting",
     REQUEST: "requests on their way",
     RECOVERY: "finding an executor that goes on with the session",
-    ANSWER: "answers on their way",
+    ANSWER: "replies on their way",
     TRANSFER: "waiting for transfers between executors",
     EARLIER: "the executor does what was sent before",
     DECODE: "the executor reads what was sent",
