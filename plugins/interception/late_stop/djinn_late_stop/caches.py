@@ -27,7 +27,7 @@ class CacheLayer(Protocol):
 
 
 @attrs.define
-class _Growing:
+class _GrowingLayer:
     """A layer that grows by concatenation. One that is not initialised shares the states of another."""
 
     layer: Any
@@ -46,7 +46,7 @@ class _Growing:
 
 
 @attrs.define
-class _Window(_Growing):
+class _WindowLayer(_GrowingLayer):
     """A layer that keeps the last states only. Until `release` it keeps as many more as may be needed again."""
 
     def step(self) -> None:
@@ -62,7 +62,7 @@ class _Window(_Growing):
 
 
 @attrs.define
-class _Fixed:
+class _FixedLayer:
     """A layer of fixed size that is written in place. What lies beyond its length is zero, and becomes so again."""
 
     layer: Any
@@ -87,7 +87,7 @@ class _Fixed:
 
 
 @attrs.define
-class _Empty:
+class _EmptyLayer:
     """A layer that holds nothing."""
 
     def step(self) -> None:
@@ -101,16 +101,16 @@ class _Empty:
 
 
 def _growing(layer: Any) -> CacheLayer:
-    return _Growing(layer, layer.get_seq_length() - 1)
+    return _GrowingLayer(layer, layer.get_seq_length() - 1)
 
 
 def _window(layer: Any) -> CacheLayer:
     layer.activate_past_recording()
-    return _Window(layer, layer.get_seq_length() - 1)
+    return _WindowLayer(layer, layer.get_seq_length() - 1)
 
 
 def _fixed(layer: Any) -> CacheLayer:
-    return _Fixed(layer, layer.cumulative_length - 1) if layer.is_initialized else _Empty()
+    return _FixedLayer(layer, layer.cumulative_length - 1) if layer.is_initialized else _EmptyLayer()
 
 
 _LAYERS: Final[dict[str, Callable[[Any], CacheLayer]]] = {
@@ -118,7 +118,7 @@ _LAYERS: Final[dict[str, Callable[[Any], CacheLayer]]] = {
     "DynamicIndexedLayer": _growing,
     "DynamicSlidingWindowLayer": _window,
     "StaticLayer": _fixed,
-    "DummyLayer": lambda _: _Empty(),
+    "DummyLayer": lambda _: _EmptyLayer(),
 }
 _CACHES: Final = ("Cache", "DynamicCache", "StaticCache")
 

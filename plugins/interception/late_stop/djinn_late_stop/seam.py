@@ -51,7 +51,7 @@ class _Generation:
     check: LateStopCheck | None = None
 
 
-class _Running(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.stack: list[_Generation] = []
 
@@ -60,10 +60,10 @@ class _Running(threading.local):
         return self.stack[-1] if self.stack else None
 
 
-_running = _Running()
+_running = _ThreadState()
 
 
-class _Sampling:
+class _SamplingCalls:
     """Number of running calls that draw from the device's random state. Two at a time would undo each other's draws."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Sampling:
             self.calls -= 1
 
 
-_sampling = _Sampling()
+_sampling = _SamplingCalls()
 
 
 def adapt(module: Any) -> None:

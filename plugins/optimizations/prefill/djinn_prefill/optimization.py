@@ -18,7 +18,7 @@ from djinn.hooks import (
     storage_of,
 )
 from djinn_prefill.choosing import ChunkChoice, choose
-from djinn_prefill.computing import Chunks, Computing
+from djinn_prefill.computing import ChunkedRun, Chunks
 from djinn_prefill.rows import NotDivisible, Rows, first_row, rows_of
 
 NAME: Final = "prefill"
@@ -71,7 +71,7 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice)
     inputs = tuple(dict.fromkeys(v for node in run for v in node.inputs if v not in made))
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        computing = Computing(rows, chunks, cut, dict(zip(inputs, tensors, strict=True)))
+        computing = ChunkedRun(rows, chunks, cut, dict(zip(inputs, tensors, strict=True)))
         computing.run(run)
         return [computing.all_of(value) for value in outputs]
 

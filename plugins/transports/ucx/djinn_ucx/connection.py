@@ -25,7 +25,7 @@ from djinn.transports import (
     get_logger,
     interrupt_mask,
 )
-from djinn_ucx.bulk import BulkChannel, Message, Stranded
+from djinn_ucx.bulk import BulkChannel, Message, StrandedChannels
 from djinn_ucx.endpoints import AddressTrials
 from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket
 
@@ -48,7 +48,7 @@ class _Arriving:
 class Shared:
     """State that all connections of this process share."""
 
-    stranded: Stranded = attrs.field(factory=Stranded)
+    stranded: StrandedChannels = attrs.field(factory=StrandedChannels)
     trials: AddressTrials = attrs.field(factory=AddressTrials)
 
 
