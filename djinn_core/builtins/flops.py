@@ -44,7 +44,7 @@ def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
     """
     if node.form is None:
         return [*(meta_tensor(graph.meta(v)) for v in node.inputs), *node.slots], {}
-    unpack = _Unpacking(graph, iter(node.inputs), iter(node.slots)).unpack
+    unpack = _ArgumentReader(graph, iter(node.inputs), iter(node.slots)).unpack
     return [unpack(a) for a in node.form.args], {name: unpack(a) for name, a in node.form.kwargs}
 
 
@@ -63,7 +63,7 @@ def meta_tensor(meta: TensorMeta) -> torch.Tensor:
 
 
 @attrs.define
-class _Unpacking:
+class _ArgumentReader:
     """Takes operands and slots in the order in which a form mentions them."""
 
     graph: Graph
@@ -80,11 +80,11 @@ class _Unpacking:
         return torch.empty((), dtype=getattr(torch, argument.dtype), device=META)
 
 
-_KINDS: dict[type, Callable[[_Unpacking, Any], Any]] = {
+_KINDS: dict[type, Callable[[_ArgumentReader, Any], Any]] = {
     Operand: lambda call, _: meta_tensor(call.graph.meta(next(call.operands))),
     SlotArg: lambda call, _: next(call.slots),
     ComplexSlot: lambda call, _: complex(next(call.slots), next(call.slots)),
-    ScalarTensor: _Unpacking.scalar_tensor,
+    ScalarTensor: _ArgumentReader.scalar_tensor,
     Constant: lambda _, argument: argument.value,
     Enumerated: lambda _, argument: getattr(torch, argument.name),
     SelfDevice: lambda _, __: META,

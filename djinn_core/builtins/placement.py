@@ -39,7 +39,7 @@ class SingleDevice:
         devices = context.topology.devices
         if not devices:
             raise InvalidStage("no device can run this program, because there are none; connect a server")
-        held, fresh = _bytes_held(context.graph, context.resident), _Untouched()
+        held, fresh = _bytes_held(context.graph, context.resident), _EmptyDevices()
         obstacles: dict[str, str] = {}
         if (drawing := _random_home(context)) is not None:
             obstacles = {d.id: f"random numbers are drawn on {drawing}" for d in devices if d.id != drawing}
@@ -81,7 +81,7 @@ def _alone(context: PlacementContext, device: str, reason: str) -> Placement:
 
 
 @attrs.define
-class _Untouched:
+class _EmptyDevices:
     """Shortages on devices that hold nothing of the program yet: the same for equal room and dtypes."""
 
     _known: dict[DeviceCapabilities, str] = attrs.field(factory=dict)

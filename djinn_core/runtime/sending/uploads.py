@@ -62,7 +62,7 @@ def _content(tensor: torch.Tensor) -> _Content:
 
 
 @attrs.frozen
-class _Expected:
+class _ExpectedUpload:
     """A tensor that will be uploaded next. While it lives, no other tensor has its memory and could be taken for it."""
 
     tensor: torch.Tensor
@@ -99,7 +99,7 @@ class Uploader:
         self.unsent: deque[int] = deque()
         self.asked: deque[list[bytes]] = deque()
         self._promised: set[bytes] = set()
-        self._expected: dict[_Content, _Expected] = {}
+        self._expected: dict[_Content, _ExpectedUpload] = {}
         self._sending = False
         replies.offer_by(self)
         for kind in (BlobNeeded, BlobHit, BlobQueryReply):
@@ -154,7 +154,9 @@ class Uploader:
         if len(large) < 2:
             return
         digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]
-        self._expected = {_content(t): _Expected(t.detach(), digest) for t, digest in zip(large, digests, strict=True)}
+        self._expected = {
+            _content(t): _ExpectedUpload(t.detach(), digest) for t, digest in zip(large, digests, strict=True)
+        }
         self.asked.append(digests)
         self._link.send(Frame(encode(BlobQuery(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
         self._stats.round_trips += 1
