@@ -36,8 +36,8 @@ class Probe:
     Attributes:
         name: unique among the probes of a cost model.
         prepare: makes operands on the device that it is given, and returns what is timed: ordinary PyTorch on them.
-        repeats: how many times what is timed does the same; its time is divided by that.
-        quick: whether it is one of the few that are timed where a device is measured in the background.
+        repeats: how many times the timed function does the same; its time is divided by that.
+        quick: True for the few probes that are timed if a device is measured in the background.
     """
 
     name: str
@@ -65,8 +65,8 @@ class CalibratedCostModel(CostModel, Protocol):
 class BackgroundCalibrated(Protocol):
     """Optional member of a cost model, with which devices are measured at first use. The first model that has it is asked.
 
-    The process has the settings of the device in its environment. It keeps what it measured with `keep_calibration` and ends
-    with 0; it should take seconds, of which the device works one or two, and give way to other work.
+    The process has the settings of the device in its environment. It keeps its results with `keep_calibration` and ends with 0. It
+    should take seconds, in which the device works for one or two, and yield to other work.
     """
 
     def background_command(self) -> Sequence[str]:
