@@ -17,7 +17,7 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
-from djinn_core.interrupts import LOOK_SECONDS, held
+from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.loading import importing
 from djinn_core.logs import get_logger
 from djinn_core.net.sockets import (
@@ -72,7 +72,7 @@ __all__ = [
     "encode_frame",
     "flatten",
     "get_logger",
-    "held",
+    "interrupt_mask",
     "is_called",
     "is_well_formed",
     "keep_alive",

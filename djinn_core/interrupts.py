@@ -1,13 +1,13 @@
-"""Ctrl-C held back from code that must not be left half done, and let through where it can be.
+"""Masking of Ctrl-C: inside of a mask an interrupt is pending, and is delivered where the code can bear it.
 
-Python runs the handler of a signal between any two steps of the main thread. Where that is inside a submission, values would be
-waited for that no executor was told to make, or an answer be lost that was just read. So the code that talks to executors holds
-interrupts back, and says itself where one is raised: in every wait, a few times a second, and while a program is planned.
+Python runs the handler of a signal between any two steps of the main thread. Inside of a submission this would lose a reply that
+was just read, or leave values to wait for that no executor was told to make. So the code that talks to executors masks
+interrupts, and delivers a pending one itself: in every wait, a few times a second, and while a program is planned.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` makes enums of every answer; handlers change twice in each wait
+import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of every result; handlers change twice in each wait
 import _thread
 import _weakrefset
 import signal
@@ -26,7 +26,7 @@ from typing import Any, Final
 from djinn_core.system import native_stack
 from djinn_core.system.processes import signal_main_thread
 
-LOOK_SECONDS: Final = 0.1  # of waiting, after which it is looked whether there was an interrupt
+LOOK_SECONDS: Final = 0.1  # between two looks for a pending interrupt during a wait
 _SIGINT: Final = int(signal.SIGINT)
 _NEAR: Final = 6  # frames that a finalizer may be away
 # What weak dictionaries and sets call when a key dies, and the file of each; torch._dynamo has a list of the kind.
@@ -34,20 +34,20 @@ _WEAK: Final = ("remove", "_remove", "_remove_id", "<lambda>")
 _WEAK_FILES: Final = (weakref.__file__, _weakrefset.__file__, str(Path("torch", "_dynamo", "utils.py")))
 
 
-class HeldInterrupts:
-    """Context manager, reentrant, for all threads: inside it, an interrupt of the main thread waits for `check`, or the end.
+class InterruptMask:
+    """Context manager, reentrant, for all threads: inside, an interrupt of the main thread is pending until `check`, or the end.
 
-    Sections are short, or call `check` every `LOOK_SECONDS`. Other threads are never interrupted and pass through.
+    Masked sections are short, or call `check` every `LOOK_SECONDS`. Only the main thread is ever interrupted; others pass through.
 
     Attributes:
-        depth: how often the main thread, which alone is interrupted, is inside; where it is above 0, no thread has to enter.
-        caught: signal and frame of an interrupt that was not raised yet; None without one.
+        depth: how many masked sections the main thread is inside; where it is above 0, no thread has to enter another.
+        caught: signal and frame of a pending interrupt; None without one.
         main: the identity of the main thread.
-        whole: context manager, reentrant: nothing inside is interrupted, not at a check either, for what several steps do together.
+        uninterruptible: context manager, reentrant: inside, a pending interrupt is not delivered at a check either.
     """
 
     def __init__(self) -> None:
-        self.whole = _Whole(self)
+        self.uninterruptible = _Uninterruptible(self)
         self.main = _MAIN_IDENT
         self.depth = 0
         self._before: Any = None
@@ -90,30 +90,30 @@ class HeldInterrupts:
 
     @property
     def pending(self) -> bool:
-        """True if this thread was interrupted and the interrupt was not raised yet."""
+        """True if this thread was interrupted and the interrupt was not delivered yet."""
         return self.caught is not None and get_ident() == _MAIN_IDENT
 
     def check(self) -> None:
-        """Raise here what was held back.
+        """Deliver a pending interrupt here.
 
         Raises:
-            KeyboardInterrupt: there was an interrupt, unless the program handles them otherwise. Not inside `whole`.
+            KeyboardInterrupt: there was an interrupt, unless the program handles them otherwise. Not inside `uninterruptible`.
         """
-        if self.caught is not None and not self.whole.depth and get_ident() == _MAIN_IDENT:
+        if self.caught is not None and not self.uninterruptible.depth and get_ident() == _MAIN_IDENT:
             self._deliver()
 
     def ignore(self) -> None:
-        """This process ignores interrupts from its start to its end: there is nothing to hold back."""
+        """Mask interrupts for good, in a process that ignores them from its start to its end."""
         self.depth += 1
 
-    def hold(self) -> None:
-        """Take a `KeyboardInterrupt` back that was raised and caught: it is raised at the next check."""
+    def put_back(self) -> None:
+        """Make a `KeyboardInterrupt` that was raised and caught pending again: it is raised at the next check."""
         if get_ident() == _MAIN_IDENT and self.depth:
             self.caught = signal.SIGINT, None
 
     @contextmanager
-    def let_through(self) -> Iterator[None]:
-        """Inside, an interrupt is raised at once, wherever it comes; inside `whole`, the caller catches it."""
+    def unmasked(self) -> Iterator[None]:
+        """Inside, an interrupt is raised at once, wherever it comes; inside `uninterruptible`, the caller catches it."""
         if get_ident() != _MAIN_IDENT or not self.depth or not self._catches:
             yield
             return
@@ -132,7 +132,7 @@ class HeldInterrupts:
                 signal.signal(signal.SIGINT, self._catch)
 
     def takes(self, number: int, frame: FrameType | None) -> bool:
-        """Take an interrupt that is to be held back from the handler of this module; False if it is to raise it."""
+        """Make an interrupt pending for the handler of this module; False if the handler is to raise it."""
         if not self.depth or not self._own:
             return False
         self.caught = number, frame
@@ -150,23 +150,23 @@ class HeldInterrupts:
         self.caught = number, frame
 
 
-class _Whole:
-    """Context manager of `HeldInterrupts.whole`.
+class _Uninterruptible:
+    """Context manager of `InterruptMask.uninterruptible`.
 
     Attributes:
         depth: how often the main thread is inside.
     """
 
-    def __init__(self, interrupts: HeldInterrupts) -> None:
+    def __init__(self, mask: InterruptMask) -> None:
         self.depth = 0
-        self._held = interrupts
+        self._mask = mask
 
     def __enter__(self) -> None:
         if get_ident() == _MAIN_IDENT:
-            if self._held.depth:
-                self._held.depth += 1
+            if self._mask.depth:
+                self._mask.depth += 1
             else:
-                self._held.__enter__()
+                self._mask.__enter__()
             self.depth += 1
 
     def __exit__(
@@ -174,20 +174,20 @@ class _Whole:
     ) -> None:
         if get_ident() == _MAIN_IDENT:
             self.depth -= 1
-            if self._held.depth > 1:
-                self._held.depth -= 1
+            if self._mask.depth > 1:
+                self._mask.depth -= 1
             else:
-                self._held.__exit__(kind, error, trace)
+                self._mask.__exit__(kind, error, trace)
 
 
 class InterruptibleLock(_thread.RLock):  # type: ignore[misc] # not final, and its `__exit__` is no step of Python's
-    """A reentrant lock; while a `with` statement waits for it, interrupts that are held back are raised."""
+    """A reentrant lock; while a `with` statement waits for it, pending interrupts are raised."""
 
     __slots__ = ()
 
     def __enter__(self) -> bool:  # type: ignore[override] # without arguments, as `with` calls it
         while not self.acquire(timeout=LOOK_SECONDS):
-            held.check()
+            interrupt_mask.check()
         return True
 
 
@@ -196,11 +196,11 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
 
     PyTorch asks Python for the device of a tensor, also where an exception in C++ aborts the process, and Python then looks
     for signals. So inside PyTorch's C++ the signal is sent once more instead, and where Python drops what is raised.
-    `HeldInterrupts` calls this later than at the signal, from Python: there is no C++ between.
+    `InterruptMask` calls this later than at the signal, from Python: there is no C++ between.
     """
     if _is_handling(frame):
         return  # what is just being decided holds for this one, too
-    if not held.takes(number, frame):
+    if not interrupt_mask.takes(number, frame):
         _raise(number, frame, at_signal=frame is sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
 
 
@@ -260,4 +260,4 @@ _AGAIN_SECONDS: Final = 0.002
 
 _main = threading.main_thread()
 _MAIN_IDENT: Final = _main.ident  # the same in a forked child
-held = HeldInterrupts()
+interrupt_mask = InterruptMask()

@@ -225,7 +225,7 @@ def _plan_rewritten(
     rewritten: RewrittenProgram, results: Sequence[OptimizationResult], plugins: Plugins, request: Request
 ) -> PipelineResult:
     done = {result.optimization for result in results}
-    rest = PluginsWith(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
+    rest = PluginOverrides(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
     resident, copies = dict(request.resident), dict(request.copies)
     for recipe in rewritten.recipes:  # what is made of weights is where it is, or will stay where they are
         if (there := request.derived(recipe)) is not None:
@@ -257,11 +257,11 @@ def _planned_again(
         return result, both
     known = result.plan.results if result.plan is not None else ()
     done = {r.optimization for r in known if r.rewrite.substitutions}
-    rest = PluginsWith(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
+    rest = PluginOverrides(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
     return _planned_again(rewritten, rest, request)
 
 
-class PluginsWith:
+class PluginOverrides:
     """Plugins with other cost models or optimizations in place of theirs."""
 
     def __init__(self, plugins: Plugins, **others: Sequence[Any]) -> None:

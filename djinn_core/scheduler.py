@@ -21,7 +21,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
 from djinn_core.logs import get_logger
-from djinn_core.pipeline import Plugins, PluginsWith, Request, planned
+from djinn_core.pipeline import PluginOverrides, Plugins, Request, planned
 from djinn_core.plugins.registry import Registry
 from djinn_core.stages.analysis_cache import AnalysisCache
 from djinn_core.stages.annotate import annotate
@@ -55,7 +55,7 @@ class Scheduler:
         self.network_topology = network_topology
         self._plugins: Plugins = plugins or Registry(cost_models=(Roofline(),))
         if cost_estimator is not None:
-            self._plugins = PluginsWith(self._plugins, cost_models=(cost_estimator, *self._plugins.cost_models))
+            self._plugins = PluginOverrides(self._plugins, cost_models=(cost_estimator, *self._plugins.cost_models))
         self._request = Request(network_topology, placement_policy=placement_policy, scheduler=scheduler)
         self._lock = threading.Lock()
         self._cache = AnalysisCache(_CAPACITY)
@@ -76,7 +76,7 @@ class Scheduler:
     def add_optimization_strategy(self, optimization: Optimization) -> None:
         """Ask `optimization` after those of the plugins, for schedules that are made from now on."""
         added = (*self._plugins.optimizations, optimization)
-        self._plugins = PluginsWith(self._plugins, optimizations=added)
+        self._plugins = PluginOverrides(self._plugins, optimizations=added)
 
     def clear_cache(self) -> None:
         """Forget the schedules that were made."""

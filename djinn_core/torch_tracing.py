@@ -149,7 +149,7 @@ def spare_dtensor(call_on_import: Callable[[str, Callable[[Any], None]], None]) 
     module = _StandInModule(stand_in)
     sys.modules[_DTENSOR_MODULE] = module
     try:
-        torch.ops.aten._assert_async.default(_Asked._make_wrapper_subclass(_Asked, (1,)))
+        torch.ops.aten._assert_async.default(_RuleProbe._make_wrapper_subclass(_RuleProbe, (1,)))
     except AttributeError:  # of the real one, which another thread has half imported: PyTorch asks again at the next op
         if sys.modules.get(_DTENSOR_MODULE) is module:
             raise
@@ -214,7 +214,7 @@ def _hiding_code() -> CodeType:
     return code
 
 
-class _Asked(torch.Tensor):
+class _RuleProbe(torch.Tensor):
     """A tensor subclass on which an op does nothing."""
 
     @classmethod

@@ -72,14 +72,14 @@ class AdmissionPolicyConformance(Ending):
         for name, request in requests.items():
             if request.stage not in policy.stages:
                 continue
-            answer = policy.decide(request)
-            assert answer is None or isinstance(answer, (AdmissionRefusal, AdmissionDelay)), f"{name}: {answer!r}"
-            if answer is not None:
-                assert answer.reason, f"{name}: a refusal or delay says why"
-            if isinstance(answer, AdmissionDelay):
-                assert answer.seconds > 0, f"{name}: a delay of {answer.seconds} s"
-            if isinstance(answer, AdmissionRefusal):
-                assert answer.after is None or answer.after >= 0, f"{name}: `after` is {answer.after}"
+            result = policy.decide(request)
+            assert result is None or isinstance(result, (AdmissionRefusal, AdmissionDelay)), f"{name}: {result!r}"
+            if result is not None:
+                assert result.reason, f"{name}: a refusal or delay says why"
+            if isinstance(result, AdmissionDelay):
+                assert result.seconds > 0, f"{name}: a delay of {result.seconds} s"
+            if isinstance(result, AdmissionRefusal):
+                assert result.after is None or result.after >= 0, f"{name}: `after` is {result.after}"
 
     def test_it_may_be_called_from_threads(
         self, policy: AdmissionPolicy, requests: Mapping[str, AdmissionRequest]
@@ -87,4 +87,4 @@ class AdmissionPolicyConformance(Ending):
         """Several at the same time: each client has its own."""
         asked = [request for request in requests.values() if request.stage in policy.stages]
         for call in [start(policy.decide, request) for request in asked for _ in range(20)]:
-            outcome(call, "`decide` must not wait: it answers with a delay")
+            outcome(call, "`decide` must not wait: it returns a delay")

@@ -78,20 +78,20 @@ class AssignmentPolicyConformance(Ending):
     ) -> None:
         """The number of one of them, which need not be its position, or a refusal that says why."""
         for name, request in assignments.items():
-            answer = policy.assign(request)
-            if isinstance(answer, AssignmentRefusal):
-                assert answer.reason, f"{name}: a refusal says why"
+            result = policy.assign(request)
+            if isinstance(result, AssignmentRefusal):
+                assert result.reason, f"{name}: a refusal says why"
                 continue
             numbers = [load.number for load in request.executors]
-            assert answer in numbers, f"{name}: {answer!r} is none of {numbers}"
+            assert result in numbers, f"{name}: {result!r} is none of {numbers}"
 
     def test_it_decides_the_same_again(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
     ) -> None:
-        """It is pure: the same loads give the same answer, whatever it was asked in between."""
+        """It is pure: the same loads give the same result, whatever it was asked in between."""
         first = {name: policy.assign(request) for name, request in assignments.items()}
         for name, request in reversed(list(assignments.items())):
-            assert policy.assign(deepcopy(request)) == first[name], f"{name}: two answers"
+            assert policy.assign(deepcopy(request)) == first[name], f"{name}: two results"
 
     def test_it_may_be_called_from_threads(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]

@@ -42,26 +42,26 @@ class AuthenticatorConformance(Ending):
     def test_it_refuses_wrong_credentials(self, authenticator: Authenticator, wrong: Mapping[str, Credentials]) -> None:
         """It says no, or None, whatever is shown, and repeats nothing of it."""
         for name, credentials in wrong.items():
-            answer = authenticator.authenticate(credentials)
-            assert answer is None or isinstance(answer, Denial), f"{name}: {answer!r}, but must be a Denial or None"
-            if isinstance(answer, Denial):
-                assert answer.reason, f"{name}: a refusal says why"
-                assert re.fullmatch("[a-z][a-z_]{0,31}", answer.kind), f"{name}: {answer.kind!r}: letters, underscores"
+            result = authenticator.authenticate(credentials)
+            assert result is None or isinstance(result, Denial), f"{name}: {result!r}, but must be a Denial or None"
+            if isinstance(result, Denial):
+                assert result.reason, f"{name}: a refusal says why"
+                assert re.fullmatch("[a-z][a-z_]{0,31}", result.kind), f"{name}: {result.kind!r}: letters, underscores"
                 for part in _parts(credentials):
-                    assert part not in answer.reason, f"{name}: the refusal has a part of what was shown"
+                    assert part not in result.reason, f"{name}: the refusal has a part of what was shown"
 
     def test_it_knows_good_credentials(self, authenticator: Authenticator, accepted: Mapping[str, Credentials]) -> None:
         """A tenant that there can be, and a key that is no secret and is valid, the same each time."""
         for name, credentials in accepted.items():
-            answer = authenticator.authenticate(credentials)
-            assert isinstance(answer, Identity), f"{name}: {answer!r}, but must be an Identity"
-            assert check_tenant(answer.tenant) == answer.tenant
-            assert re.fullmatch(r"[\x21-\x7e]{0,64}", answer.key), f"{name}: `key` is at most 64 printable characters"
-            assert not any(part in answer.key for part in _parts(credentials)), (
+            result = authenticator.authenticate(credentials)
+            assert isinstance(result, Identity), f"{name}: {result!r}, but must be an Identity"
+            assert check_tenant(result.tenant) == result.tenant
+            assert re.fullmatch(r"[\x21-\x7e]{0,64}", result.key), f"{name}: `key` is at most 64 printable characters"
+            assert not any(part in result.key for part in _parts(credentials)), (
                 f"{name}: `key` is logged, and has a secret"
             )
-            assert not answer.key or authenticator.is_valid(answer.key) is True, f"{name}: sessions would be ended"
-            assert authenticator.authenticate(credentials) == answer, f"{name}: two answers"
+            assert not result.key or authenticator.is_valid(result.key) is True, f"{name}: sessions would be ended"
+            assert authenticator.authenticate(credentials) == result, f"{name}: two results"
 
     def test_it_knows_no_strange_key(self, authenticator: Authenticator) -> None:
         """Keys that it gave to no client, such as one of another version of it."""

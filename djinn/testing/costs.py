@@ -35,7 +35,7 @@ class CostModelConformance(OnGraphs):
             for graph in graphs.values():
                 for node in filter(lambda node: _is_asked(cost_model, node), graph.nodes):
                     estimate = cost_model.estimate(graph, node, device)
-                    assert estimate == cost_model.estimate(graph, node, device), f"{node.op}: two answers"
+                    assert estimate == cost_model.estimate(graph, node, device), f"{node.op}: two results"
                     if estimate is not None:
                         assert isinstance(estimate, CostEstimate), f"{node.op}: a {type(estimate).__name__}"
                         check_estimate(estimate, node)

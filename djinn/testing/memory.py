@@ -99,14 +99,14 @@ class MemoryPolicyConformance(Ending):
             )
 
     def test_it_decides_the_same_again(self, policy: MemoryPolicy, evictions: Mapping[str, EvictionContext]) -> None:
-        """It is pure: the same hints give the same answer, whatever it was asked in between."""
+        """It is pure: the same hints give the same result, whatever it was asked in between."""
         first = {name: list(policy.order(context)) for name, context in evictions.items()}
         for name, context in reversed(list(evictions.items())):
-            assert list(policy.order(deepcopy(context))) == first[name], f"{name}: two answers"
+            assert list(policy.order(deepcopy(context))) == first[name], f"{name}: two results"
 
     def test_it_says_what_is_recomputed(self, policy: MemoryPolicy, evictions: Mapping[str, EvictionContext]) -> None:
         """A bool for each candidate that can be recomputed, the same each time."""
         asked = [c for context in evictions.values() for c in context.candidates if c.recompute_seconds is not None]
-        answers = [policy.recompute(candidate) for candidate in asked]
-        assert all(isinstance(answer, bool) for answer in answers), "`recompute` must answer True or False"
-        assert [policy.recompute(candidate) for candidate in asked] == answers, "two answers"
+        results = [policy.recompute(candidate) for candidate in asked]
+        assert all(isinstance(result, bool) for result in results), "`recompute` must return True or False"
+        assert [policy.recompute(candidate) for candidate in asked] == results, "two results"

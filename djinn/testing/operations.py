@@ -36,18 +36,18 @@ class OperationsPagesConformance(Ending):
         """Each path in `open_paths` is answered with 200 where nothing is known of the one who asks."""
         pages.begin(WatchedServer(_nothing))
         for path in pages.open_paths:
-            answer = pages.answer(PageRequest(path))
-            assert isinstance(answer, HttpResponse), f"{path!r} is open and is a feed"
-            assert answer.status == HTTPStatus.OK, f"{path!r} is in `open_paths` and not there"
+            response = pages.answer(PageRequest(path))
+            assert isinstance(response, HttpResponse), f"{path!r} is open and is a feed"
+            assert response.status == HTTPStatus.OK, f"{path!r} is in `open_paths` and not there"
         pages.end()
 
     def test_an_unknown_path_is_not_found(self, pages: OperationsPages) -> None:
         """It is answered, and not with 200."""
         pages.begin(WatchedServer(_nothing))
-        answer = pages.answer(PageRequest("/none-of-that-name", Identity("alice")))
+        response = pages.answer(PageRequest("/none-of-that-name", Identity("alice")))
         pages.end()
-        assert isinstance(answer, HttpResponse)
-        assert answer.status == HTTPStatus.NOT_FOUND
+        assert isinstance(response, HttpResponse)
+        assert response.status == HTTPStatus.NOT_FOUND
 
     def test_a_tenant_is_shown_its_own(self, pages: OperationsPages) -> None:
         """No feed for a tenant asks for the status of all."""
@@ -61,8 +61,8 @@ class OperationsPagesConformance(Ending):
         pages.end()
         for path in {"", "/", "/feed", "/events", "/status"} - pages.open_paths:
             asked.clear()
-            answer = pages.answer(PageRequest(path, Identity("alice")))
-            if isinstance(answer, EventFeed):
-                data = answer.next()
+            response = pages.answer(PageRequest(path, Identity("alice")))
+            if isinstance(response, EventFeed):
+                data = response.next()
                 assert data is None or b"\n" not in data, "the data of an event has a newline"
             assert None not in asked, f"{path!r} asks for the status of all tenants, for one of them"

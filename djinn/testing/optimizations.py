@@ -55,7 +55,7 @@ class OptimizationConformance(OnGraphs):
         """The same context, the same result."""
         for name, graph in graphs.items():
             context = optimization_context(graph)
-            assert optimization.optimize(context) == optimization.optimize(context), f"{name}: two answers"
+            assert optimization.optimize(context) == optimization.optimize(context), f"{name}: two results"
 
     def test_its_results_are_the_same_when_it_runs(
         self, optimization: Optimization, graphs: Mapping[str, ProgramGraph], programs: Mapping[str, Captured]

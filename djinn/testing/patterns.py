@@ -53,7 +53,7 @@ class PatternConformance(OnGraphs):
         """Asked twice it says the same, and the graph is as before."""
         for name, graph in graphs.items():
             before = (graph.topology_hash, graph.shape_hash)
-            assert _matches(pattern, graph) == _matches(pattern, graph), f"{name}: two answers"
+            assert _matches(pattern, graph) == _matches(pattern, graph), f"{name}: two results"
             assert (graph.topology_hash, graph.shape_hash) == before, f"{name}: it changed the graph"
 
     def test_it_finds_nothing_where_there_is_nothing(

@@ -35,7 +35,7 @@ class PlacementPolicyConformance(OnGraphs):
             context = placement_context(graph, devices)
             placement = policy.place(context)
             check_placement(context, placement, f"{policy.name} on {name}")
-            assert policy.place(context) == placement, f"{name}: two answers"
+            assert policy.place(context) == placement, f"{name}: two results"
 
     def test_it_copes_with_inputs_that_live_somewhere(
         self, policy: PlacementPolicy, graphs: Mapping[str, ProgramGraph]

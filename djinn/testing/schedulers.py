@@ -35,4 +35,4 @@ class SchedulerConformance(OnGraphs):
             schedule = scheduler.schedule(context)
             check_schedule(context, schedule, f"{scheduler.name} on {name}")
             again = scheduler.schedule(context)
-            assert (again.groups, again.steps) == (schedule.groups, schedule.steps), f"{name}: two answers"
+            assert (again.groups, again.steps) == (schedule.groups, schedule.steps), f"{name}: two results"

@@ -11,7 +11,7 @@ from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.assignment import AssignmentPolicy, AssignmentRefusal, AssignmentRequest, ExecutorLoad
 
 djinn_api_version = 1
-LEAST_LOADED: Final = "least_loaded"  # the one that is used where none is named, and where another fails
+LEAST_LOADED: Final = "least_loaded"  # the default, also in place of a policy that fails
 
 
 def _pairs(texts: Iterable[str], wanted: str) -> list[tuple[str, str]]:
@@ -36,9 +36,9 @@ class AssignmentSettings:
     """Settings of `affinity` and `fair_share`, as in `[plugins.assignment]`.
 
     Attributes:
-        margin: how much busier than the least loaded executor one may be that `affinity` prefers: 1 is a whole device.
+        margin: how much busier than the least loaded executor the one that `affinity` prefers may be; 1 is a whole device.
         shares: shares of tenants, like `alice=2`; 1 for those that are not named.
-        reservations: devices, by number or id, that are for some tenants alone, like `0=alice`; more than one entry for more tenants.
+        reservations: devices, by number or id, that only some tenants may use, like `0=alice`; an entry for each tenant.
     """
 
     margin: float = attrs.field(default=0.5, validator=attrs.validators.ge(0))
@@ -52,8 +52,8 @@ djinn_settings = AssignmentSettings
 def device_load(load: ExecutorLoad) -> float:
     """Load of a device by all tenants, in devices: work that is under way, and sessions that are about to begin.
 
-    Sessions that are about to begin count as busy ones, because they come to work; sessions that do nothing hardly count: a
-    training goes to an executor with many idle notebooks rather than to one with another training.
+    Sessions that are about to begin count as busy ones; sessions that do nothing hardly count. So a training goes to an executor with
+    many idle notebooks rather than to one with another training.
     """
     return round(load.busy + sum(other.busy for other in load.others), 1) + load.beginning
 
@@ -75,9 +75,9 @@ class LeastLoaded:
 
 @attrs.frozen
 class Affinity:
-    """Assigns sessions to an executor that holds what they work on, as long as it is not much busier than another one.
+    """Assigns sessions to an executor that holds the data they work on, as long as it is not much busier than another one.
 
-    Executors where a session with the same hint began come first. Without a hint it is the one on which the tenant holds most.
+    Executors where a session with the same hint began come first; without a hint, the one on which the tenant holds most.
     """
 
     name = "affinity"
@@ -97,7 +97,7 @@ class Affinity:
 
 @attrs.frozen
 class FairShareAssignment:
-    """Keeps the sessions of each tenant on as many executors as its share allows, and off those that others have reserved.
+    """Keeps the sessions of each tenant on as many executors as its share allows, and off executors that other tenants have reserved.
 
     A share limits only while other tenants have sessions: a tenant that is alone has all executors.
     """

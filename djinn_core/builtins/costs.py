@@ -19,7 +19,7 @@ _ASSUMED_ELSEWHERE = (2e13, 5e11, 5e-6)
 
 
 class Roofline:
-    """Knows every op: FLOPs as PyTorch counts them; bytes of everything; work space by family; no cost for views."""
+    """Estimates every op: FLOPs as PyTorch counts them, bytes of all operands and results, and work space by family. Views cost nothing."""
 
     name = "roofline"
     tolerates_growth = True

@@ -24,7 +24,7 @@ class CpuRuntime:
         self.device = torch.device("cpu")
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """`data` itself: it is where it must be, and has no other references."""
+        """Return `data` itself: it is in the right memory, and has no other references."""
         return data
 
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,8 @@
 """Floating-point operations as `torch.utils.flop_counter` counts them; a multiply-add counts as two.
 
-The formulas are PyTorch's own: whatever is in its registry is counted by it, also what a library registered there. Ops that
-the counter takes apart, and that a program may hold whole, count as their parts would: those that occur in every model by
-the formula of the part, all others by having the counter watch them on the meta device. Everything else counts as nothing,
-as it does there: what an elementwise op costs is in `work`.
+The formulas are those of PyTorch's registry, in which libraries may register more. A composite op that a program holds whole counts
+as its parts would: by the formula of the part, if it occurs in every model; otherwise by what the counter reports when the op runs on
+the meta device. All other ops count as zero, as in PyTorch; `work` has the arithmetic of pointwise ops.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
     """
     if node.form is None:
         return [*(meta_tensor(graph.meta(v)) for v in node.inputs), *node.slots], {}
-    unpack = _Unpacking(graph, iter(node.inputs), iter(node.slots)).unpack
+    unpack = _ArgumentReader(graph, iter(node.inputs), iter(node.slots)).unpack
     return [unpack(a) for a in node.form.args], {name: unpack(a) for name, a in node.form.kwargs}
 
 
@@ -64,7 +63,7 @@ def meta_tensor(meta: TensorMeta) -> torch.Tensor:
 
 
 @attrs.define
-class _Unpacking:
+class _ArgumentReader:
     """Takes operands and slots in the order in which a form mentions them."""
 
     graph: Graph
@@ -81,11 +80,11 @@ class _Unpacking:
         return torch.empty((), dtype=getattr(torch, argument.dtype), device=META)
 
 
-_KINDS: dict[type, Callable[[_Unpacking, Any], Any]] = {
+_KINDS: dict[type, Callable[[_ArgumentReader, Any], Any]] = {
     Operand: lambda call, _: meta_tensor(call.graph.meta(next(call.operands))),
     SlotArg: lambda call, _: next(call.slots),
     ComplexSlot: lambda call, _: complex(next(call.slots), next(call.slots)),
-    ScalarTensor: _Unpacking.scalar_tensor,
+    ScalarTensor: _ArgumentReader.scalar_tensor,
     Constant: lambda _, argument: argument.value,
     Enumerated: lambda _, argument: getattr(torch, argument.name),
     SelfDevice: lambda _, __: META,
@@ -109,7 +108,7 @@ def flops_of(graph: Graph, node: Node) -> float:
         args, kwargs = meta_call(graph, node)
         try:
             return float(formula(*args, **kwargs, out_val=meta_results(graph, node)))
-        except AssertionError:  # shapes that the formula does not foresee, whether or not a kernel takes them
+        except AssertionError:  # shapes that the formula does not expect, even if a kernel accepts them
             return 0.0
     return _watched(graph, node) if _is_taken_apart(node.op) else 0.0
 
@@ -156,7 +155,7 @@ def _matmul(operands: Sequence[Shape], made: Shape) -> float:
 
 
 def _grouped_product(operands: Sequence[Shape], made: Shape) -> float:
-    """Each row meets the matrix of its group. Of two matrices, groups divide the dimension that is summed over."""
+    """Each row is multiplied by the matrix of its group. With two matrices, groups divide the dimension that is summed over."""
     left, right = operands[:2]
     groups = made[0] if len(left) == len(right) == 2 else 1
     return 2.0 * math.prod(made) * left[-1] / groups
@@ -175,7 +174,7 @@ def _attention_backward(operands: Sequence[Shape], _: Shape) -> float:
 
 
 def _recurrent(operands: Sequence[Shape], _: Shape) -> float:
-    """Every row of every step meets every matrix of every layer."""
+    """Every row of every step is multiplied by every matrix of every layer."""
     rows = math.prod(operands[0][:-1])
     return 2.0 * rows * sum(math.prod(shape) for shape in operands[1:] if len(shape) == 2)
 

@@ -1,7 +1,7 @@
 """Bytes that an op reads and writes, from metadata alone.
 
-Each operand is read once and each result written once. Elements that lie on each other (expanded, overlapping) count once,
-by their storage; ops that look rows up read only those; ops that overwrite do not read what was there; views move nothing.
+Each operand is read once and each result written once. Elements that share memory (expanded, overlapping) count once. Ops that look
+rows up read only those rows, ops that overwrite do not read the old elements, and views move nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _total(graph: Graph, values: Sequence[int]) -> int:
 
 
 def distinct_bytes(meta: TensorMeta) -> int:
-    """Bytes of the elements that differ in place: an expanded dimension has stride 0 and costs nothing."""
+    """Bytes of the elements at different addresses: an expanded dimension has stride 0 and costs nothing."""
     count = 1
     for size, stride in zip(meta.shape, meta.stride, strict=True):
         count *= min(size, 1) if stride == 0 else size

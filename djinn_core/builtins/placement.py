@@ -21,7 +21,7 @@ djinn_api_version = 1
 
 
 class SingleDevice:
-    """Everything runs where most bytes of the inputs already are; without inputs, on the first device that fits.
+    """Runs everything on the device that has most bytes of the inputs; without inputs, on the first device that fits.
 
     A device that has to spill comes after all others.
     """
@@ -39,7 +39,7 @@ class SingleDevice:
         devices = context.topology.devices
         if not devices:
             raise InvalidStage("no device can run this program, because there are none; connect a server")
-        held, fresh = _bytes_held(context.graph, context.resident), _Untouched()
+        held, fresh = _bytes_held(context.graph, context.resident), _EmptyDevices()
         obstacles: dict[str, str] = {}
         if (drawing := _random_home(context)) is not None:
             obstacles = {d.id: f"random numbers are drawn on {drawing}" for d in devices if d.id != drawing}
@@ -81,7 +81,7 @@ def _alone(context: PlacementContext, device: str, reason: str) -> Placement:
 
 
 @attrs.define
-class _Untouched:
+class _EmptyDevices:
     """Shortages on devices that hold nothing of the program yet: the same for equal room and dtypes."""
 
     _known: dict[DeviceCapabilities, str] = attrs.field(factory=dict)
@@ -102,7 +102,7 @@ def _obstacle(context: PlacementContext, device: DeviceCapabilities, spill: bool
 
 
 def _random_home(context: PlacementContext) -> str | None:
-    """Device on which random ops have to run, if there are any and it is known."""
+    """Device on which the program's random ops have to run; None if there are none, or it is not known."""
     home = context.resident.get(RANDOM_STATE)
     return home if home is not None and any(context.graph.nodes[n].random for n in context.plan.nodes) else None
 

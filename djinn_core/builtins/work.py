@@ -1,10 +1,10 @@
 """Device-independent work of an op: its kind, its size, its arithmetic and the memory that it moves.
 
-The answer is remembered by everything that it depends on (form of the call, metadata of operands and results, scalars), so a
-program of 1,000 ops is as quick as its few dozen different ones.
+Results are memoised by everything that they depend on (form of the call, metadata of operands and results, scalars), so that a
+program of 1,000 ops costs as much as its few dozen different ones.
 
-`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call kernels in evaluation that do a whole layer, of which PyTorch's counter
-knows nothing. Their work is that of ops of other kinds, one after the other.
+In evaluation, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call kernels for a whole layer, which PyTorch's counter does
+not know. Their work is the sum of several ops of other kinds.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Part = tuple[str, Any, tuple[int, ...]]  # operation, kind and dimensions, as in
 
 
 def parts_of(graph: Graph, node: Node) -> tuple[Part, ...]:
-    """Steps of a kernel; empty for all those that do one thing."""
+    """Steps of a kernel for a whole layer; empty for all other kernels."""
     parts = _PARTS.get(node.operation)
     return parts(graph, node) if parts is not None else ()
 
 
 def _attention(rows: int, length: int, width: int, heads: int) -> tuple[Part, ...]:
-    """Projections of `rows` sequences, scores, their weights and what they weigh."""
+    """Projections of `rows` sequences, scores, attention weights and the weighted sums."""
     positions, each = rows * length, width // heads
     scores = (rows * heads, length, length)
     return (
@@ -109,10 +109,10 @@ class Work:
         dtype: of the result.
         kernel: positions that a convolution's kernel covers.
         tensors: results that it makes; many for the ops that take lists.
-        layout: how the worst of the operands lies: `contiguous` as its sizes say, `permuted` with its last dimension in
-            order, `transposed` otherwise.
-        parts: what a kernel does one after the other that does a whole layer, each as a work without memory.
-        workspace: bytes taken while it runs, beside what it reads and makes.
+        layout: of the operand with the worst layout: `contiguous`, `permuted` if only its last dimension is in order, `transposed`
+            otherwise.
+        parts: the steps of a kernel for a whole layer, each as a work without memory.
+        workspace: bytes taken while it runs, beside operands and results.
     """
 
     operation: str
@@ -187,7 +187,7 @@ def _work(graph: Graph, node: Node) -> Work:
 
 
 def _between(parts: tuple[Work, ...]) -> int:
-    """The two largest products of a whole layer, one of which is made out of the other."""
+    """The two largest products of a whole layer, one of which is computed from the other."""
     made = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
     return sum(made[-2:])
 
@@ -262,7 +262,7 @@ _LAYOUTS: tuple[Layout, ...] = ("contiguous", "permuted", "transposed")
 
 
 def _layout(meta: TensorMeta) -> Layout:
-    """Dimensions of one element, and expanded ones, lie anyhow."""
+    """Dimensions of one element, and expanded ones, do not matter."""
     step, in_order = 1, True
     dimensions = [(n, s) for n, s in zip(meta.shape, meta.stride, strict=True) if n > 1 and s > 0]
     for size, stride in reversed(dimensions):
@@ -305,7 +305,7 @@ def _product_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tu
 
 
 def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """As products, one for each group: positions by channels made by what each position meets of the kernel."""
+    """As products, one for each group: (positions, output channels, elements of the kernel for each position)."""
     backward, given = "backward" in node.operation, arguments(node)
     operand, weight = shapes[1:3] if backward else shapes[:2]
     made = shapes[0] if backward else graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
@@ -320,7 +320,7 @@ def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -
 
 
 def _recurrent_dims(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """As products, one for each step of each layer and direction, with all that a step multiplies by."""
+    """As products, one for each step of each layer and direction, with all matrices of a step together."""
     matrices = [shape for shape in shapes[1:] if len(shape) == 2]
     layers, rows, _ = shapes[1]
     steps = math.prod(shapes[0][:-1]) // max(1, rows)

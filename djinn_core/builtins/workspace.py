@@ -1,7 +1,7 @@
-"""Bytes that an op takes on its device while it runs, beside what it reads and makes.
+"""Work space: bytes that an op takes on its device while it runs, beside operands and results.
 
-Rules by family, from what PyTorch's allocator gave out inside of CPU kernels of one thread (`tests/stages/test_workspace.py` compares
-them). Kernels of other devices were not looked at: sorts count what they take where keys and indices are moved between two buffers.
+Rules by family, which agree with the allocations of CPU kernels in one thread (`tests/stages/test_workspace.py`). Kernels of other
+devices are not known: sorts are assumed to move keys and indices between two buffers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _INDEX = 8
 
 
 def workspace_of(graph: Graph, node: Node) -> int:
-    """Work space of `node` in bytes, without small change; 0 for ops that are not known to take any."""
+    """Work space of `node` in bytes, without negligible amounts; 0 for ops that are not known to take any."""
     rule = _RULES.get(node.operation)
     return rule(graph, node) if rule is not None and node.inputs else 0
 
 
 def _convolution(graph: Graph, node: Node) -> int:
-    """Kernels copy operands into layouts of their own; transposed ones make the result in one, and bring it back."""
+    """Kernels copy operands into layouts of their own; those of transposed convolutions copy the result as well."""
     copies = _given(graph, node)
     if not (arguments(node).get("transposed") or "transpose" in node.operation):
         return copies
@@ -39,7 +39,7 @@ def _convolution(graph: Graph, node: Node) -> int:
 
 
 def _convolution_backward(graph: Graph, node: Node) -> int:
-    """As forward, and the gradient of the weight in blocks of channels: depthwise weights grow by as much."""
+    """As in the forward pass, and the gradient of the weight in blocks of channels, which depthwise weights fill only in part."""
     copies = _given(graph, node)
     if len(node.inputs) < 3:
         return copies
@@ -56,7 +56,7 @@ def _copies_of_gaps(graph: Graph, node: Node) -> int:
 
 
 def _batch_norm_backward(graph: Graph, node: Node) -> int:
-    """The gradient once more."""
+    """A copy of the gradient."""
     return graph.meta(node.inputs[0]).nbytes + _copies_of_gaps(graph, node)
 
 
@@ -65,7 +65,7 @@ def _copy_of_operand(graph: Graph, node: Node) -> int:
 
 
 def _sort(graph: Graph, node: Node) -> int:
-    """Keys and their indices once more."""
+    """A copy of the keys and their indices."""
     given = graph.meta(node.inputs[0])
     return given.numel * (given.dtype.itemsize + _INDEX)
 
@@ -75,13 +75,13 @@ def _unique(graph: Graph, node: Node) -> int:
 
 
 def _index(graph: Graph, node: Node) -> int:
-    """Masks become indices of what they select, which may be all: one for each of their dimensions."""
+    """The indices of the elements that masks select, which may be all: one for each dimension of a mask."""
     masks = [meta for meta in map(graph.meta, node.inputs[1:]) if meta.dtype in (torch.bool, torch.uint8)]
     return sum(_INDEX * len(mask.shape) * mask.numel for mask in masks)
 
 
 def _matmul(graph: Graph, node: Node) -> int:
-    """A copy of each operand of which no view is a batch of matrices: broadcast ones, and heads that were moved."""
+    """A copy of each operand that cannot be viewed as a batch of matrices: broadcast operands, and permuted heads."""
     left, right = (graph.meta(v) for v in node.inputs[:2])
     if min(len(left.shape), len(right.shape)) < 3:
         return 0
@@ -105,7 +105,7 @@ def _is_one_batch(meta: TensorMeta, batch: tuple[int, ...]) -> bool:
 
 
 def _attention(graph: Graph, node: Node) -> int:
-    """Scores of one block, and numbers in place of a mask; where weights are dropped, all scores three times."""
+    """Scores of one block, and a mask as floats; with dropout, all scores three times."""
     query, key = (graph.meta(v) for v in node.inputs[:2])
     if node.operation == "scaled_dot_product_attention" and arguments(node).get("dropout_p"):
         return 3 * math.prod(query.shape[:-1]) * key.shape[-2] * query.dtype.itemsize
@@ -114,7 +114,7 @@ def _attention(graph: Graph, node: Node) -> int:
 
 
 def _attention_backward(graph: Graph, node: Node) -> int:
-    """The gradient of the queries once more, and two blocks of scores."""
+    """A copy of the gradient of the queries, and two blocks of scores."""
     query, key = (graph.meta(v) for v in node.inputs[1:3])
     return query.nbytes + 2 * _attention_block(query.shape, key.shape)
 
@@ -125,7 +125,7 @@ def _attention_block(query: tuple[int, ...], key: tuple[int, ...]) -> int:
 
 
 def _recurrent(graph: Graph, node: Node) -> int:
-    """Input of the gates of all steps of a layer, and its states, in each direction."""
+    """Inputs of the gates for all steps of a layer, and its states, in each direction."""
     shapes = [graph.meta(v).shape for v in node.inputs]
     matrices = [shape for shape in shapes[1:] if len(shape) == 2]
     if not matrices or len(shapes[1]) != 3:

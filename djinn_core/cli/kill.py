@@ -26,14 +26,14 @@ def command(session: str, servers: tuple[str, ...], connection_file: Path | None
 
     given = {"servers": servers or None, "connection_file": connection_file}
     settings = resolve({name: value for name, value in given.items() if value is not None}).settings
-    answers = kill_session(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)), session)
-    if not answers:
+    replies = kill_session(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)), session)
+    if not replies:
         raise ConfigurationError(
             "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file that `djinn serve` wrote "
             "with --connection-file or DJINN_CONNECTION_FILE. Ctrl-C or djinn.cancel() stop what a program of your own runs"
         )
-    killed = [answer for answer in answers.values() if isinstance(answer, Killed)]
+    killed = [reply for reply in replies.values() if isinstance(reply, Killed)]
     for one in killed:
         click.echo(f"ended session {one.session} of {one.client}")
     if not killed:
-        raise click.ClickException("; ".join(dict.fromkeys(str(answer) for answer in answers.values())))
+        raise click.ClickException("; ".join(dict.fromkeys(str(reply) for reply in replies.values())))

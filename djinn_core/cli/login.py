@@ -87,10 +87,10 @@ def _check(content: ConnectionFile) -> str:
         given["tls_fingerprints"] = content.fingerprint
     settings = resolve(given).settings
     patient = attrs.evolve(settings, connection_file=None, connect_timeout=min(settings.connect_timeout, PATIENCE))
-    answers = ask_servers(patient)
-    errors = [answer for answer in answers.values() if isinstance(answer, DjinnError)]
-    for url, answer in answers.items():
-        if not isinstance(answer, DjinnError):
+    replies = ask_servers(patient)
+    errors = [reply for reply in replies.values() if isinstance(reply, DjinnError)]
+    for url, reply in replies.items():
+        if not isinstance(reply, DjinnError):
             return url
     if errors:
         raise errors[0]

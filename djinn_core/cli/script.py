@@ -106,17 +106,17 @@ def end_by_interrupt() -> None:
     atexit.register(_die_if_interrupted)
 
 
-class _Interrupted:
+class _InterruptState:
     yes = False
 
 
 def interrupted() -> None:
     """The process ends because of Ctrl-C."""
-    _Interrupted.yes = True
+    _InterruptState.yes = True
 
 
 def _die_if_interrupted() -> None:
-    if not _Interrupted.yes:
+    if not _InterruptState.yes:
         return
     sys.stdout.flush()
     sys.stderr.flush()

@@ -40,7 +40,7 @@ def command(servers: tuple[str, ...], connection_file: Path | None, as_json: boo
             if not watch:
                 break
             time.sleep(WATCH_SECONDS)
-    if not watch and not any(isinstance(answer, Status) for answer in found.values()):
+    if not watch and not any(isinstance(reply, Status) for reply in found.values()):
         raise SystemExit(1)
 
 
@@ -49,22 +49,22 @@ def show_all(console: Console, found: Mapping[str, Status | DjinnError], *, as_j
     if as_json:
         from djinn_core.runtime.connecting.status import status_row
 
-        rows = [status_row(url, answer) for url, answer in found.items()]
+        rows = [status_row(url, reply) for url, reply in found.items()]
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return
-    for url, answer in found.items():
-        _show(console, url, answer)
+    for url, reply in found.items():
+        _show(console, url, reply)
 
 
-def _show(console: Console, url: str, answer: Status | DjinnError) -> None:
-    if isinstance(answer, DjinnError):
-        reason = str(answer)
+def _show(console: Console, url: str, reply: Status | DjinnError) -> None:
+    if isinstance(reply, DjinnError):
+        reason = str(reply)
         console.print(reason if url in reason else f"{url}: {reason}", markup=False, soft_wrap=True)
         return
-    facts = f"{url}: djinn {answer.version}, process {answer.process}, up {answer.uptime:.0f} s"
+    facts = f"{url}: djinn {reply.version}, process {reply.process}, up {reply.uptime:.0f} s"
     console.print(facts, markup=False, soft_wrap=True)
-    for number, executor in enumerate(answer.executors):
-        _show_executor(console, executor, f"{number} {executor.device.id}" if len(answer.executors) > 1 else "")
+    for number, executor in enumerate(reply.executors):
+        _show_executor(console, executor, f"{number} {executor.device.id}" if len(reply.executors) > 1 else "")
 
 
 def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) -> None:

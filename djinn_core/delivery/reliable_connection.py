@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.logs import get_logger
 from djinn_core.wire.frame_order import (
     COUNT_MASK,
@@ -30,7 +30,7 @@ from djinn_core.wire.frame_order import (
 
 _NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
 _NOTE_BYTES: Final = 1 << 20
-_ANSWERED_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the peer keeps it in memory until then
+_ACK_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the peer keeps it in memory until then
 _MUCH_BYTES: Final = 128 << 10  # fewer bytes fit into the buffers of a socket
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
@@ -43,7 +43,7 @@ _log = get_logger("djinn.delivery")
 
 
 class NotReconnected(TimeoutError):  # noqa: N818 - a signal within this file and those above it
-    """Raised while there is no new connection yet and an interrupt is held back; the next operation tries again."""
+    """Raised while there is no new connection yet and an interrupt is pending; the next operation tries again."""
 
 
 def no_greeting(_: int) -> None:
@@ -149,10 +149,10 @@ class ReliableConnection(ReconnectingConnection):
         """
         if self._closed:
             raise TransportError(self._closed)
-        if held.depth:  # a numbered frame is sent, now or after an interrupt
+        if interrupt_mask.depth:  # a numbered frame is sent, now or after an interrupt
             self._send(frame)
         else:
-            with held:
+            with interrupt_mask:
                 self._send(frame)
 
     def _send(self, frame: Frame) -> None:
@@ -364,7 +364,7 @@ class ReliableConnection(ReconnectingConnection):
             self._frames += 1
             if frame.body or self._frames >= _NOTE_FRAMES:
                 self._bytes += (nbytes := _bytes_of(frame))
-                if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
+                if nbytes >= _ACK_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
                     self._note()
             return news
         return None
@@ -406,8 +406,8 @@ class ReliableConnection(ReconnectingConnection):
                 self._reading.release()
 
     def _await_window(self) -> None:
-        """Wait while more bytes are unacknowledged than the window allows, unless an interrupt is held back."""
-        while self._outbox.nbytes > self._window and not self._closed and not held.pending:
+        """Wait while more bytes are unacknowledged than the window allows, unless an interrupt is pending."""
+        while self._outbox.nbytes > self._window and not self._closed and not interrupt_mask.pending:
             if not self._reading.acquire(timeout=_TURN_SECONDS):
                 continue  # the reading thread receives acknowledgements
             try:

@@ -11,7 +11,7 @@ from djinn_core.wire.frames import Buffer, flatten
 
 SNAPSHOT_SECONDS: Final = 20.0  # shortest time between snapshots; a crash replays what came since the last one
 PAUSE_FACTOR: Final = 20  # shortest pause after a snapshot, as a multiple of the time that it took
-CHECKED_BYTES: Final = 64 << 10  # of every response, that a replay compares by checksum
+CHECKED_BYTES: Final = 64 << 10  # of every reply, that a replay compares by checksum
 
 
 class SnapshotSchedule:
@@ -40,8 +40,8 @@ class SnapshotSchedule:
         self.due_if_large = self.due if failed else ended + max(self._seconds_if_large, pause)
 
 
-def answer_checksum(body: Sequence[Buffer], start: int = 0) -> int:
-    """Checksum of an answer's body, going on from the checksum `start`."""
+def reply_checksum(body: Sequence[Buffer], start: int = 0) -> int:
+    """Checksum of a reply's body, going on from the checksum `start`."""
     if not body:
         return start
     first = body[0]

@@ -102,8 +102,8 @@ def djinn_register_admission_policies(settings: Any) -> Iterable[AdmissionPolicy
     """Return the admission policies that this plugin offers.
 
     Called once in each gateway and executor process: requests of stage `connection` are decided in the gateway, those of
-    the other stages in the executor. All of them are asked, in order of name, until one refuses. One that raises, or answers
-    with anything else, refuses connections and sessions for now, and lets submissions run, since those that run already
+    the other stages in the executor. All of them are asked, in order of name, until one refuses. One that raises, or returns
+    anything else, refuses connections and sessions for now, and lets submissions run, since those that run already
     would be lost; a warning names its plugin. Since API version 1.
     """
     del settings

@@ -102,7 +102,7 @@ def djinn_register_authenticators(settings: Any) -> Iterable[Authenticator]:
 
     Called once in each gateway process. The setting `authenticators` (`djinn serve --authenticator`) names those that are
     used, none by default, in the order in which they are asked; the server's own tokens are looked at first. The first
-    answer that is not None counts. One that raises, or answers with anything else, refuses the client; one that raises
+    result that is not None counts. One that raises, or returns anything else, refuses the client; one that raises
     in `is_valid` ends the sessions of the key. Both are logged with the plugin's name and without the message of the
     exception, which may hold a secret. Since API version 1.
     """

@@ -36,8 +36,8 @@ class Probe:
     Attributes:
         name: unique among the probes of a cost model.
         prepare: makes operands on the device that it is given, and returns what is timed: ordinary PyTorch on them.
-        repeats: how many times what is timed does the same; its time is divided by that.
-        quick: whether it is one of the few that are timed where a device is measured in the background.
+        repeats: how many times the timed function does the same; its time is divided by that.
+        quick: True for the few probes that are timed if a device is measured in the background.
     """
 
     name: str
@@ -65,8 +65,8 @@ class CalibratedCostModel(CostModel, Protocol):
 class BackgroundCalibrated(Protocol):
     """Optional member of a cost model, with which devices are measured at first use. The first model that has it is asked.
 
-    The process has the settings of the device in its environment. It keeps what it measured with `keep_calibration` and ends
-    with 0; it should take seconds, of which the device works one or two, and give way to other work.
+    The process has the settings of the device in its environment. It keeps its results with `keep_calibration` and ends with 0. It
+    should take seconds, in which the device works for one or two, and yield to other work.
     """
 
     def background_command(self) -> Sequence[str]:
@@ -79,7 +79,7 @@ def djinn_register_cost_models(settings: Any) -> Iterable[CostModel]:
 
     Called once in the client process, when the plugins are first needed or configured again. For each node the models
     that name its op are asked first, then the general ones, each group in order of name, built-ins last; the first
-    answer that is not None counts. A model that raises is skipped for that graph with a warning that names it. One that
+    result that is not None counts. A model that raises is skipped for that graph with a warning that names it. One that
     satisfies `CalibratedCostModel` as well is measured by `djinn calibrate`. Since API version 1.
     """
     del settings

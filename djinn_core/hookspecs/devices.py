@@ -38,7 +38,7 @@ class DeviceRuntime(Protocol):
 
 @runtime_checkable
 class Timekeeper(Protocol):
-    """A runtime that has these members as well says itself how long programs take, as one does that only pretends to run them."""
+    """Optional members of a runtime that itself says how long programs take, such as one that only simulates them."""
 
     def running(self) -> AbstractContextManager[None]:
         """The context in which programs run."""

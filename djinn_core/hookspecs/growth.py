@@ -1,4 +1,4 @@
-"""Growth: plans serve programs of other sizes where all objects that had a part in them say that they may."""
+"""Growth: a plan is used for programs of other sizes if all objects that took part in it allow that."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class GrowthTolerant(Protocol):
     """Optional member of the objects of stages 2 to 6, which may leave it out.
 
     Attributes:
-        tolerates_growth: whether the object says the same for sizes and whole numbers of the same class (8 to 127, 128 to 2047,
-            and so on by sixteens; smaller ones are distinguished), and whatever other numbers are, but for their sign. Where an
-            object that is asked lacks it, everything counts exactly.
+        tolerates_growth: True if the object decides the same for programs that differ in sizes only, such as the length of a sequence
+            or of a cache. If all objects that are asked have it, a plan serves sizes up to 16 times as large or as small as those
+            that it was made for; otherwise up to 4 times (`runtime/planning/size_range.py`).
     """
 
     tolerates_growth: bool

@@ -14,7 +14,7 @@ from djinn_core.interception.runtime_interface import Runtime, port
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.stack_room import require_stack_room
 
 Tensors = tuple[torch.Tensor, ...]
@@ -57,12 +57,12 @@ class Pending:
 
     def _take(self, runtime: Runtime, number: int) -> None:
         current()  # raises in a forked child: the connection is the parent's
-        with held:  # what was waited for is not lost
+        with interrupt_mask:  # what was waited for is not lost
             try:
                 with suppress_at_shutdown:
                     require_stack_room()
-                    answer = runtime.wait(number)
-                self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
+                    reply = runtime.wait(number)
+                self._tensors, self.server_seconds = reply.tensors, reply.server_seconds
             except KeyboardInterrupt:
                 runtime.interrupted()
                 raise
@@ -90,9 +90,9 @@ def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
         if pending.done():                   # never waits
             flag, tokens = pending.result()  # waits where they are not here yet; one round trip at most
 
-    What was recorded so far is sent, as it is for `fetch`. Answers come in the order in which they were asked for. Each
+    What was recorded so far is sent, as it is for `fetch`. Replies come in the order of the requests. Each
     tensor is whole and dense, of its dtype and strides; later writes to the remote tensor are not seen. Views move the
-    bytes viewed. Above 256 MiB in all this waits, and the result is there at once. A large answer (beyond some KiB) that is
+    bytes viewed. Above 256 MiB in all this waits, and the result is there at once. A large reply (beyond some KiB) that is
     still on its way is taken in before much more can be sent, because neither end may wait for the other to read.
 
     Raises:

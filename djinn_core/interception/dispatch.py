@@ -13,6 +13,8 @@ from time import perf_counter
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.bounded_memo import make_room
@@ -52,7 +54,6 @@ from djinn_core.interception.shape_inference.meta_infer import (
 )
 from djinn_core.interception.shape_inference.meta_overrides import KERNEL_DECIDES, WITH_STATISTICS, is_random
 from djinn_core.interception.shape_inference.scalar_ranges import takes_any_float
-from djinn_core.interception.tensors.fakes import fake_mode_of, run_as_fake
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import holds_parts
 from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
@@ -89,7 +90,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None]]) -> Dispatch:
     """`dispatch` that also gives the moments at which each call began and ended, and its op, to what `taker` returns for a thread."""
-    clock, handlers, takers = perf_counter, _handlers, _PerThread()
+    clock, handlers, takers = perf_counter, _handlers, _ThreadTaker()
 
     def timed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         take = takers.take
@@ -107,7 +108,7 @@ def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None
     return timed
 
 
-class _PerThread(threading.local):
+class _ThreadTaker(threading.local):
     take: Callable[[tuple[float, float, Any]], None] | None = None
 
 
@@ -148,12 +149,24 @@ def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return port.dispatch_layout(func, args, kwargs)
     if is_taken_apart(func):
         return handles(func)(take_apart)(func, args, kwargs)
-    if (mode := fake_mode_of(args, kwargs)) is not None:
-        return run_as_fake(mode, func, args, kwargs)
+    if (mode := _fake_mode_of(args, kwargs)) is not None:
+        return _run_as_fake(mode, func, args, kwargs)
     if (numbers := in_lists_of_numbers(func, args)) is not None:
         return record(*numbers, kwargs)
     args, kwargs = upload_operands(func, args, kwargs)
     return record(func, args, kwargs)
+
+
+def _fake_mode_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensorMode | None:
+    """The mode of the first fake tensor (of a tracer) among the arguments; None if there is none."""
+    return next((a.fake_mode for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, FakeTensor)), None)
+
+
+def _run_as_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`func` on metadata alone: a program is being traced, and nothing is recorded."""
+    args, kwargs = pytree.tree_map_only(LazyTensor, mode.from_tensor, (args, kwargs))
+    with mode:
+        return func(*args, **kwargs)
 
 
 def _record_unknown(

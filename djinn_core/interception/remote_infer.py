@@ -64,17 +64,17 @@ def ask_executor(
     written = [operands[i] for i in targets]
     made = tuple(v.handle for v in values)
     scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
-    answer = recorder.ask(
+    reply = recorder.ask(
         SyncRequest(describe=(*made, *(w.remote.handle for w in written)), fetch=made if scalar else ())
     )
     if operands and (index := operands[0].remote.meta.device):
-        answer = msgspec.structs.replace(answer, described=tuple(described_on(index, d) for d in answer.described))
-    for tensor, described in zip(written, answer.described[len(made) :], strict=True):
+        reply = msgspec.structs.replace(reply, described=tuple(described_on(index, d) for d in reply.described))
+    for tensor, described in zip(written, reply.described[len(made) :], strict=True):
         _follow(tensor, described)
-    results = _results(call, operands, values, answer)
+    results = _results(call, operands, values, reply)
     if watcher is not None:
         watcher.after(call, slots, operands, results if isinstance(results, tuple) else (results,))
-    return RemoteInference(results, _known_call(call, answer, targets))
+    return RemoteInference(results, _known_call(call, reply, targets))
 
 
 def described_on(index: int, described: DescribedValue) -> DescribedValue:
@@ -84,12 +84,12 @@ def described_on(index: int, described: DescribedValue) -> DescribedValue:
     return attrs.evolve(described, meta=moved)
 
 
-def _known_call(call: Call, answer: SubmissionReply, targets: Sequence[int]) -> Call:
+def _known_call(call: Call, reply: SubmissionReply, targets: Sequence[int]) -> Call:
     """The call as the executor described it, for ops whose results follow from metadata alone.
 
     `targets`: positions of the operands that are described after the results, since the op may have resized them.
     """
-    described = iter(answer.described)
+    described = iter(reply.described)
     results = tuple(
         next(described).meta if same < 0 else meta for meta, same in zip(call.results, call.inplace, strict=True)
     )
@@ -135,7 +135,7 @@ def _follow(tensor: LazyTensor, described: DescribedValue) -> None:
         adopt(tensor, described.meta)
 
 
-def _results(call: Call, operands: list[LazyTensor], values: list[Value], answer: SubmissionReply) -> Any:
+def _results(call: Call, operands: list[LazyTensor], values: list[Value], reply: SubmissionReply) -> Any:
     made = iter(range(len(values)))
     results: list[Any] = []
     for same in call.inplace:
@@ -143,15 +143,15 @@ def _results(call: Call, operands: list[LazyTensor], values: list[Value], answer
             results.append(operands[same])
             continue
         index = next(made)
-        results.append(_result(values[index], answer.described[index], answer, index))
+        results.append(_result(values[index], reply.described[index], reply, index))
     return tuple(results) if len(results) > 1 else (results[0] if results else None)
 
 
-def _result(value: Value, described: DescribedValue, answer: SubmissionReply, index: int) -> Any:
+def _result(value: Value, described: DescribedValue, reply: SubmissionReply, index: int) -> Any:
     if described.scalar == "NoneType":
         return None
     if described.scalar:
-        return answer.tensors[index].item()
+        return reply.tensors[index].item()
     return wrap_described(value, described)
 
 

@@ -59,7 +59,7 @@ def _read_only(tensor: LazyTensor) -> torch.Tensor:
     if value.storage.user is not recorder:
         recorder.order_after(value.storage)
     fetches = recorder.fetches
-    if recorder.captures or recorders.absent.storages:  # whose programs may not be sent, or refuse values
+    if recorder.captures or recorders.meta_only.storages:  # whose programs may not be sent, or refuse values
         fetched = _ask(value, recorder)
     else:
         known = fetches.take(value, recorder)
@@ -216,7 +216,7 @@ def _elements(tensor: Any) -> str:
     if tensor.is_meta or tensor.numel() == 0:
         return "[]"
     with recorders.sending:
-        if recorders.absent.has(tensor.remote.handle, current().entries):
+        if recorders.meta_only.has(tensor.remote.handle, current().entries):
             return "..."
     return torch_private.format_elements(fetch(tensor.detach()), len("tensor("))
 

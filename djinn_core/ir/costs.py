@@ -70,7 +70,7 @@ class DeviceCapabilities:
         unsupported: names of ops that it does not run: `aten::sort` for all overloads, or `aten::sort.stable` for one.
         calibration: what was measured of it (`djinn calibrate`); None if nothing was.
         group: the groups of devices that it is in, outermost first, such as `rack0/node3`; links may name groups.
-        queue: seconds that a submission waited there for its turn, on average, as its answers said.
+        queue: seconds that a submission waited there for its turn, on average, as its replies said.
     """
 
     id: str

@@ -72,11 +72,11 @@ class Flow:
         return found
 
     def beyond(self, source: int) -> int:
-        """The source that `source` shows, past everything that only looks."""
+        """The source that `source` shows, past nodes that only pass data on."""
         return self.computed[source] if source >= 0 else source
 
     def operands(self, node: Node) -> Sequence[int]:
-        """Sources of `node`'s operands, past everything that only looks."""
+        """Sources of `node`'s operands, past nodes that only pass data on."""
         return self.effective[node.id]
 
     def node(self, source: int) -> Node | None:
@@ -91,11 +91,11 @@ class Flow:
         return (*node.outputs, *node.writes, *node.inputs)[0]
 
     def operand(self, node: Node, value: int) -> int:
-        """The source of `value` where `node` reads it, past everything that only looks."""
+        """The source of `value` where `node` reads it, past nodes that only pass data on."""
         return self.effective[node.id][node.inputs.index(value)]
 
     def source(self, value: int) -> int:
-        """The source that made `value`, past everything that only looks. Later writes into it do not count."""
+        """The source that made `value`, past nodes that only pass data on. Later writes into it do not count."""
         maker = self.graph.producer(value)
         return self.computed[maker.id] if maker is not None else self._outside[value]
 
@@ -115,7 +115,7 @@ class Flow:
 
     @cached_property
     def _effective(self) -> tuple[list[list[int]], list[list[int]]]:
-        """The same past everything that only looks."""
+        """The same past nodes that only pass data on."""
         nodes: list[list[int]] = [[] for _ in self.graph.nodes]
         outside: list[list[int]] = [[] for _ in self.graph.inputs]
         for user, (sources, looks) in enumerate(zip(self.effective, self.looks, strict=True)):
@@ -131,12 +131,12 @@ class Flow:
         return nodes[source] if source >= 0 else outside[~source]
 
     def users(self, source: int) -> Sequence[int]:
-        """Ids of the nodes that compute with a source's result, past everything that only looks, in order."""
+        """Ids of the nodes that compute with a source's result, past nodes that only pass data on, in order."""
         nodes, outside = self._effective
         return nodes[source] if source >= 0 else outside[~source]
 
     def ancestors(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
-        """Sources that `source` is computed from, itself first, nearest first, past everything that only looks.
+        """Sources that `source` is computed from, itself first, nearest first, past nodes that only pass data on.
 
         The walk does not go past ops in `stop`, and ends after `limit` sources.
         """

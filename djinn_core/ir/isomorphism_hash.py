@@ -1,11 +1,11 @@
 """Weisfeiler-Lehman hash of a graph: equal for graphs in which only the order of independent ops differs.
 
-Each op gets a label from its form and the labels of what it reads, in one pass with the data flow, and a second one from what
-reads its results, in one pass against it; the hash is that of all labels, sorted. Since a graph has no cycles, two passes say
-what iterated refinement would say after as many rounds as the graph is deep, and the time is linear.
+A pass with the data flow gives each op a label from its form and the labels of what it reads. A pass against it gives each op a
+second label from what reads its results. The hash is that of all labels, sorted. Since a graph has no cycles, two passes find what
+iterated refinement would find after as many rounds as the graph is deep, in linear time.
 
-networkx has `weisfeiler_lehman_graph_hash`, which does not know which operand an edge leads to, looks as far as it has rounds,
-and with its conversion takes longer for three of them.
+networkx's `weisfeiler_lehman_graph_hash` does not know which operand an edge leads to, and sees only as far as its number of rounds.
+Three of its rounds, with the conversion of the graph, take longer than this.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _encode_form = msgspec.msgpack.Encoder().encode
 def isomorphism_hash(graph: Graph) -> str:
     """Hash of forms and data flow that does not depend on the order of independent ops; the same in every process.
 
-    Sizes and scalars play no role, as in `topology_hash`. Graphs with different hashes differ; equal hashes are no proof, as
-    always with refinement of labels, but for graphs of programs they rarely lie.
+    Sizes and scalars play no role, as in `topology_hash`. Graphs with different hashes differ. Equal hashes are no proof of equal
+    graphs, as with any refinement of labels, but are hardly ever wrong for programs.
     """
     labels = _Labels(graph)
     inputs: dict[int, bytes] = {}

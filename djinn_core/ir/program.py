@@ -109,14 +109,14 @@ class Call(ShortRepr):
     ) -> Call:
         """This call with operands of the same classes and other sizes, which changes the metadata of none.
 
-        Programs of ever new sizes make one for each op of each step, and all are kept, so they have as few parts of their own
-        as can be: what costs most of a new size is the garbage collector, which looks at each of them again and again.
+        Programs of ever new sizes make one for each op of each step, and all are kept. So each has as few parts of its own as
+        possible: most of the cost of a new size is the garbage collector, which visits each part again and again.
         """
         shared = operands if results == operands else results
         return self._with(operands, shared, nbytes, (), slots, None)
 
     def with_slots(self, slots: tuple[Slot, ...] | None) -> Call:
-        """This call with these scalars, or with such as are gathered each time."""
+        """This call with these scalars; None: they are gathered from the arguments each time."""
         return self._with(self.operands, self.results, self.nbytes, self.changes, slots, None)
 
     def _with(self, *parts: Any) -> Call:

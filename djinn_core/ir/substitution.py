@@ -17,16 +17,16 @@ Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 class Substitution:
     """Nodes to remove, and PyTorch code that computes their results.
 
-    The code runs once, on remote tensors: it is recorded where the first of the nodes was, so all inputs have to be there
-    by then. What depends on weights alone is computed once and kept as long as they do not change.
+    The code runs once, on remote tensors. It is recorded in the place of the first of the nodes, so all inputs must exist by then.
+    What depends on weights alone is computed once and kept as long as they do not change.
 
     Attributes:
-        nodes: ids of the nodes that go. Nothing else may use what they make, but for the outputs.
+        nodes: ids of the nodes to remove. Other nodes may use none of their results but the outputs.
         inputs: values that `compute` is given, in order.
         outputs: values that it returns, in order: of the same shape and dtype.
         compute: ordinary PyTorch code without sync points. Where parts of it may run beside each other, it says so with
             `djinn.recording.group`.
-        relies: further nodes that stay, and that the code repeats or that it was made for: it holds while they are the same.
+        relies: nodes that stay, and that the code repeats or was made for: the substitution holds while they are the same.
     """
 
     nodes: frozenset[int]
@@ -41,8 +41,8 @@ class Recipe(ShortRepr):
     """Constant folding: values that are computed once from weights and kept until the weights change.
 
     Attributes:
-        program: makes it; whatever it makes and does not keep dies with it.
-        sources: the weights. makes: the values that are kept, under handles that stand for those of each time.
+        program: computes the values; its other results die with it.
+        sources: the weights. makes: the values that are kept, under placeholder handles.
     """
 
     program: Program
@@ -64,7 +64,7 @@ class RewrittenProgram(ShortRepr):
     Attributes:
         program: values that the original has, too, have the same handles; others are its own and die with it.
         origin: the original.
-        slots: for each slot of the program its position in the original's, or -1 if it is what it is.
+        slots: for each slot of the program its position in the original's slots, or -1 if it is fixed.
         nodes: for each instruction the original's node that it is or stands for.
         own: instructions whose calls are not the original's.
         relied: nodes of the original with the calls that this holds for, sizes and numbers included.
@@ -83,14 +83,14 @@ class RewrittenProgram(ShortRepr):
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The original's values by first appearance, then those of the recipe, then those of its own."""
+        """The original's values by first appearance, then those of the recipes, then the program's own."""
         derived = (value for recipe in self.recipes for value in recipe.makes)
         return tuple(dict.fromkeys((*self.origin.operands, *derived, *self.program.operands)))
 
 
 @attrs.frozen
 class RecipeLocations:
-    """Locations of the values of a recipe, in its order: device id of each, and of its copies."""
+    """Locations of the values of a recipe, in its order: device ids of each value and of its copies."""
 
     homes: tuple[str, ...]
     copies: tuple[tuple[str, ...], ...]
@@ -127,7 +127,7 @@ def composed(first: RewrittenProgram, second: RewrittenProgram) -> RewrittenProg
 
 
 def groups_after(rewritten: RewrittenProgram, before: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Its groups of instructions; where it has none, those from before, of nodes of the original."""
+    """Its groups of instructions; if it has none, the groups of the original's nodes from before."""
     if rewritten.groups:
         return rewritten.groups
     wanted = [frozenset(group) for group in before]

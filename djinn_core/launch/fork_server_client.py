@@ -26,7 +26,7 @@ from djinn_core.launch.command import PREPARED_MODULE
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 
-_ANSWER_SECONDS: Final = 10.0
+_REPLY_SECONDS: Final = 10.0
 _KILLED: Final = -9
 # Beginnings of the names of variables that differ from executor to executor, and that no import reads.
 _OF_ONE_EXECUTOR: Final = (
@@ -68,7 +68,7 @@ class ForkedExecutor:
         self._server = server
         self._lock = threading.Lock()
         self._status: int | None = None
-        if not select.select([server], [], [], _ANSWER_SECONDS)[0]:
+        if not select.select([server], [], [], _REPLY_SECONDS)[0]:
             raise TimeoutError("no executor is forked")
         self.pid = self._number()
 
@@ -146,7 +146,7 @@ class ForkServerClient:
             reading, writing = os.pipe()
             stdin = os.fdopen(writing, "wb", 0)
             try:
-                server.settimeout(_ANSWER_SECONDS)
+                server.settimeout(_REPLY_SECONDS)
                 server.connect(str(self._socket(environment)))
                 order = json.dumps(
                     {"arguments": [*arguments], "environment": {**environment}, "folder": str(Path.cwd())}
@@ -176,7 +176,7 @@ class ForkServerClient:
                 input=self.plugins,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                timeout=_ANSWER_SECONDS,
+                timeout=_REPLY_SECONDS,
                 check=True,
                 start_new_session=True,
             )

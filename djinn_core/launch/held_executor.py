@@ -15,7 +15,7 @@ from djinn_core.hookspecs.launchers import NO_TENANT, TICKET_SECONDS, Badge
 from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Ready, Sessions
 
-_ANSWER_SECONDS: Final = 10.0  # that a call may take beside the time for which its method waits
+_REPLY_SECONDS: Final = 10.0  # that a call may take beside the time for which its method waits
 _CLOSE_SECONDS: Final = 30.0  # the same for the last call: files that it has not removed by then stay
 _FULL_SECONDS: Final = 1.0  # after which `full` asks again
 # Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
@@ -123,7 +123,7 @@ class HeldExecutor:
                 try:
                     self._calls.wait_placed()
                     report, self._fingerprint, self._place = self._calls.call(
-                        "wait_ready", timeout, timeout=timeout + _ANSWER_SECONDS
+                        "wait_ready", timeout, timeout=timeout + _REPLY_SECONDS
                     )
                 except StartupError:
                     self._end(0.0, for_good=not self._follows)  # the journals stay for the next one, which may start
@@ -143,14 +143,14 @@ class HeldExecutor:
         """As `Launched.issue_ticket`."""
         self._tenant = badge.tenant
         arguments = (client, lifetime, msgspec.json.encode(badge))
-        return str(self._calls.call("issue_ticket", *arguments, timeout=_ANSWER_SECONDS))
+        return str(self._calls.call("issue_ticket", *arguments, timeout=_REPLY_SECONDS))
 
     def status(self, timeout: float = 5.0) -> Sessions:
         """As `Launched.status`."""
         return _sessions.decode(self._calls.call("status", timeout, timeout=timeout))
 
     def full(self) -> str:
-        """As `Launched.full`; the answer is up to a second old."""
+        """As `Launched.full`; the result is up to a second old."""
         now = time.monotonic()
         if now - self._full_asked_at > _FULL_SECONDS and not self._closed:
             self._full_asked_at = now
@@ -159,7 +159,7 @@ class HeldExecutor:
 
     def _ask_full(self) -> None:
         try:
-            self._full = str(self._calls.call("full", timeout=_ANSWER_SECONDS))
+            self._full = str(self._calls.call("full", timeout=_REPLY_SECONDS))
         except StartupError as error:
             _log.debug("an executor does not answer", reason=str(error))
 
@@ -195,7 +195,7 @@ class HeldExecutor:
         """As `Launched.again`."""
         if not self._closed:
             with contextlib.suppress(StartupError):
-                self._calls.call("close", 0.0, False, timeout=_ANSWER_SECONDS)
+                self._calls.call("close", 0.0, False, timeout=_REPLY_SECONDS)
         self._closed = False  # if the next line raises, this one has to be closed again
         calls = self._calls.again()
         self._closed = True

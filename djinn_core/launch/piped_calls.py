@@ -16,7 +16,7 @@ import msgspec
 from djinn_core.errors import StartupError
 from djinn_core.launch.command import executor_environment
 from djinn_core.launch.pipe_lines import write_line
-from djinn_core.launch.piped_messages import call_line, read_answer
+from djinn_core.launch.piped_messages import call_line, read_reply
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 
@@ -139,7 +139,7 @@ class PipedCalls:
         return True
 
     def _ask(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
-        """Send a call; the future gets the answer, or `StartupError`."""
+        """Send a call; the future gets the reply, or `StartupError`."""
         number, future = next(self._numbers), Future[Any]()
         with self._lock:
             self._pending[number] = future
@@ -155,8 +155,8 @@ class PipedCalls:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as answers:
-            for line in answers:
+        with self._process.stdout as replies:
+            for line in replies:
                 self._take(line)
         self._close_input()
         status = self._process.wait()
@@ -170,18 +170,18 @@ class PipedCalls:
 
     def _take(self, line: bytes) -> None:
         try:
-            answer = read_answer(line)
+            reply = read_reply(line)
         except msgspec.DecodeError:  # such as the greeting of a machine
             _log.warning(
-                "a command says what is no answer of a holder",
+                "a command says what is no reply of a holder",
                 command=self._shown,
                 line=line.decode(errors="replace").strip(),
             )
             return
         with self._lock:
-            future = self._pending.pop(answer.number, None)
+            future = self._pending.pop(reply.number, None)
         if future is not None:
-            _settle(future, answer.result if answer.error is None else StartupError(answer.error))
+            _settle(future, reply.result if reply.error is None else StartupError(reply.error))
 
     def _hear_end(self, heard: Future[Any]) -> None:
         if heard.exception() is None:  # else the command has ended, and `_read` says how
@@ -189,12 +189,12 @@ class PipedCalls:
             _settle(self._over, (status, how))
 
 
-def _settle(future: Future[Any], answer: object) -> None:
+def _settle(future: Future[Any], reply: object) -> None:
     with contextlib.suppress(InvalidStateError):  # it has one already
-        if isinstance(answer, BaseException):
-            future.set_exception(answer)
+        if isinstance(reply, BaseException):
+            future.set_exception(reply)
         else:
-            future.set_result(answer)
+            future.set_result(reply)
 
 
 def _shortened(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from djinn_core.errors import StartupError
 from djinn_core.launch.holder import ExecutorHolder
 from djinn_core.launch.pipe_lines import write_line
-from djinn_core.launch.piped_messages import METHODS, HolderCall, answer_line, read_call
+from djinn_core.launch.piped_messages import METHODS, HolderCall, read_call, reply_line
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 
@@ -32,8 +32,8 @@ def holder_command(python: str = sys.executable) -> tuple[str, ...]:
 class _CallServer:
     """Answers calls, each in a thread of its own."""
 
-    def __init__(self, holder: ExecutorHolder, answers: int) -> None:
-        self._holder, self._answers = holder, answers
+    def __init__(self, holder: ExecutorHolder, replies: int) -> None:
+        self._holder, self._replies = holder, replies
         self._writing = threading.Lock()
 
     def take(self, call: HolderCall) -> None:
@@ -41,36 +41,36 @@ class _CallServer:
 
     def _answer(self, call: HolderCall) -> None:
         if call.method not in METHODS:
-            self._say(answer_line(call.number, None, f"a holder has no method {call.method!r}"))
+            self._say(reply_line(call.number, None, f"a holder has no method {call.method!r}"))
             return
         try:
             result = getattr(self._holder, call.method)(*call.arguments)
         except StartupError as error:
-            self._say(answer_line(call.number, None, str(error)))
+            self._say(reply_line(call.number, None, str(error)))
         except Exception as error:
             _log.exception("a call of a holder failed", method=call.method)
-            self._say(answer_line(call.number, None, f"{call.method} failed where the executor is: {error!r}"))
+            self._say(reply_line(call.number, None, f"{call.method} failed where the executor is: {error!r}"))
         else:
-            self._say(answer_line(call.number, result))
+            self._say(reply_line(call.number, result))
 
     def _say(self, line: bytes) -> None:
         with self._writing:
-            write_line(self._answers, line)
+            write_line(self._replies, line)
 
 
 def main() -> None:
     """Make the holder with the arguments of the first call, and answer the others until standard input ends."""
-    calls, answers = _take_pipes()
+    calls, replies = _take_pipes()
     first = calls.readline()
     if not first:
         return
     try:
         holder = ExecutorHolder(*read_call(first).arguments)
     except StartupError as error:
-        write_line(answers, answer_line(0, None, str(error)))
+        write_line(replies, reply_line(0, None, str(error)))
         return
-    write_line(answers, answer_line(0, djinn_version()))
-    holding = _CallServer(holder, answers)
+    write_line(replies, reply_line(0, djinn_version()))
+    holding = _CallServer(holder, replies)
     for line in calls:
         holding.take(read_call(line))
     # Without a word to the executor's clients, as if it had been killed: they go on with the next one, which finds the journals.
@@ -78,13 +78,13 @@ def main() -> None:
 
 
 def _take_pipes() -> tuple[BinaryIO, int]:
-    """The file that calls are read from, and the descriptor that answers go to: nothing else may read there or write here."""
-    calls, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    """The file that calls are read from, and the descriptor that replies go to: nothing else may read there or write here."""
+    calls, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    return calls, answers
+    return calls, replies
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ class HolderCall(msgspec.Struct, frozen=True, array_like=True):
     arguments: tuple[Any, ...]
 
 
-class HolderAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to the call of that number: a result, or the text of a `StartupError`."""
+class HolderReply(msgspec.Struct, frozen=True, array_like=True):
+    """Reply to the call of that number: a result, or the text of a `StartupError`."""
 
     number: int
     result: Any
@@ -30,7 +30,7 @@ class HolderAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 _calls: msgspec.json.Decoder[HolderCall] = msgspec.json.Decoder(HolderCall)
-_answers: msgspec.json.Decoder[HolderAnswer] = msgspec.json.Decoder(HolderAnswer)
+_replies: msgspec.json.Decoder[HolderReply] = msgspec.json.Decoder(HolderReply)
 
 
 def call_line(number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
@@ -38,9 +38,9 @@ def call_line(number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
     return msgspec.json.encode(HolderCall(number, method, _packed(arguments))) + b"\n"
 
 
-def answer_line(number: int, result: Any, error: str | None = None) -> bytes:
-    """An answer as a line."""
-    return msgspec.json.encode(HolderAnswer(number, _packed(result), error)) + b"\n"
+def reply_line(number: int, result: Any, error: str | None = None) -> bytes:
+    """A reply as a line."""
+    return msgspec.json.encode(HolderReply(number, _packed(result), error)) + b"\n"
 
 
 def read_call(line: bytes) -> HolderCall:
@@ -53,14 +53,14 @@ def read_call(line: bytes) -> HolderCall:
     return HolderCall(read.number, read.method, tuple(map(_unpacked, read.arguments)))
 
 
-def read_answer(line: bytes) -> HolderAnswer:
-    """The answer that a line holds.
+def read_reply(line: bytes) -> HolderReply:
+    """The reply that a line holds.
 
     Raises:
         msgspec.DecodeError: it holds none.
     """
-    read = _answers.decode(line)
-    return HolderAnswer(read.number, _unpacked(read.result), read.error)
+    read = _replies.decode(line)
+    return HolderReply(read.number, _unpacked(read.result), read.error)
 
 
 def _packed(value: Any) -> Any:

@@ -86,8 +86,8 @@ def matcher(
         residency: how long the values of these names live.
         phase: what a match reveals of its nodes.
         modality: the same.
-        tolerates_growth: whether the functions and conditions say the same for sizes and numbers of the same class, so that
-            a match that was found need not be looked for again while something grows; see `Pattern`. Without any it does.
+        tolerates_growth: True if the functions and conditions decide the same for programs that differ in sizes only; see
+            `GrowthTolerant`. Without functions and conditions it is True.
 
     Raises:
         ConfigurationError: the term may end with anything.

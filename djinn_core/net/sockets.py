@@ -14,7 +14,7 @@ import attrs
 
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
-from djinn_core.interrupts import LOOK_SECONDS, held
+from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.logs import get_logger
 from djinn_core.net.streams import StreamConnection
 from djinn_core.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
@@ -36,14 +36,14 @@ from djinn_core.system.tcp import (
 from djinn_core.wire.frames import Buffer, Limits
 
 _LISTEN_BACKLOG: Final = 128
-# How long, and for how many bytes, a server goes on reading after its last word.
+# How long, and for how many bytes, a server goes on reading after its last frame.
 _LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 20
 # How long a close waits for the other machine to have what was sent before.
 _DELIVER_SECONDS: Final = 1.0
 _DISCARD_BYTES: Final = 64 << 10
-# How long a read waits inside the kernel for what is probably about to come, which spares asking first.
-# Less than the shortest wait of those who wait for an answer, so that they do so in one system call.
+# How long a read waits inside the kernel for bytes that are probably about to come, which spares a call of `poll`.
+# Less than the shortest wait of those who wait for a reply, so that they do so in one system call.
 _READ_SECONDS: Final = 0.04
 # How long a write waits inside the kernel at a time, where the other end takes in nothing.
 _WRITE_SECONDS: Final = LOOK_SECONDS
@@ -62,7 +62,7 @@ def send_buffers(
 ) -> list[Buffer]:
     """Write all of `buffers` to a blocking socket without joining them; `count_sent` is told of each part sent.
 
-    Returns what is left: nothing, unless an interrupt is held back while the other end takes in nothing.
+    Returns what is left: nothing, unless an interrupt is pending while the other end takes in nothing.
 
     `parts` takes in the size of each part in the step in which it is sent. After an exception that a signal handler raised, a
     call with the same list sends the rest. `deadline`, on the monotonic clock, is for sockets that return from a write after a while.
@@ -85,7 +85,7 @@ def send_buffers(
         try:
             parts.extend(map(send, (pending[first : first + PARTS],)))
         except BlockingIOError:
-            if held.pending:
+            if interrupt_mask.pending:
                 return pending[first:]
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError("the other end takes in nothing") from None
@@ -268,7 +268,7 @@ class SocketConnection(StreamConnection):
         self._socket.close()
 
     def _deliver(self, deadline: float) -> None:
-        """Wait until the other machine has what was sent.
+        """Wait until the other machine has acknowledged what was sent.
 
         The kernel resets a connection that is closed while there is something unread, and forgets what it has not sent yet.
         """
@@ -279,13 +279,13 @@ class SocketConnection(StreamConnection):
 
 
 class AcceptedConnection(SocketConnection):
-    """A server's end, which has the last word: what it sent before it closes is not lost."""
+    """A server's end: what it sent before it closes is not lost."""
 
     def close(self) -> None:
         """As `Connection.close`, after at most a second in which what still comes is discarded.
 
-        The kernel resets a connection that is closed while bytes come in, and what is under way to the other end would be
-        lost with it: the reason of the end above all.
+        The kernel resets a connection that is closed while bytes come in. The other end would then lose what is still on its way,
+        above all the reason why the connection ends.
         """
         if not self._ended and self._process == os.getpid():
             self.stop_sending("the connection was closed at this end")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.wire.frames import Buffer, Frame, FrameDecoder, Limits, encode_frame
 
 LEAVE_SECONDS: Final = 1.0
@@ -52,14 +52,14 @@ class StreamConnection(ABC):
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         """Write all of `buffers`, but for what this returns: `OSError` and `ProtocolError` end the sending direction.
 
-        Where the other end takes in nothing and an interrupt is held back (`held.pending`), what is left is returned. It is sent
+        Where the other end takes in nothing and an interrupt is pending (`interrupt_mask.pending`), what is left is returned. It is sent
         with the next frame.
         """
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
         """Send the rest of a frame at which `_write` was interrupted; False if it is not known how much was sent.
 
-        Half a frame would end the connection, and with it the session of a person who only interrupted a loop.
+        Half a frame would end the connection, and with it the session, although the user only interrupted a loop.
         """
         del buffers
         return False
@@ -110,11 +110,11 @@ class StreamConnection(ABC):
         """
         buffers = encode_frame(frame, self._decoder.limits)
         try:
-            if held.depth:
+            if interrupt_mask.depth:
                 with self._sending:
                     self._send(buffers)
             else:
-                with held, self._sending:
+                with interrupt_mask, self._sending:
                     self._send(buffers)
         finally:
             if self._ended:

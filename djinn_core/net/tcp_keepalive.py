@@ -1,8 +1,8 @@
-"""TCP connections to machines that are gone: they end also where something is under way.
+"""Monitoring of TCP connections to machines that are gone, which end even while bytes are under way.
 
-The kernel asks after the other end where nothing is under way (keep-alive), but goes on for a quarter of an hour where something is. Here a
-connection ends when the other machine has acknowledged nothing for a minute. A machine whose program does not read, because it computes or
-is looked at in a debugger, goes on acknowledging: it is never taken for dead.
+The kernel probes an idle connection (keep-alive), but retransmits for a quarter of an hour while bytes are under way. Here a
+connection ends when the other machine has acknowledged nothing for a minute. A machine whose program does not read, because it
+computes or stands in a debugger, goes on acknowledging, so it is never taken for dead.
 """
 
 from __future__ import annotations

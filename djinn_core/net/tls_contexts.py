@@ -1,6 +1,6 @@
 """TLS contexts of both ends: which certificates a client accepts, and how a server renews its own.
 
-A certificate is renewed while the server runs: further connections get the new one, and those that there are go on.
+A certificate is renewed while the server runs: new connections get the new one, and open connections go on.
 """
 
 from __future__ import annotations

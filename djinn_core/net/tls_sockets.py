@@ -1,7 +1,7 @@
 """TLS over a connected socket, with the calls of a plain one, so that connections need not know which they have.
 
-OpenSSL must not be entered by two threads at once, and a thread that waits for the other end must not keep another from
-sending. So the records are made and read in memory, under a lock, and travel outside of it.
+Two threads must not enter OpenSSL at once, and a thread that waits for the other end must not keep another from sending. So records
+are made and read in memory, under a lock, and sent and received outside of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import TlsOptions
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.net.sockets import AcceptedConnection, SocketConnection, wait_readable
 from djinn_core.net.tls_contexts import check_fingerprint, client_context
 from djinn_core.system.tcp import Poll, wait_writable
@@ -165,7 +165,7 @@ class TlsSocket:
     def _flush(self, wait: bool = True) -> bool:
         """Put finished records on the wire; True if all are. Without `wait`, a thread that is doing so takes these along.
 
-        Not all, where the other end takes in nothing and an interrupt is held back: they go before the next ones.
+        Not all, where the other end takes in nothing and an interrupt is pending: they go before the next ones.
         """
         while self._outgoing.pending or self._unsent:
             if not self._order.acquire(blocking=wait):
@@ -178,7 +178,7 @@ class TlsSocket:
                     try:
                         count = self._socket.send(self._unsent)
                     except BlockingIOError:
-                        if held.pending:
+                        if interrupt_mask.pending:
                             return False
                         wait_writable(self._socket)
                         continue

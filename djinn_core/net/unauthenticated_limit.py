@@ -1,7 +1,7 @@
-"""Limit of connections that have shown neither a token nor a ticket yet: of their number, and of their time.
+"""Limits of the number and of the age of connections that have shown neither a token nor a ticket yet.
 
-Where there are too many, the oldest has to go: a client with a token shows it at once, so it is hardly ever the oldest.
-Nothing is counted by address: many clients may share one, a good one with a bad one.
+If there are too many, the oldest is closed: a client with a token shows it at once, so it is hardly ever the oldest. Nothing is
+counted by address, because an honest client may share one with an attacker.
 """
 
 from __future__ import annotations

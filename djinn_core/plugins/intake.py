@@ -11,8 +11,8 @@ import attrs
 from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate
-from djinn_core.plugins.kept_kinds import KeptKinds
 from djinn_core.plugins.kinds import INTEGRATIONS, KINDS
+from djinn_core.plugins.kinds_cache import KindsCache
 from djinn_core.plugins.loading import HookError, LoadedPlugin, load
 from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import DeclaredSettings
@@ -53,7 +53,7 @@ class PluginLoader:
     objects: dict[str, list[Any]] = attrs.field(factory=lambda: defaultdict(list))
     owners: dict[tuple[str, str], PluginRow] = attrs.field(factory=dict)
     settings: list[DeclaredSettings] = attrs.field(factory=list)
-    kept: KeptKinds | None = None  # by which plugins are left out of which nothing is asked now
+    kinds_cache: KindsCache | None = None  # with it, plugins without a hook of `kinds` are not imported
 
     def take(self, candidate: PluginCandidate, requested: bool = False) -> None:
         """Load a plugin, unless it is disabled, and keep its objects."""
@@ -62,7 +62,11 @@ class PluginLoader:
             return
         try:
             self._claim_name(candidate)
-            known = self.kept.of(candidate) if self.kept is not None and candidate.module and not requested else None
+            known = (
+                self.kinds_cache.of(candidate)
+                if self.kinds_cache is not None and candidate.module and not requested
+                else None
+            )
             if known is not None and not self._asks(candidate, known):
                 self.rows.append(candidate.row("active", kind=",".join(known)))
                 return

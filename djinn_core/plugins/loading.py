@@ -160,8 +160,8 @@ def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
 
 def _registered(manager: pluggy.PluginManager, kind: Kind, settings: Any) -> tuple[Any, ...]:
     try:
-        answers = getattr(manager.hook, kind.hook)(settings=settings)
-        objects = tuple(item for answer in answers for item in _listed(answer, kind))
+        results = getattr(manager.hook, kind.hook)(settings=settings)
+        objects = tuple(item for result in results for item in _listed(result, kind))
     except PluginError:
         raise
     except Exception as error:
@@ -172,14 +172,14 @@ def _registered(manager: pluggy.PluginManager, kind: Kind, settings: Any) -> tup
     return objects
 
 
-def _listed(answer: object, kind: Kind) -> Iterable[Any]:
-    if inspect.iscoroutine(answer):
-        answer.close()  # it will not be awaited, which Python would warn of
-    if isinstance(answer, str) or not isinstance(answer, Iterable):
+def _listed(result: object, kind: Kind) -> Iterable[Any]:
+    if inspect.iscoroutine(result):
+        result.close()  # it will not be awaited, which Python would warn of
+    if isinstance(result, str) or not isinstance(result, Iterable):
         raise HookError(
-            f"its {kind.hook} returned {answer!r}, but must return a list of {kind.protocol.__name__} objects"
+            f"its {kind.hook} returned {result!r}, but must return a list of {kind.protocol.__name__} objects"
         )
-    return answer
+    return result
 
 
 def shown(error: BaseException) -> str:

@@ -12,8 +12,8 @@ from djinn_core.config import PluginSetting, SettingRow, Settings
 from djinn_core.errors import PluginError
 from djinn_core.plugins.discovery import PluginCandidate, built_in, choices, installed, named
 from djinn_core.plugins.intake import PluginFailure, PluginLoader, warn_of_hooks
-from djinn_core.plugins.kept_kinds import KeptKinds
 from djinn_core.plugins.kinds import EVERY_KIND, INTEGRATIONS, KINDS
+from djinn_core.plugins.kinds_cache import KindsCache
 from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import unknown_settings
 
@@ -186,9 +186,9 @@ def load_opening(
 
     `load_later` gets the others. The selection is one that names no plugins and has no settings of theirs, for which all must be there.
     """
-    kept = KeptKinds()
-    found, available = _survey(selection, builtins, None, first, kept)
-    _keep_kinds(kept, found.registry.rows, available)
+    kinds_cache = KindsCache()
+    found, available = _survey(selection, builtins, None, first, kinds_cache)
+    _keep_kinds(kinds_cache, found.registry.rows, available)
     registry = found.usable(selection.strict)
     for failure in found.failures:
         failure.warn()
@@ -221,7 +221,7 @@ def load_where_started(
     Here only hooks that failed are warned of, since the other process may not call them. What implements none of the kinds, by what was
     kept of it, is not imported.
     """
-    found, _ = _survey(selection, builtins, entry_points, kinds, KeptKinds() if entry_points is None else None)
+    found, _ = _survey(selection, builtins, entry_points, kinds, KindsCache() if entry_points is None else None)
     registry = found.usable(selection.strict)
     warn_of_hooks(found.failures)
     return registry
@@ -237,7 +237,7 @@ def survey(
     """As `load_registry`, but raise nothing: what cannot be used is in the failures."""
     found, available = _survey(selection, builtins, entry_points, kinds)
     if entry_points is None:
-        _keep_kinds(KeptKinds(), found.registry.rows, available)
+        _keep_kinds(KindsCache(), found.registry.rows, available)
     _warn_of_unknown(selection.disable, available)
     for unknown, meant in found.unknown_settings.items():
         log().warning("there is no such setting of a plugin", setting=unknown, meant=meant or "nothing that is known")
@@ -249,10 +249,10 @@ def _survey(
     builtins: Mapping[str, object],
     entry_points: Iterable[importlib.metadata.EntryPoint] | None,
     kinds: Collection[str],
-    kept: KeptKinds | None = None,
+    kinds_cache: KindsCache | None = None,
 ) -> tuple[LoadReport, tuple[PluginCandidate, ...]]:
     own, offered = built_in(builtins), installed(entry_points)
-    intake = PluginLoader(selection.disable, kinds, selection.trace, selection.plugin_settings, kept=kept)
+    intake = PluginLoader(selection.disable, kinds, selection.trace, selection.plugin_settings, kinds_cache=kinds_cache)
     for candidate in own:
         intake.take(candidate)
     if selection.plugins is None:
@@ -270,14 +270,14 @@ def _survey(
     return LoadReport(registry, tuple(intake.failures), unheard), (*own, *offered)
 
 
-def _keep_kinds(kept: KeptKinds, rows: Iterable[PluginRow], available: Iterable[PluginCandidate]) -> None:
+def _keep_kinds(kinds_cache: KindsCache, rows: Iterable[PluginRow], available: Iterable[PluginCandidate]) -> None:
     """Keep the kinds that the plugins have that could be used, for processes that need few of them."""
     kinds = {(row.name, row.distribution): row.kind for row in rows if row.status == "active"}
     for candidate in available:
         found = kinds.get((candidate.name, candidate.distribution))
         if found and candidate.module:
-            kept.note(candidate, tuple(found.split(",")))
-    kept.save()
+            kinds_cache.note(candidate, tuple(found.split(",")))
+    kinds_cache.save()
 
 
 def _take_requested(

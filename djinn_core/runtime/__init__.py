@@ -11,7 +11,7 @@ In the order in which a program passes through:
 - `session`: a session with one executor: submissions out, replies in. `pool`: the same over several executors. `client_session`: what
   both have in common. `scaling`, `drained_nodes`: executors join and leave a pool.
 - `planning`: plans, made once and found again.
-- `sending`, `receiving`: encoding of submissions, decoding of responses, failures. `deadlines`: how long waits may take.
+- `sending`, `receiving`: encoding of submissions, decoding of replies, failures. `deadlines`: how long waits may take.
 - `client_fallback`: ops on the client's CPU.
 - `captured`, `semantic_analysis`, `timeline`: `djinn.capture()`, `djinn.SemanticAnalyzer`, `djinn.profile()`.
 - `open_weights`, `published`, `server_files`: weights that the server reads, writes and keeps. `kv_session`: KV caches.

@@ -14,7 +14,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.interception.dispatch import forget_calls
-from djinn_core.interception.recording.capture import Capturing, capturing
+from djinn_core.interception.recording.capture import Capture, capturing
 from djinn_core.interception.recording.rerecord import reissue
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.graph import ProgramGraph
@@ -38,7 +38,7 @@ _DEVICE = "remote_accelerator"
 class Captured:
     """Program recorded inside `capture()`. Analysed lazily, when one of its attributes is read."""
 
-    def __init__(self, capturing: Capturing) -> None:
+    def __init__(self, capturing: Capture) -> None:
         self._capturing = capturing
 
     def __repr__(self) -> str:

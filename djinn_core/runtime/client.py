@@ -196,7 +196,7 @@ def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> N
 
 
 def _intercept(wanted: Mapping[str, Interceptor], reinstall: bool) -> None:
-    """Install those that are wanted now, and uninstall those that are not any more; `reinstall`: and those that were others."""
+    """Install the interceptors that are wanted now, and uninstall the others. `reinstall`: install those in use anew, too."""
     for name in context.intercepting.keys() - (set() if reinstall else wanted.keys()):
         context.intercepting.pop(name).uninstall()
     for name, interceptor in wanted.items():
@@ -298,7 +298,7 @@ def _open() -> ClientSession:
 
 
 def _warn_of_missing(missing: Mapping[str, str]) -> None:
-    """Name what was recorded before there was a server and is missing there; ops after that are refused when they are recorded."""
+    """Warn of ops that were recorded before there was a server and that it lacks; later ones are refused when they are recorded."""
     latest = context.captures.latest
     recorded = {entry.call.op for recorder in recorders.all() for entry in recorder.entries}
     recorded.update(call.op for call in (latest.program.calls if latest is not None else ()))
@@ -620,7 +620,7 @@ def _is_available() -> bool:
 
 
 def _prepare() -> None:
-    """Begin the session with a server before the first op: where that fails, the op does, and nothing was recorded in vain.
+    """Begin the session with a server before the first op: if that fails, the op fails, and nothing was recorded in vain.
 
     An executor of this program's own begins to start; the program waits for it when something is sent.
     """
@@ -660,7 +660,7 @@ def _opened_at(index: int) -> OpenSession:
 
 
 def _residence(storage: int, index: int) -> str:
-    """The executor that has a storage's memory, for people."""
+    """The executor that has a storage's memory, in words."""
     opened, session = context.opened, context.session
     if session is None or not opened:
         return "no session"
@@ -674,7 +674,7 @@ def _residence(storage: int, index: int) -> str:
 
 
 def after_fork() -> None:
-    """In a forked child: it shares neither the session nor the programs of its parent: it is inert, and must not write to the socket.
+    """Make the client of a forked child inert: it shares neither the session nor the programs of its parent, and must not write to the socket.
 
     Where the parent had no session yet, the child is a client of its own.
     """

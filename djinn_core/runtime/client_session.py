@@ -51,7 +51,7 @@ class ClientSession(Runtime, Protocol):
         """Replan from now on, with another planner. The caller holds the recorders' lock."""
 
     def cancel(self, thread: int | None = None) -> None:
-        """Stop what a thread has sent and not got an answer to, or all threads have; their waits for it end."""
+        """Stop the unanswered submissions of a thread, or of all threads; waits for them end."""
 
     def close(self) -> None:
         """End the session; its executors free everything in it."""

@@ -82,13 +82,13 @@ def coordinator() -> Coordinator:
         ConfigurationError: the connection file cannot be read, or there is no token.
         PluginError: a plugin that was asked for cannot be used.
     """
-    return Coordinator(tuple(_server(url, answer) for url, answer in ask_servers(client.settings()).items()))
+    return Coordinator(tuple(_server(url, reply) for url, reply in ask_servers(client.settings()).items()))
 
 
-def _server(url: str, answer: Status | DjinnError) -> ServerView:
-    if isinstance(answer, DjinnError):
-        return ServerView(url, str(answer))
-    return ServerView(url, "", answer.assignment, answer.load, tuple(map(_executor, answer.executors)))
+def _server(url: str, reply: Status | DjinnError) -> ServerView:
+    if isinstance(reply, DjinnError):
+        return ServerView(url, str(reply))
+    return ServerView(url, "", reply.assignment, reply.load, tuple(map(_executor, reply.executors)))
 
 
 def _executor(one: ExecutorStatus) -> ExecutorView:

@@ -15,9 +15,9 @@ from djinn_core.interception.runtime_interface import port
 def deadline(seconds: float) -> Iterator[None]:
     """Limit all waits of this thread inside the block together to `seconds`.
 
-    Where it is not, the wait raises `DeadlineExceeded`, and executors stop between two ops what this thread has sent and not
-    got an answer to. Values that were to be made or written by what was stopped raise `ProgramStopped` when they are used;
-    all others, and the session, live on. Of deadlines inside each other the earliest counts.
+    A longer wait raises `DeadlineExceeded`, and executors stop the unanswered submissions of this thread between two ops. Values that
+    these were to make or write raise `ProgramStopped` when they are used; all others, and the session, live on. Of nested deadlines
+    the earliest counts.
 
     Raises:
         ConfigurationError: `seconds` is not above 0.

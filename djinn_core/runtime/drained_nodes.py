@@ -1,4 +1,4 @@
-"""Executors whose engine takes their place away, as where it drains a node: they leave the session before, and others take their place."""
+"""Replacement of executors whose engine takes their place away, as when it drains a node: they leave the session first, and new ones join it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = get_logger("djinn.client")
 
 
 def watch() -> None:
-    """Watch the places of the executors of the open session, whose engine says beforehand that it takes one away."""
+    """Watch the executors of the open session, if their engine gives notice before it takes a place away."""
     threading.Thread(target=_look, name="djinn-places", daemon=True).start()
 
 

@@ -1,7 +1,7 @@
-"""Executors of a program's own that `import djinn` starts, before it imports PyTorch.
+"""Early start of a program's own executors, by `import djinn` before it imports PyTorch.
 
-They start where the setting `start_at_import` says so, by default where the last run of the same script used executors of its own.
-That is kept in an empty file for each such script, in the cache directory.
+The setting `start_at_import` decides; by default they start if the last run of the same script used executors of its own. An empty
+file in the cache directory records that for each script.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EarlyStart:
     executors: tuple[OwnExecutor, ...] = ()
 
     def take(self, settings: Settings) -> tuple[OwnExecutor, ...]:
-        """The executors, for a session with these settings; where others were set meanwhile, or one has ended, none."""
+        """The executors, for a session with these settings; none if other settings were made meanwhile, or one of them has ended."""
         if settings == self.settings and all(executor.alive for executor in self.executors):
             executors, self.executors = self.executors, ()
             return executors
@@ -51,7 +51,7 @@ class EarlyStart:
         return ()
 
     def end(self) -> None:
-        """End them, since no session takes them. The next run of this script starts none early."""
+        """End the executors, because no session takes them. The next run of this script starts none early."""
         executors, self.executors = self.executors, ()
         for executor in executors:
             executor.close(0.0)
@@ -60,7 +60,7 @@ class EarlyStart:
                 self.mark.unlink(missing_ok=True)
 
     def note(self, settings: Settings) -> None:
-        """Have the next run of this script start executors early: this one uses some, with these settings."""
+        """Have the next run of this script start executors early, since this run uses some, with these settings."""
         mark = self.mark
         if mark is None or settings.start_at_import != "auto" or mark.exists():
             return
@@ -74,7 +74,7 @@ class EarlyStart:
 
 
 def begin() -> EarlyStart | None:
-    """Start the executors of this program, where it will probably use some; None in worker processes, which start none early."""
+    """Start the executors of this program, if it will probably use some; None in worker processes, which start none early."""
     if multiprocessing.current_process().name != "MainProcess":  # set before a spawned worker imports the program
         return None
     mark = _mark()

@@ -7,7 +7,7 @@ from typing import NoReturn
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interrupts import InterruptibleLock, held
+from djinn_core.interrupts import InterruptibleLock, interrupt_mask
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.close_reason import REASON_SECONDS, close_reason
@@ -46,17 +46,17 @@ class ExecutorLink:
             raise SessionLost(self.lost)
 
     def send(self, frame: Frame) -> None:
-        """Send a frame; raises `SessionLost` where the executor is gone. Ctrl-C is held back until it is sent."""
+        """Send a frame; raises `SessionLost` where the executor is gone. Ctrl-C is pending until it is sent."""
         if self.lost:
             self.check()
         try:
-            if held.whole.depth and self.writing.acquire(blocking=False):
+            if interrupt_mask.uninterruptible.depth and self.writing.acquire(blocking=False):
                 try:
                     self._write(frame)
                 finally:
                     self.writing.release()
             else:
-                with held.whole, self.writing:
+                with interrupt_mask.uninterruptible, self.writing:
                     self._write(frame)
         except TransportError as error:
             self._lose_with_reason(error)

@@ -39,14 +39,14 @@ def integrate_under_run(context: ClientContext) -> None:
 
 
 def integrate_registered(context: ClientContext, registry: Registry) -> None:
-    """Take in the integrations of all plugins in use, of which most are known already."""
+    """Call the integrations of all plugins in use that were not called yet."""
     for one in registry.integrations:
         row = registry.owners["integrations", one.name]
         _integrate(context, one, row.name, row.label)
 
 
 def integrate_candidates(context: ClientContext, candidates: Iterable[PluginCandidate]) -> None:
-    """Load plugins in the middle of the import of a library, which goes on whatever a plugin does."""
+    """Load plugins during the import of a library, which goes on even if a plugin fails."""
     settings = _settings(context)
     for candidate in candidates:
         try:

@@ -1,4 +1,4 @@
-"""The plugins of a client: those that are asked when a session begins at first, and all once a program is planned."""
+"""Loading of a client's plugins: at first those that are asked when a session begins, and all others when a program is planned."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def all_plugins(settings: Settings, opening: Registry) -> Registry:
 
 
 def load_selected(*kinds: str) -> Registry:
-    """The plugins that the settings select, which stay as they are; those with hooks of these kinds alone, or of all that clients use.
+    """The plugins that the settings select, with hooks of these kinds, or of all kinds that clients use.
 
     Raises:
         ConfigurationError: a setting is wrong.

@@ -32,7 +32,7 @@ class SubmissionRecorder(Protocol):
     def completed(
         self, executor: int, number: int, pending: PendingSubmission, completed: Completed, nbytes: int
     ) -> None:
-        """The answer to it has come; `nbytes` of tensors are in it."""
+        """The reply to it has come; `nbytes` of tensors are in it."""
 
 
 class Observers:

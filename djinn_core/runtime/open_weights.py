@@ -10,11 +10,13 @@ from typing import Any, Final, Self
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, UnsupportedOperation, WeightsUnavailable
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
-from djinn_core.interception.tensors.stored import read_stored
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device, wrap
+from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
+from djinn_core.ir.values import contiguous_strides, tensor_meta
 from djinn_core.logs import get_logger
 from djinn_core.runtime.client import settings
 from djinn_core.runtime.deadlines import due
@@ -60,9 +62,9 @@ class WeightSlice:
         if isinstance(first, slice) and self._stored.shape:
             start, stop, step = first.indices(rows)
             if step == 1:
-                found: torch.Tensor = read_stored(self._stored.part(start, max(start, stop)), self._device)
+                found: torch.Tensor = _read_stored(self._stored.part(start, max(start, stop)), self._device)
                 return found[(slice(None), *index[1:])] if isinstance(index, tuple) else found
-        whole = read_stored(self._stored, self._device)
+        whole = _read_stored(self._stored, self._device)
         return whole if isinstance(index, EllipsisType) else whole[index]
 
 
@@ -88,7 +90,7 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
             KeyError: there is no such tensor.
             WeightsUnavailable: it is stored in a form that no tensor can be made of.
         """
-        return read_stored(self._stored(name), self._device)
+        return _read_stored(self._stored(name), self._device)
 
     def __iter__(self) -> Iterator[str]:
         # Those that cannot be read are among them: a state dict that silently lacks tensors would be worse than an error.
@@ -304,3 +306,12 @@ def server_weights(address: str, device: torch.device | str | int = 0) -> Remote
         return None
     _log.info("weights are read by the server", address=address, tensors=len(found), bytes=found.nbytes)
     return found
+
+
+@torch_private.without_modes
+def _read_stored(stored: StoredTensor, device: int) -> LazyTensor:
+    """A new contiguous tensor of a logical device, whose contents the executor reads itself; returns before they are read."""
+    meta = tensor_meta(stored.shape, contiguous_strides(stored.shape), 0, stored.dtype, device)
+    value = Value.begin(Storage.begin(meta.nbytes, None), meta)
+    current().read_weights(value.handle, stored, device)
+    return wrap(value)

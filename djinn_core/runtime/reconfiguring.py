@@ -111,7 +111,9 @@ def live_tensors(since: int) -> int:
     gc.collect()
     gone = frozenset(still_to_free())
     found = [value for value in values_of_the_process() if value.handle not in gone]
-    return sum(1 for value in found if storage_of(value.handle) >= since and not recorders.absent.has(value.handle, ()))
+    return sum(
+        1 for value in found if storage_of(value.handle) >= since and not recorders.meta_only.has(value.handle, ())
+    )
 
 
 def values_of_the_process() -> list[Value]:

@@ -15,7 +15,7 @@ from djinn_core.interception.runtime_interface import (
     Submission,
     SubmissionReply,
 )
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
 from djinn_core.printable import is_text
 from djinn_core.runtime.client_session import ClientSession
@@ -23,10 +23,10 @@ from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
-from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.receiving.read_progress import follow_reads
 from djinn_core.runtime.receiving.replies import Replies
+from djinn_core.runtime.receiving.reply_reader import ReplyReader
 from djinn_core.runtime.sending.compressing import UploadCompressor
 from djinn_core.runtime.sending.submissions import UNREAD, Submissions
 from djinn_core.runtime.sending.uploads import Uploader
@@ -52,13 +52,13 @@ from djinn_core.wire.weight_messages import (
 if TYPE_CHECKING:
     from djinn_core.ir.profile import WorkloadProfile
 
-OPENING_PATIENCE: Final = 0.5  # seconds for which the executor may keep an answer about an address that it still opens
+OPENING_PATIENCE: Final = 0.5  # seconds for which the executor may keep a reply about an address that it still opens
 
 
 class Session:
     """Implements `ClientSession` and `ReadingSession` with one executor.
 
-    Sending is serialised by the recorder's lock; whichever thread waits for an answer reads the connection.
+    Sending is serialised by the recorder's lock; whichever thread waits for a reply reads the connection.
     """
 
     needs_whole_programs = False
@@ -78,15 +78,15 @@ class Session:
         compressions: Sequence[str] = (),
         weight_sources: Sequence[str] = (),
         called: str = "",
-        reader: AnswerReader | None = None,
+        reader: ReplyReader | None = None,
         unread: int = UNREAD,
     ) -> None:
         """`caches_weights`, `compressions`, `weight_sources`: as in `Attached`. `server`, `called`: as in `ExecutorLink`. `unread`: as in `Submissions`.
 
-        `reader`: reads its answers, where failures are shared with other sessions.
+        `reader`: reads its replies, where failures are shared with other sessions.
         """
         self.link = ExecutorLink(channel, server, called)
-        self.replies = Replies(self.link, reader or AnswerReader(Failures(), 0), stats, observers)
+        self.replies = Replies(self.link, reader or ReplyReader(Failures(), 0), stats, observers)
         self.uploads = Uploader(
             self.link, self.replies, stats, observers, caches_weights, UploadCompressor(compressions)
         )
@@ -120,8 +120,8 @@ class Session:
         """
         if self.unread:
             follow_reads((self,), self._observers)
-        if held.depth:
-            return self.submissions.submit_held(submission)
+        if interrupt_mask.depth:
+            return self.submissions.submit_masked(submission)
         return self.submissions.submit(submission)
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:  # noqa: ARG002 - there is one
@@ -130,14 +130,14 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        with held:
+        with interrupt_mask:
             self.uploads.upload(handle, source)
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Runtime.expect_uploads`."""
         if tensors:
             self._observers.tell("uploading", bytes=sum(t.nbytes for t in tensors))
-        with held:
+        with interrupt_mask:
             self.uploads.expect(tensors)
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:  # noqa: ARG002 - there is one
@@ -146,7 +146,7 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        with held:
+        with interrupt_mask:
             self.uploads.read(handle, stored)
         self.unread += stored.nbytes if self._observers.present else 0
 
@@ -168,9 +168,9 @@ class Session:
             SessionLost: the executor is gone.
             DeadlineExceeded: as `deadline` says.
         """
-        if held.depth:
+        if interrupt_mask.depth:
             return self.replies.wait(number)
-        with held:
+        with interrupt_mask:
             return self.replies.wait(number)
 
     def defer(self, number: int, nbytes: int) -> None:

@@ -23,8 +23,8 @@ class Stats:
     `programs_unplanned` ran as they were recorded, because they were small and new.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
     `bytes_recalled` what the server had already, `bytes_read` what it read itself at an address. `server_..._us` is where the server's time went, in microseconds, as its
-    answers say (`Timing`): waiting for other sessions, reading submissions, running them, getting results ready.
-    `memory_pressure` is how short the executor's memory was by the last answer: 0 not at all, 1 nearly full, 2 values made room.
+    replies say (`Timing`): waiting for other sessions, reading submissions, running them, getting results ready.
+    `memory_pressure` is how short the executor's memory was by the last reply: 0 not at all, 1 nearly full, 2 values made room.
     """
 
     instructions_sent: int = 0
@@ -52,7 +52,7 @@ class Stats:
     memory_pressure: int = 0
 
     def spent(self, timing: Timing) -> None:
-        """An answer says where the server's time went."""
+        """A reply says where the server's time went."""
         self.server_queue_us += int(timing.queue * 1e6 + 0.5)
         self.server_decode_us += int(timing.decode * 1e6 + 0.5)
         self.server_execute_us += int(timing.execute * 1e6 + 0.5)

@@ -28,7 +28,7 @@ CONNECTIONS_A_MINUTE: Final = 1200.0  # of a tenant; as many as in ten seconds a
 KIND: Final = re.compile("[a-z][a-z_]{0,31}")  # of a refusal, as audit log and metrics call it
 LATEST: Final = 3600.0  # seconds: clients are told no later time
 STEP: Final = 10.0  # seconds that one delay takes at most, and after which a policy is asked again
-# Seconds that delays of one request may take in all. Clients wait for an answer no longer than `connect_timeout`.
+# Seconds that delays of one request may take in all. Clients wait for a reply no longer than `connect_timeout`.
 LONGEST: Final = {CONNECTION: 3.0, SESSION: 3.0, SUBMISSION: 300.0}
 _AGAIN: Final = 5.0  # seconds, where a policy has failed
 _REASON: Final = 1000  # characters
@@ -114,12 +114,12 @@ class AdmissionPolicies:
         """The first refusal of a policy; None if the request is admitted. Waits where a policy delays it."""
         waited = 0.0
         for policy, plugin in self._policies[request.stage]:
-            while (answer := self._ask(policy, plugin, request)) is not None:
-                if isinstance(answer, AdmissionRefusal):
-                    return answer
+            while (result := self._ask(policy, plugin, request)) is not None:
+                if isinstance(result, AdmissionRefusal):
+                    return result
                 if waited >= LONGEST[request.stage]:
-                    return AdmissionRefusal(answer.reason, answer.seconds, "delayed")
-                pause = min(answer.seconds, LONGEST[request.stage] - waited)
+                    return AdmissionRefusal(result.reason, result.seconds, "delayed")
+                pause = min(result.seconds, LONGEST[request.stage] - waited)
                 time.sleep(pause)
                 waited += pause
         return None
@@ -128,16 +128,16 @@ class AdmissionPolicies:
         self, policy: AdmissionPolicy, plugin: str, request: AdmissionRequest
     ) -> AdmissionRefusal | AdmissionDelay | None:
         try:
-            answer: object = policy.decide(request)  # of a plugin: anything
-            if answer is None:
+            result: object = policy.decide(request)  # of a plugin: anything
+            if result is None:
                 return None
-            if isinstance(answer, AdmissionRefusal):
-                after = None if answer.after is None else min(max(0.0, float(answer.after)), LATEST)
-                kind = answer.kind if KIND.fullmatch(str(answer.kind)) else "policy"
-                return AdmissionRefusal(str(answer.reason)[:_REASON], after, kind)
-            if isinstance(answer, AdmissionDelay):
-                return AdmissionDelay(min(max(0.01, float(answer.seconds)), STEP), str(answer.reason)[:_REASON])
-            error = f"`decide` answered with a {type(answer).__name__}"
+            if isinstance(result, AdmissionRefusal):
+                after = None if result.after is None else min(max(0.0, float(result.after)), LATEST)
+                kind = result.kind if KIND.fullmatch(str(result.kind)) else "policy"
+                return AdmissionRefusal(str(result.reason)[:_REASON], after, kind)
+            if isinstance(result, AdmissionDelay):
+                return AdmissionDelay(min(max(0.01, float(result.seconds)), STEP), str(result.reason)[:_REASON])
+            error = f"`decide` returned a {type(result).__name__}"
         except Exception as raised:
             error = f"`decide` raised {raised!r}"
         self._tell(policy, plugin, request.stage, error)

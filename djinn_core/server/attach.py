@@ -77,7 +77,7 @@ def attached(
     caches_weights: bool,
     weight_sources: tuple[str, ...] = (),
 ) -> Attached:
-    """The answer to an admitted client, with the allow-list of ops where the client has another one.
+    """The reply to an admitted client, with the allow-list of ops where the client has another one.
 
     `caches_weights`: True if the executor keeps weights. `weight_sources`: schemes of the addresses that it reads weights from.
     """

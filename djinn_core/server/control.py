@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from djinn_core.errors import StartupError
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.launch.orders import AssignTenant, Drain, End, Evict, Report, ReportSessions, Start, read_order, to_line
 from djinn_core.launch.pipe_lines import LineReader, write_line
 from djinn_core.logs import get_logger
@@ -66,7 +66,7 @@ class Control:
     def catch_signals(self) -> None:
         """Let SIGTERM drain; SIGINT from a terminal is for the parent, which will say what to do."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        held.ignore()
+        interrupt_mask.ignore()
         signal.signal(signal.SIGTERM, lambda *_: os.write(self._wake_send, b"t"))
 
     def read_start(self) -> Start:

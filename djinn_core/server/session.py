@@ -31,7 +31,7 @@ from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session_memory import SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
 from djinn_core.server.peers.packed_values import can_move
-from djinn_core.server.peers.session_values import PeerValues, Waits
+from djinn_core.server.peers.session_values import PeerValues, SessionWaits
 from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel, StateParts
 from djinn_core.server.recovery.snapshot_format import (
     KnownTemplate,
@@ -115,7 +115,7 @@ from djinn_core.wire.weight_messages import (
 
 _log = get_logger("djinn.server")
 BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
-# Unsolicited answers must be small: a client that is sending does not read them.
+# Unsolicited replies must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
 FAILURE_MESSAGE_LIMIT = 400  # characters
 
@@ -140,7 +140,7 @@ class ExecutorSession:
         self._uploads = UploadAssembly(device.runtime, self.values, store)
         self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
         self.exchange = PeerExchange(peer_listener or PeerListener())
-        waits = Waits(self._await_uploads, self._read_ahead, self._next_frame)
+        waits = SessionWaits(self._await_uploads, self._read_ahead, self._next_frame)
         self._peer_values = PeerValues(context, self.values, self.exchange, self._reads.shares, self._turn, waits)
         self._room = RoomReport(device.runtime)
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
@@ -246,7 +246,7 @@ class ExecutorSession:
         return True
 
     def _tell_times(self, request: TimingsRequest) -> None:
-        """Tell with each answer from now on when the submission ran, or no more."""
+        """Tell with each reply from now on when the submission ran, or no more."""
         self._timings = Timings(instance(), ops=request.ops) if request.on else None
 
     def _caches(self, request: CacheRequest) -> CacheReply:

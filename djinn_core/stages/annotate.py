@@ -17,7 +17,7 @@ from djinn_core.stages.annotating.lineage import lineage_of, modalities_of
 from djinn_core.stages.annotating.phases import phases_of
 from djinn_core.stages.annotating.residency import residency_of_counters, residency_of_gradients, residency_of_inputs
 from djinn_core.stages.annotating.states import NO_STATES, States, states_in
-from djinn_core.stages.annotating.training import Training, training_in
+from djinn_core.stages.annotating.training import TrainingParts, training_in
 from djinn_core.stages.annotating.workload_type import ALL_TIERS, judge
 from djinn_core.stages.attribution import warn_skipped
 from djinn_core.stages.verify import check_match
@@ -93,7 +93,7 @@ def _matches(graph: Graph, pattern: Pattern) -> Iterable[PatternMatch]:
 def _residency(
     graph: Graph,
     inputs: Inputs,
-    training: Training,
+    training: TrainingParts,
     states: States,
     matches: Sequence[PatternMatch],
     known: Mapping[int, DataResidency],

@@ -1,12 +1,12 @@
 """The check of a placement: memory of each device over the steps of a program, and the dtypes and ops that it has.
 
-Memory counts what is there when the program begins (inputs that live there, copies) and, from the beginning, every input
-that will arrive; results and temporaries from when they are made until they are freed; copies of values that live elsewhere
-from when they arrive; what moves away until it is sent; the copies through which transfers go at both ends; and what ops take
-while they run, as far as cost models say so.
+Counted from the beginning are the inputs and copies that live on a device, and every input that will arrive. Results and temporaries
+count from when they are made until they are freed, copies of values that live elsewhere from when they arrive, and values that move
+away until they are sent. Both ends of a transfer count the copy through which it goes. Work space of ops counts as far as cost models
+report it.
 
-An executor takes transfers in as they come, into host memory. On a device that computes in host memory they count from the
-moment at which the other device may have sent them, which is long before the step that receives them if that device is ahead.
+An executor takes transfers into host memory as they come. On a device that computes in host memory they therefore count from the
+moment at which the sender may have sent them. A sender that is ahead may do so long before the step that receives them.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def in_flight(context: SchedulingContext, steps: Steps, computing: frozenset[str
 
 
 def _waiting(steps: Steps, computing: frozenset[str]) -> Iterator[tuple[str, int, int, int]]:
-    """Device, step before which a transfer may be there, step that receives it, and the value; where devices of `computing` receive.
+    """Transfers to devices of `computing`: the device, the step before which one may be there, the step that receives it, and the value.
 
-    Each device has a clock: how many steps of each receiver must be done for it to have come so far.
+    Each device has a vector clock: how many steps of each receiver must be done before it can be where it is.
     """
     clocks: dict[str, dict[str, int]] = {device: {} for device in steps}
     mail: dict[tuple[str, str, int], deque[dict[str, int]]] = defaultdict(deque)

@@ -1,10 +1,10 @@
 """Search for a placement that fits, when what policies said does not.
 
-Small programs are searched completely: blocks of values get devices in the order of the program, and a beginning that does
-not fit ends that branch. For larger ones devices are filled one after the other, in several orders of devices and with more
-and more room left, and then what is on a device that is too full is moved, as long as that makes less be short. The number of
-placements that are looked at is bounded, so that planning ends soon where nothing fits. Only room, dtypes and ops count; what
-is quick is for policies to say.
+Small programs are searched completely, by backtracking: blocks of values get devices in the order of the program, and a beginning
+that does not fit ends its branch. For larger programs, devices are filled one after the other, in several orders and with more and
+more room left. Then blocks are moved away from devices that are too full, as long as the shortage shrinks. The number of placements
+that are looked at is bounded, so that planning ends soon if nothing fits. Only room, dtypes and ops count; speed is for policies to
+judge.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def search(context: PlacementContext, *, spill: bool = False, pinned: Where = NO
         pinned: by node the device on which it has to be.
 
     Raises:
-        DoesNotFit: none was found; the message says what is in the way, or what the placement that misses least lacks.
+        DoesNotFit: none was found; the message says what prevents one, or what the best attempt lacks.
     """
     known = _Search.of(context, spill, pinned)
     known.check_hope()
@@ -74,7 +74,7 @@ class _Block:
     Attributes:
         number: of the block, as `Colocation` has it; ~node for a node without one.
         nodes: those that run there.
-        operands: blocks that these read, those first of which most lasts.
+        operands: blocks that these read, in descending order of their lasting bytes.
         fresh: bytes of inputs in it that live nowhere yet.
         lasting: bytes of inputs and of what is kept.
         able: the devices that it may be on, in the order of the topology.
@@ -94,11 +94,11 @@ class _Block:
 
 @attrs.define(eq=False)
 class _Search:
-    """The blocks of one program in the order of first use, the devices that they may be on, and what may still be looked at.
+    """The blocks of one program in the order of first use, the devices that they may be on, and the work that is left.
 
     Attributes:
         rooms: by device the bytes that may be there, at least those that are there before; None if that is not known.
-        unlike: devices that are not like any other, because something is there already, or is to be.
+        unlike: devices that are not interchangeable with any other, because something is there already, or is to be.
     """
 
     context: PlacementContext
@@ -166,7 +166,7 @@ class _Search:
     # --- complete -----------------------------------------------------------------------------------------------
 
     def extended(self, turn: int, homes: dict[int, str]) -> Placement | None:
-        """The first placement that fits of all that begin like this; None if there is none, or the work does not suffice.
+        """The first placement that fits and begins like this; None if there is none, or the limit of work is reached.
 
         `turn`: position of the block that is next. `homes`: the devices of those before it.
         """
@@ -201,9 +201,9 @@ class _Search:
             yield device
 
     def _begins_well(self, homes: Where, count: int, left: int) -> bool:
-        """True if the first `count` nodes fit, and what is `left` of the inputs beside what is there from the beginning.
+        """True if the first `count` nodes fit, and the inputs that are `left` fit beside what is there from the beginning.
 
-        What the nodes after these use is there or elsewhere: it counts for nothing yet.
+        What later nodes use does not count yet.
         """
         context, joined = self.context, self.together
         nodes = context.plan.nodes[:count]
@@ -231,7 +231,7 @@ class _Search:
     # --- filling ------------------------------------------------------------------------------------------------
 
     def by_filling(self) -> Placement:
-        """Devices filled in several orders; then the placement that misses least is mended.
+        """Fill devices in several orders; then improve the best attempt.
 
         Raises:
             DoesNotFit: nothing that was tried fits.
@@ -278,7 +278,7 @@ class _Search:
         return homes
 
     def _mended(self, homes: dict[int, str], short: tuple[Shortage, ...]) -> Placement:
-        """The placement after blocks were moved away from devices that are too full, one after the other, while less and less is short.
+        """The placement after blocks were moved, one after the other, away from devices that are too full, while the shortage shrinks.
 
         Raises:
             DoesNotFit: something remains short.
@@ -293,7 +293,7 @@ class _Search:
     def _improved(
         self, homes: dict[int, str], short: tuple[Shortage, ...]
     ) -> Iterator[tuple[dict[int, str], tuple[Shortage, ...]]]:
-        """The placement with one block elsewhere, if less is short then."""
+        """The placement with one block elsewhere, if that reduces the shortage."""
         needed = needs(self.context, self._placement(homes))
         slack = {d: _bytes(r) - (needed[d].bytes if d in needed else 0) for d, r in self.rooms.items()}
         for one in short:

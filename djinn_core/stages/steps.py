@@ -98,7 +98,7 @@ class _Moves:
             self.made[~storage] = turn
 
     def _repeat(self, turn: int, node: Node, device: str) -> None:
-        """A node runs on a further device as well: what it needs comes there, and what it makes is a copy there."""
+        """Run a node on a further device as well: its operands are sent there, and its results are copies there."""
         for value in node.inputs:
             used = self.replace.get(value, value)
             if self.home[used] != device:
@@ -109,7 +109,7 @@ class _Moves:
             self.last[device][value] = turn
 
     def _settle(self, turn: int, value: int) -> None:
-        """An input comes to its home: from the client, or from where it lived."""
+        """Bring an input to its home, from the client or from where it lived."""
         home, source = self.home[value], self.context.resident.get(value)
         self.unsettled.remove(value)
         self.settled[value] = turn if source != home else _START

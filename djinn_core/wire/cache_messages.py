@@ -21,7 +21,7 @@ class CacheRequest(Message, frozen=True):
 
 
 class CacheReply(Message, frozen=True):
-    """Answer to `CacheRequest`: bytes of these values in all, in the device's memory, and pinned.
+    """Reply to `CacheRequest`: bytes of these values in all, in the device's memory, and pinned.
 
     `limited` is false if the executor has no memory limit: it evicts nothing. `refused` says why an action could not be done.
     `values` are the pinned ones, if the request named no values.

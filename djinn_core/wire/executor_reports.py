@@ -42,7 +42,7 @@ class ExecutorMetrics(msgspec.Struct, frozen=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
-    """Answer to the order `ReportSessions`: the sessions that run. `tokens` are the ids of the tokens with which they were opened."""
+    """Reply to the order `ReportSessions`: the sessions that run. `tokens` are the ids of the tokens with which they were opened."""
 
     number: Count
     device: DeviceInfo

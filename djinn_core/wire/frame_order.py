@@ -73,7 +73,7 @@ class Prefix(msgspec.Struct, frozen=True):
     asked: int = 0
 
     def encode(self) -> bytes:
-        """Nine bytes, and four more for an answer."""
+        """Nine bytes, and four more for a reply."""
         asked = _ASKED.pack(self.asked) if self.wish & AckFlags.ACK_REPLY else b""
         return _PREFIX.pack(self.number, self.received, self.wish) + asked
 
@@ -94,7 +94,7 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
     asked = 0
     if wish & _REPLY_BIT:
         if len(head) != _ASKED.size:
-            raise ProtocolError("an answer does not say what it answers")
+            raise ProtocolError("a reply does not say what it answers")
         (asked,), head = _ASKED.unpack(head), b""
     if not head and frame.body:
         raise ProtocolError("a note has a body")

@@ -96,7 +96,7 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
             limits.check(size, 0, 0)
         return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 0, 0) + head]
     first = frame.body[0]
-    if type(first) is bytes and len(frame.body) == 1:  # as most answers have
+    if type(first) is bytes and len(frame.body) == 1:  # as most replies have
         total = len(first)
         if total < _SMALL_BYTES and size <= limits.head and total <= limits.body and limits.buffers:
             return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 1, total) + head + _SHORT_LENGTHS[total] + first]
@@ -224,7 +224,7 @@ class FrameDecoder:
             cut: Sequence[Buffer] = ()
             if (
                 buffers == 1 and body < _SMALL_BYTES and data[lengths : lengths + 8] == _SHORT_LENGTHS[body]
-            ):  # as most answers have
+            ):  # as most replies have
                 cut = [memoryview(bytearray(data[lengths + 8 : position]))]
             elif buffers:
                 cut = self._cut_body(data, lengths, buffers, body)
@@ -233,7 +233,7 @@ class FrameDecoder:
 
     def _cut_body(self, data: memoryview, position: int, buffers: int, body: int) -> list[memoryview]:
         """The buffers of a frame whose lengths begin at `position`, in memory of their own; small ones are not aligned."""
-        if buffers == 1:  # as most answers have
+        if buffers == 1:  # as most replies have
             lengths: tuple[int, ...] = _LENGTH.unpack_from(data, position)
             if lengths[0] != body:
                 _check_lengths(lengths, body)

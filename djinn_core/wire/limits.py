@@ -41,7 +41,7 @@ STORED_ADDRESS: Final = 4096  # characters of their address
 STATE_PARTS: Final = 1 << 20  # of a session's state that goes to another executor
 
 FAILURE_TEXT: Final = 4000  # characters of an error message that travel
-FAILURE_TEXTS: Final = 1 << 20  # of all in one answer; the others have their beginnings
+FAILURE_TEXTS: Final = 1 << 20  # of all in one reply; the others have their beginnings
 FAILURE_BEGINNING: Final = 100
 
 HEAD_BYTES: Final = 64 << 20  # of a frame: its message

@@ -20,7 +20,7 @@ _NOTHING = msgspec.Raw()
 
 
 class _Submission(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Submit)):
-    """The fields of `Submit` up to the last that an answer needs; those in between are skipped."""
+    """The fields of `Submit` up to the last that a reply needs; those in between are skipped."""
 
     sequence: Count
     fetch: Handles = ()
@@ -43,7 +43,7 @@ class _Bytes(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(UploadPart
     handle: Count
 
 
-class _Offered(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(BlobOffer)):
+class _OfferHandle(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(BlobOffer)):
     handle: Count
 
 
@@ -89,7 +89,7 @@ class UnreadableHints:
 
 Unreadable = UnreadableSubmit | UnreadableTemplate | UnreadableUpload | UnreadableHints
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    _Submission | _Definition | _Bytes | _Offered | _Read | _Hints
+    _Submission | _Definition | _Bytes | _OfferHandle | _Read | _Hints
 )
 _first: msgspec.msgpack.Decoder[InitialBindings] = msgspec.msgpack.Decoder(InitialBindings)
 
@@ -115,7 +115,7 @@ def decode_partially(head: bytes | memoryview, reason: str) -> Unreadable | None
         return UnreadableTemplate(_first_of(found.first), reason)
     if isinstance(found, _Hints):
         return UnreadableHints(reason)
-    return UnreadableUpload(found.handle, reason, isinstance(found, _Offered))
+    return UnreadableUpload(found.handle, reason, isinstance(found, _OfferHandle))
 
 
 def _first_of(raw: msgspec.Raw) -> InitialBindings | None:

@@ -17,7 +17,7 @@ Name = Annotated[
 ]  # fit for a line of a terminal
 Identifier = Annotated[
     str, msgspec.Meta(max_length=64)
-]  # a lookup key, never displayed: no pattern, which would cost time in every answer
+]  # a lookup key, never displayed: no pattern, which would cost time in every reply
 Address = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[\x21-\x7e]*\Z")]
 Secret = Annotated[str, msgspec.Meta(max_length=8192)]  # signed tokens with claims are long
 # Clients and executors forward tickets to third parties: the pattern prevents smuggled content.

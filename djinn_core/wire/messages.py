@@ -127,7 +127,7 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The gateway's answer: a one-time `ticket` for an executor, and where it listens.
+    """The gateway's reply: a one-time `ticket` for an executor, and where it listens.
 
     `urls` are tried in order of the client's preference; where none can be reached, the client sends `Attach` on the
     gateway's own connection and the gateway passes frames on. `gateway` is where the gateway listens: a client that connected
@@ -170,7 +170,7 @@ class Attach(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    """The executor's answer. `operators` is its allow-list where the digests differ, otherwise None.
+    """The executor's reply. `operators` is its allow-list where the digests differ, otherwise None.
 
     `caches_weights`: it stores weights, so that the client may offer them by digest. `compressions`: compressed encodings of uploads that it
     reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
@@ -320,7 +320,7 @@ class Room(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Completed(Message, frozen=True):
-    """The answer to a submission.
+    """The reply to a submission.
 
     `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
     failed themselves, `layout_mismatches` the results whose layout was not the claimed one, `links` recent measurements of links,
@@ -386,7 +386,7 @@ class StatsRequest(Message, frozen=True):
 
 
 class StatsReply(Message, frozen=True):
-    """Answer to `StatsRequest`: bytes and counts by name."""
+    """Reply to `StatsRequest`: bytes and counts by name."""
 
     values: dict[str, int]
 
@@ -459,7 +459,7 @@ class EventStatus(msgspec.Struct, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """Answer to `StatusRequest`.
+    """Reply to `StatusRequest`.
 
     `load` is that of the least loaded device, by all tenants, in devices, and `recent` the number of sessions that began there within a
     minute: by these a client of several servers chooses. `assignment` is the policy that assigns sessions to executors. `events` are the
@@ -502,7 +502,7 @@ class Kill(Message, frozen=True):
 
 
 class Killed(Message, frozen=True):
-    """Answer to `Kill`: the whole name of the session that ends, and what its client is called."""
+    """Reply to `Kill`: the whole name of the session that ends, and what its client is called."""
 
     session: Name
     client: Name

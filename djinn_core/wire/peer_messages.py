@@ -30,7 +30,7 @@ class PeerTicketRequest(Message, frozen=True):
 
 
 class PeerTicket(Message, frozen=True):
-    """Answer to `PeerTicketRequest`: a one-time `ticket`, and where the executor listens.
+    """Reply to `PeerTicketRequest`: a one-time `ticket`, and where the executor listens.
 
     `fingerprint`: the certificate that it shows, where it speaks TLS.
     """
@@ -54,7 +54,7 @@ class ConnectPeer(Message, frozen=True):
 
 
 class ConnectPeerReply(PrintableFields, Message, frozen=True):
-    """Answer to `ConnectPeer`: latency in seconds one way, bandwidth in bytes a second; or why there is no connection."""
+    """Reply to `ConnectPeer`: latency in seconds one way, bandwidth in bytes a second; or why there is no connection."""
 
     texts = ("error",)
 
@@ -78,7 +78,7 @@ class PeerAttach(Message, frozen=True):
 
 
 class PeerAttached(Message, frozen=True):
-    """The other executor's answer: values may come. It has received `received` transfers of this sender for its session.
+    """The other executor's reply: values may come. It has received `received` transfers of this sender for its session.
 
     `secret`: valid for reconnecting after the connection broke; empty if the executor does not wait for that.
     """

@@ -17,7 +17,7 @@ class Resume(Message, frozen=True):
 
 
 class Resumed(Message, frozen=True):
-    """The executor's answer: how many frames of the client's it has received. What follows is numbered again.
+    """The executor's reply: how many frames of the client's it has received. What follows is numbered again.
 
     `instance`: of the process, as in `Attached`. Where it is another one, the session was recovered, and other executors have
     to be told.

@@ -24,7 +24,7 @@ class StateRequest(Message, frozen=True):
 
 
 class StateHeader(PrintableFields, Message, frozen=True):
-    """The executor's answer, or the first message of a client to another executor: the state comes in pieces.
+    """The executor's reply, or the first message of a client to another executor: the state comes in pieces.
 
     `lengths` are the bytes of its parts; each travels in frames of `PIECE` bytes at most. Empty: no state is available;
     see `reason`.

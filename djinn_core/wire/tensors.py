@@ -24,7 +24,7 @@ _NAMES: Final = MappingProxyType(
 )
 _DTYPES: Final = MappingProxyType({name: dtype for dtype, name in _NAMES.items()})
 
-# The short way for what nearly every answer is.
+# The short way for what nearly every reply is.
 _KNOWN_TO_NUMPY: Final[Mapping[torch.dtype, np.dtype[Any]]] = MappingProxyType({
     torch.float32: np.dtype("f4"), torch.float64: np.dtype("f8"), torch.float16: np.dtype("f2"), torch.int64: np.dtype("i8"),
     torch.int32: np.dtype("i4"), torch.int16: np.dtype("i2"), torch.uint8: np.dtype("u1"), torch.bool: np.dtype("?"),
@@ -76,7 +76,7 @@ def tensor_to_wire(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
             f"cannot send a tensor of layout {tensor.layout} on {tensor.device}; only strided CPU tensors can be sent"
         )
     plain = dtype in _KNOWN_TO_NUMPY and not (tensor.requires_grad or tensor.is_neg())
-    if plain and not tensor.ndim:  # a number, as most answers are
+    if plain and not tensor.ndim:  # a number, as most replies are
         return TensorHeader(name, (), ()), memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
     if plain and tensor.numel() and tensor.is_contiguous():  # NumPy refuses some shapes without elements
         return TensorHeader(name, tuple(tensor.shape), tensor.stride()), flatten(memoryview(tensor.numpy()))  # type: ignore[arg-type]

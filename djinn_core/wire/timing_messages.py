@@ -1,4 +1,4 @@
-"""Timing messages: while a client draws a timeline, an executor says with each answer when it did what, by its own clock."""
+"""Timing messages: while a client draws a timeline, an executor says with each reply when it did what, by its own clock."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import msgspec
 
 from djinn_core.wire.message_base import Count, Message, Name, Seconds
 
-TRANSFERS_TOLD = 1024  # of one answer; more are left out
+TRANSFERS_TOLD = 1024  # of one reply; more are left out
 
 
 class TimingsRequest(Message, frozen=True):
-    """Say with the answers to submissions from now on when they ran (`on`), and each of their instructions (`ops`); or no more."""
+    """Say with the replies to submissions from now on when they ran (`on`), and each of their instructions (`ops`); or no more."""
 
     on: bool = True
     ops: bool = False
 
 
 class TimingsReply(Message, frozen=True):
-    """Answer to `TimingsRequest`: a sample of the clock of an executor process, in seconds since some moment of its own."""
+    """Reply to `TimingsRequest`: a sample of the clock of an executor process, in seconds since some moment of its own."""
 
     instance: Name
     clock: Seconds
@@ -45,7 +45,7 @@ class ExecutionTimes(msgspec.Struct, frozen=True, array_like=True):
         memory: bytes of the session's values then.
         ops: for each instruction of the template, as two little-endian float32, seconds from `begun` to its beginning and
             seconds that it took; negative where it was not measured. Empty where that was not asked for.
-        transfers: transfers from and to other executors of the pool since the answer before.
+        transfers: transfers from and to other executors of the pool since the reply before.
     """
 
     instance: Name

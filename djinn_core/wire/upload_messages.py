@@ -49,7 +49,7 @@ class BlobQuery(Message, frozen=True):
 
 
 class BlobQueryReply(Message, frozen=True):
-    """Answer to `BlobQuery`, in the same order."""
+    """Reply to `BlobQuery`, in the same order."""
 
     found: tuple[bool, ...]
 

@@ -27,7 +27,7 @@ class StoredTensorEntry(msgspec.Struct, frozen=True, array_like=True):
 class OpenWeights(Message, frozen=True):
     """Ask what tensors there are at an address. Answered by `OpenWeightsReply`.
 
-    `patience`: after so many seconds the answer may be that it is still being opened; 0: the client waits.
+    `patience`: after so many seconds the reply may be that it is still being opened; 0: the client waits.
     """
 
     address: WeightAddress
@@ -35,7 +35,7 @@ class OpenWeights(Message, frozen=True):
 
 
 class OpenWeightsReply(PrintableFields, Message, frozen=True):
-    """Answer to `OpenWeights`: the tensors, and the version of the files that they are in. `refused` says why there are none.
+    """Reply to `OpenWeights`: the tensors, and the version of the files that they are in. `refused` says why there are none.
 
     `address` names these files; empty: as the one that was asked for does. `unfinished`: it is still being opened; `done` of `expected`
     bytes were downloaded. The client asks again.
@@ -60,7 +60,7 @@ class ReadProgressRequest(Message, frozen=True):
 
 
 class ReadProgressReply(Message, frozen=True):
-    """Answer to `ReadProgressRequest`: bytes of the values that are still being read."""
+    """Reply to `ReadProgressRequest`: bytes of the values that are still being read."""
 
     left: Count
 
@@ -68,7 +68,7 @@ class ReadProgressReply(Message, frozen=True):
 class ReadWeights(Message, frozen=True):
     """A new contiguous value that the executor reads: `size` bytes from byte `start` of a tensor at an opened address.
 
-    It has no answer. Where the files are not those of that version any more, or cannot be read, the value is poison.
+    It has no reply. Where the files are not those of that version any more, or cannot be read, the value is poison.
     """
 
     handle: Count
@@ -95,7 +95,7 @@ class SaveWeights(Message, frozen=True):
 
 
 class SaveWeightsReply(PrintableFields, Message, frozen=True):
-    """Answer to `SaveWeights`: the bytes of the file. `refused` says why there is none.
+    """Reply to `SaveWeights`: the bytes of the file. `refused` says why there is none.
 
     `poisoned` is the name of a value that an op failed to compute, if that is why; fetching it says more.
     """
@@ -121,7 +121,7 @@ class PublishedRequest(Message, frozen=True):
 
 
 class PublishedReply(PrintableFields, Message, frozen=True):
-    """Answer to `PublishedRequest`. `refused` says why nothing is published here."""
+    """Reply to `PublishedRequest`. `refused` says why nothing is published here."""
 
     texts = ("refused",)
 
@@ -136,7 +136,7 @@ class RemoveWeights(Message, frozen=True):
 
 
 class RemoveWeightsReply(PrintableFields, Message, frozen=True):
-    """Answer to `RemoveWeights`. `refused` says why the file is still there, or was not."""
+    """Reply to `RemoveWeights`. `refused` says why the file is still there, or was not."""
 
     texts = ("refused",)
 

@@ -21,8 +21,8 @@ from djinn_core.launch.tls_transports import trusting, under_tls, with_tls
 from djinn_core.net.tls_contexts import client_context, server_context
 from djinn_core.runtime.connecting.dialling import GatewayConnection, direct_ways, reach_gateway
 from djinn_core.runtime.connecting.servers import find_servers
-from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
+from djinn_core.runtime.receiving.reply_reader import ReplyReader
 from djinn_core.server.peers import exchange
 from djinn_core.wire.frames import FrameDecoder
 from djinn_core.wire.messages import (
@@ -207,12 +207,12 @@ def test_nobody_has_a_client_set_memory_aside_before_it_was_let_in(transports):
 )
 def test_descriptions_that_no_tensor_has(described):
     with pytest.raises(ProtocolError):
-        AnswerReader(Failures(), 1).described(Completed(1, described=(described,)))
+        ReplyReader(Failures(), 1).described(Completed(1, described=(described,)))
 
 
 def test_answers_that_bring_less_than_they_say():
     header = TensorHeader("float32", (2,), (1,))
-    reader = AnswerReader(Failures(), 1)
+    reader = ReplyReader(Failures(), 1)
     for results, body in (((header, header), [bytes(8)]), ((header,), [bytes(4)]), ((header,), [])):
         with pytest.raises(ProtocolError):
             reader.tensors(Completed(1, results=results), body)

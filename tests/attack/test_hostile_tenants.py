@@ -89,7 +89,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def say(transports):
-    """The answer of an executor to a first message."""
+    """The reply of an executor to a first message."""
     connections = []
 
     def say(executor, message):

@@ -80,7 +80,7 @@ def test_sessions_whose_client_does_not_come_back() -> None:
     session = LeasedConnection(SocketConnection(theirs, Limits(), "a client"), 0.05, UsageMetrics())
     ours.close()
     with contextlib.suppress(TransportError):
-        session.send(Frame(b"an answer"))
+        session.send(Frame(b"a reply"))
     session.close()
     found = weakref.ref(session)
     del session

@@ -1,4 +1,4 @@
-"""Over a slow link `generate()` waits for far fewer answers than it makes tokens, with the same tokens."""
+"""Over a slow link `generate()` waits for far fewer replies than it makes tokens, with the same tokens."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def interceptor():
 
 
 def waits(model, count):
-    """The tokens, and for how many answers was waited."""
+    """The tokens, and for how many replies was waited."""
     prompt = torch.tensor([[1, 7, 9]], device=model.device)
     before = djinn.stats()["round_trips"]
     length = {"min_new_tokens": count, "max_new_tokens": count}

@@ -68,7 +68,7 @@ def test_what_nobody_wants_any_more_is_thrown_away(embedded):
     x += 1
     assert x.tolist() == [6, 7, 8]
     session = open_session()
-    assert not session.replies._answers
+    assert not session.replies._arrived
     assert not session.replies._dropped
 
 

@@ -76,7 +76,7 @@ def another_session(embedded):
 
 
 def test_a_layout_that_was_learnt_is_not_believed_of_another_device(embedded, another_session):
-    # The kernel of another kind of device is only told of: `learn_layout` is what the answer of one would have called.
+    # The kernel of another kind of device is only told of: `learn_layout` is what the reply of one would have called.
     x = torch.ones(3, 5, device=embedded)
     call = recorded(lambda: x.add(1.5))
     learn_layout(call, 0, (1, 3))

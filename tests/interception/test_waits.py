@@ -1,4 +1,4 @@
-"""Round trips of usual programs: one for each answer that the program cannot go on without, and no others."""
+"""Round trips of usual programs: one for each reply that the program cannot go on without, and no others."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_patterns_that_break_their_contract() -> None:
         lambda: suite.test_it_depends_on_nothing_but_the_graph(
             made(operations=frozenset({"mm"}), match=fickle), GRAPHS
         ),
-        "two answers",
+        "two results",
     )
 
 
@@ -408,7 +408,7 @@ def test_memory_policies_that_are_wrong() -> None:
         expect_failure(
             lambda wrong=wrong: suite.test_it_orders_all_candidates_and_nothing_else(wrong, evictions), "not each of"
         )
-    expect_failure(lambda: suite.test_it_decides_the_same_again(made(order=turning), evictions), "two answers")
+    expect_failure(lambda: suite.test_it_decides_the_same_again(made(order=turning), evictions), "two results")
     expect_failure(lambda: suite.test_it_says_what_is_recomputed(made(recompute=maybe), evictions), "True or False")
 
 
@@ -461,7 +461,7 @@ def test_assignment_policies_that_are_wrong() -> None:
         lambda: suite.test_it_names_an_executor_that_it_was_shown(position, assignments), "by its number: 0 is none of"
     )
     turning = made(assign=lambda self, request: next(turns))
-    expect_failure(lambda: suite.test_it_decides_the_same_again(turning, assignments), "two answers")
+    expect_failure(lambda: suite.test_it_decides_the_same_again(turning, assignments), "two results")
     expect_failure(lambda: suite.test_it_is_an_assignment_policy(made(decide=None)), "assign")
 
 

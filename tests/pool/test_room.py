@@ -84,7 +84,7 @@ def test_programs_that_come_next_go_where_there_is_room_now(limited, another_cli
         assert bytes_held() == [0, 0]
         assert min(device.memory_free for device in open_session().topology.devices) > 200 * MIB
         another_client(170 * MIB)
-        for _ in range(100):  # the executor looks once a second, and says so with its next answer
+        for _ in range(100):  # the executor looks once a second, and says so with its next reply
             assert torch.zeros(4, device=REMOTE).sum().item() == 0
             first, second = open_session().topology.devices
             if first.memory_free < 100 * MIB:

@@ -72,7 +72,7 @@ def test_only_one_package_asks_the_operating_system(root, sources):
         found = {what for what in asked(ast.parse(path.read_text())) if (place, what) not in KNOWN}
         if found:
             guilty[place] = sorted(found)
-    assert guilty == {}, f"ask for it in {PACKAGE}, with an answer for each platform"
+    assert guilty == {}, f"ask for it in {PACKAGE}, with an implementation for each platform"
 
 
 @pytest.mark.parametrize(

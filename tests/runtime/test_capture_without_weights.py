@@ -95,7 +95,7 @@ def test_what_has_no_data_says_so_and_harms_nothing_else() -> None:
     assert (both + 1).tolist() == [3.0, 3.0, 3.0]
     gc.collect()  # the errors hold on to what they were raised at
     djinn.synchronize()
-    assert not recorders.absent.storages
+    assert not recorders.meta_only.storages
 
 
 def test_a_model_of_70_billion_parameters_is_analysed() -> None:

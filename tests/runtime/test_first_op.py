@@ -63,7 +63,7 @@ def test_a_thread_that_imports_dtensors_while_they_are_spared_finds_the_real_one
         other.start()
         other.join(0.2)
 
-    monkeypatch.setattr(torch_tracing._Asked, "__torch_dispatch__", import_meanwhile)
+    monkeypatch.setattr(torch_tracing._RuleProbe, "__torch_dispatch__", import_meanwhile)
     monkeypatch.setattr(torch_tracing._DTensorKind, "spared", None)
     torch_tracing.spare_dtensor(lambda *_: None)
     other.join()

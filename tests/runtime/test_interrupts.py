@@ -14,7 +14,7 @@ import torch
 import djinn
 from djinn.testing import open_session
 from djinn_core.errors import ProgramStopped
-from djinn_core.interrupts import held, raise_outside_torch, warn_without_lock
+from djinn_core.interrupts import interrupt_mask, raise_outside_torch, warn_without_lock
 from djinn_core.runtime.planning import plan_maker
 from djinn_core.runtime.sending import cancellation, uploads
 
@@ -242,30 +242,30 @@ def test_python_without_its_lock_is_warned_of(monkeypatch, recwarn):
 
 def test_interrupts_are_raised_at_checks_and_at_the_end():
     reached = []
-    with pytest.raises(KeyboardInterrupt), held:
-        with held:
+    with pytest.raises(KeyboardInterrupt), interrupt_mask:
+        with interrupt_mask:
             signal.raise_signal(signal.SIGINT)
-            assert held.pending
-        with held.whole:
-            held.check()
+            assert interrupt_mask.pending
+        with interrupt_mask.uninterruptible:
+            interrupt_mask.check()
             reached.append("in the whole")
-        held.check()
+        interrupt_mask.check()
         reached.append("after a check")
-    with pytest.raises(KeyboardInterrupt), held:
+    with pytest.raises(KeyboardInterrupt), interrupt_mask:
         signal.raise_signal(signal.SIGINT)
         reached.append("before the end")
-    with pytest.raises(KeyboardInterrupt), held, held.let_through():
+    with pytest.raises(KeyboardInterrupt), interrupt_mask, interrupt_mask.unmasked():
         signal.raise_signal(signal.SIGINT)
         reached.append("after what was let through")
     assert reached == ["in the whole", "before the end"]
-    assert not held.pending
+    assert not interrupt_mask.pending
 
 
 def test_a_handler_of_the_programs_own_is_called(session):
     calls = []
     previous = signal.signal(signal.SIGINT, lambda *_: calls.append("called"))
     try:
-        with held:
+        with interrupt_mask:
             signal.raise_signal(signal.SIGINT)
             assert not calls
         assert calls == ["called"]

@@ -42,7 +42,7 @@ class Server:
         self.limits, self.bytes_sent, self.bytes_received = Limits(), 0, 0
         self.value, self.state = value, state
         self.taken, self.answers = [], deque()
-        self.unread = []  # how many answers were, when each submission came
+        self.unread = []  # how many replies were, when each submission came
         self.down = ""
         self.crashes_executors = self.stateless = False
 

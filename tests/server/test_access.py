@@ -203,7 +203,7 @@ def sample(kind, **given):
 
 
 def answer_to(connect, url, message):
-    """Answer to a first message; None where the connection is closed."""
+    """Reply to a first message; None where the connection is closed."""
     connection = connect(url)
     try:
         connection.send(Frame(encode(message)))
@@ -234,7 +234,7 @@ def test_every_message_is_refused_without_a_good_token(guarded, secure, scheme, 
         message,
     ):  # a server that refuses more than 100 at a time, and then 20 a second, does not answer the others
         answers = []
-        wait_for(lambda: answers.append(answer_to(secure, guarded.url(scheme), message)) or answers[-1], "an answer")
+        wait_for(lambda: answers.append(answer_to(secure, guarded.url(scheme), message)) or answers[-1], "a reply")
         return answers[-1]
 
     with ThreadPoolExecutor(len(messages)) as pool:

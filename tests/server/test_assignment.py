@@ -191,7 +191,7 @@ def test_a_policy_of_a_package_of_its_own_is_chosen_by_name(python, tmp_path, pl
         assert homes(server, assignment_hint="fail") == [1 - last]  # the least loaded in its place
         assert "assign` raised ZeroDivisionError" in server.log.read_text()
         homes(server, assignment_hint="none")
-        assert "answered with 17" in server.log.read_text()
+        assert "returned 17" in server.log.read_text()
         assert "whims" in server.log.read_text()
         with pytest.raises(AccessRefused, match="not today, default"):
             homes(server, assignment_hint="no")

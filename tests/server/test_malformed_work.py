@@ -249,7 +249,7 @@ def test_what_a_client_refuses_itself_is_poison() -> None:
 
 
 def test_results_that_no_message_can_describe_are_refused() -> None:
-    """The client would not be able to read the answer."""
+    """The client would not be able to read the reply."""
     view = Form("aten::view", (Operand(), ListArg((SlotArg(),) * 65)), (), ("new",), False)
     wide = Template((view,), (0,), (0, 1), (0,), (1,))
     first = InitialBindings((1,) * 64 + (2,), pack_handles((1 << 32 | 1,)))

@@ -450,7 +450,7 @@ def test_a_snapshot_names_what_was_read_and_not_written(mapped, file_is_lost, ow
         if file_is_lost:
             os.truncate(tmp_path / "model.safetensors", 4096)
         kill_executor()
-        if file_is_lost:  # the session is lost where an answer since the last snapshot comes out differently
+        if file_is_lost:  # the session is lost where a reply since the last snapshot comes out differently
             with pytest.raises((djinn.RemoteError, djinn.SessionLost), match=r"cannot be read|changed|differently"):
                 large.sum().item()
             return

@@ -54,7 +54,7 @@ def clock():
 
 
 class Asking:
-    """Stands for a connection to a client that says one thing, and hears the answer."""
+    """Stands for a connection to a client that says one thing, and hears the reply."""
 
     def __init__(self, message):
         self.limits, self.answers, self._message = Limits(), [], message

@@ -17,7 +17,7 @@ from djinn.testing.processes import executor_process
 from djinn_core.errors import DjinnError
 from djinn_core.launch import piped_calls
 from djinn_core.launch.piped_holder import _CallServer
-from djinn_core.launch.piped_messages import HolderCall, answer_line, call_line, read_answer, read_call
+from djinn_core.launch.piped_messages import HolderCall, call_line, read_call, read_reply, reply_line
 
 
 def behind(script, **options):
@@ -92,9 +92,9 @@ def test_secrets_and_variables():
 def test_messages_carry_bytes():
     given = (b"\x00\xff", "text", 1.5, ("a", b"b"), None, True)
     assert read_call(call_line(3, "status", given)) == HolderCall(3, "status", given)
-    answer = read_answer(answer_line(4, given))
+    answer = read_reply(reply_line(4, given))
     assert (answer.number, answer.result, answer.error) == (4, given, None)
-    assert read_answer(answer_line(5, None, "why")).error == "why"
+    assert read_reply(reply_line(5, None, "why")).error == "why"
     for line in (
         b"",
         b"Welcome",
@@ -106,7 +106,7 @@ def test_messages_carry_bytes():
         b'[0, [{"base64": "\xc3\xa4"}]]',
     ):
         with pytest.raises(msgspec.DecodeError):
-            read_answer(line)
+            read_reply(line)
 
 
 @attrs.frozen
@@ -132,7 +132,7 @@ def test_a_holder_answers_its_methods_only():
             [("full", ()), ("status", (1.0,)), ("drain", (2.0,)), ("secret", ()), ("__init__", ())]
         ):
             holding.take(HolderCall(number, method, arguments))
-            said[method] = read_answer(answers.readline())
+            said[method] = read_reply(answers.readline())
     os.close(sending)
     assert (said["full"].result, said["full"].error) == ("no room", None)
     assert said["status"].error == "it does not answer"

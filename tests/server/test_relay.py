@@ -98,7 +98,7 @@ def test_what_a_client_sent_last_reaches_the_executor(relayed, url):
             while True:
                 came.append(connection.receive(SECONDS).head)
                 with suppress(TransportError):
-                    connection.send(Frame(b"an answer that is not read"))
+                    connection.send(Frame(b"a reply that is not read"))
         except TransportError:
             over.set()
 

@@ -255,7 +255,7 @@ class DyingChannel:
 
 @pytest.mark.parametrize("address", ["file:x.safetensors", "published:x"])
 def test_what_was_done_when_the_executor_died_is_not_done_again_and_is_no_failure(address, tmp_path):
-    """Between the file's last step and the answer in the journal."""
+    """Between the file's last step and the reply in the journal."""
     disk = DiskQuota(1500)  # not enough for two of the files
     reader = WeightReader([FileSource()])
     reader.save_in(tmp_path, disk, "")

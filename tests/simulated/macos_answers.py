@@ -1,4 +1,4 @@
-"""Answers of the package that asks the operating system, where it is macOS."""
+"""Replacements of the package that asks the operating system, where it is macOS."""
 
 import logging
 import os

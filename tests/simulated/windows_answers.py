@@ -1,4 +1,4 @@
-"""Answers of the package that asks the operating system, where it is Windows, and refusals of what does not run there."""
+"""Replacements of the package that asks the operating system, where it is Windows, and refusals of what does not run there."""
 
 import os
 import socket

@@ -265,7 +265,7 @@ def test_perfetto_reads_it(embedded, tmp_path):
             "test_profile.py" in row["line"] and row["parts"] == pytest.approx(row["dur"], rel=0.05) for row in rows
         )
         (found,) = processor.query("select count(*) as flows from flow")
-        assert found["flows"] >= 3 * waits  # from the line to the request, the execution and the answer
+        assert found["flows"] >= 3 * waits  # from the line to the request, the execution and the reply
         lanes = {row["name"] for row in processor.query("select distinct name from thread")}
         assert {
             "MainThread: modules",

@@ -87,7 +87,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return (
         f"{len(verdicts)} architectures: {equal} equal. Bitwise: {forward} forward, {step} training step. "
         f"{sum(v.tokens is True for v in verdicts)} of {sum(v.tokens is not None for v in verdicts)} write the same tokens. "
-        f"{trips} need no answer from the server in the forward pass."
+        f"{trips} need no reply from the server in the forward pass."
     )
 
 

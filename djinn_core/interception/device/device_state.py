@@ -54,7 +54,7 @@ class ThreadState(threading.local):
     Attributes:
         index: the index that the device without an index stands for. stream: the stream that was chosen; None: the default.
         keeps_random_state: PyTorch is saving a random state that it will not read.
-        padding_is_last: the answer to the last question whether padding comes last in each row.
+        padding_is_last: the result of the last check whether padding comes last in each row.
         converts_module: a module is being moved or converted.
         remade_view: the view that the `as_strided` call under way makes again, and that has a value already.
         subclass: the class that `as_subclass` wants of the view under way.

@@ -1,7 +1,7 @@
-"""Ops that kernels of every device do not compute deterministically: PyTorch's alert comes at the op, as an error or a warning.
+"""Ops without a deterministic kernel on any device: PyTorch's alert comes at the op, as an error or a warning.
 
 The executor computes under the same settings, but its error would come at the next sync point and its warning would stay there.
-Kernels of CUDA alert of more ops than these; theirs are errors of the executor.
+Kernels of CUDA alert at more ops than these; those alerts come from the executor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ALERTS: dict[Any, Callable[..., None]] = {
 
 @handles(*_ALERTS)
 def record_alerting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the op, after the alert where deterministic algorithms are asked for.
+    """Record the op, after PyTorch's alert if deterministic algorithms are asked for.
 
     Raises:
         RuntimeError: as eager PyTorch.

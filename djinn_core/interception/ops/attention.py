@@ -1,12 +1,11 @@
 """Attention: recorded whole without gradients, and with them as the fused kernel that the executor's device would take.
 
-PyTorch chooses the kernel of `scaled_dot_product_attention` by device type, and knows none for a device of Python kernels but
-the one that is made of other ops: that holds the weights of attention in memory, and rounds otherwise than fused ones. So
-PyTorch's own code is asked to choose, for tensors without memory that say they are on the executor's kind of device. What
-it then calls is recorded: one instruction forward, one backward.
+PyTorch chooses the kernel of `scaled_dot_product_attention` by device type. For a device of Python kernels it knows only the
+decomposition, which holds the attention weights in memory and rounds differently from fused kernels. So PyTorch's own code is asked to
+choose for tensors without memory that claim to be on the executor's kind of device. What it then calls is recorded: one instruction
+forward, one backward.
 
-Kinds of devices that this build of PyTorch cannot choose for get the parts, as does attention in forward mode and under
-transforms.
+Attention is decomposed for kinds of devices that this build of PyTorch cannot choose for, in forward mode, and under transforms.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from djinn_core.interception.ops.composite import is_differentiated, take_apart
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.logs import get_logger
 from djinn_core.torch_private import never_compiled
 from djinn_core.tracebacks import for_users
@@ -71,7 +70,8 @@ def attention(
 def whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Attention without gradients: the executor chooses, unless the program restricts the choice (`sdpa_kernel`).
 
-    Dropout draws random numbers, which the program must show. A mode that looks at ops is to see the kernel.
+    With dropout, or inside of a dispatch mode, the client chooses the kernel: the program must show where random numbers are drawn,
+    and the mode is to see the kernel.
     """
     drops = len(args) > 4 and args[4]
     if flash_sdp_enabled() and math_sdp_enabled() and not drops and not torch_private.in_dispatch_modes():
@@ -153,7 +153,7 @@ class _StandIn(torch.Tensor):
 def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     query, key, value, mask, *rest = args
     try:
-        with held, torch.inference_mode(False), torch.enable_grad():
+        with interrupt_mask, torch.inference_mode(False), torch.enable_grad():
             stand_ins = [_stand_in(t, query.dtype) for t in (query, key, value)]
             if mask is not None:
                 # Of the gradients that are wanted the choice depends on the mask's alone; others would be noted here.

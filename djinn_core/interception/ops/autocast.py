@@ -1,8 +1,7 @@
 """`torch.autocast("remote_accelerator")`: the same ops in the same precision as on CUDA.
 
-PyTorch's casting policies live in C++ and serve the devices that it knows. For a device of Python kernels there is the
-dispatch key alone, so the policies are written here once more: four lists of ops, those of `ATen/autocast_mode.h` for CUDA,
-and what each does to its arguments.
+PyTorch's casting policies are in C++ and serve the devices that it knows; a device of Python kernels has the dispatch key alone. So
+the policies are repeated here: the four lists of ops of `ATen/autocast_mode.h` for CUDA, and what each policy does to arguments.
 """
 
 from __future__ import annotations
@@ -317,7 +316,7 @@ def _overload(name: str) -> Any:
 def _entered(policy: Callable[[Any], Kernel], name: str) -> Kernel:
     """The policy for an overload as PyTorch calls it: ops inside it are not autocast once more.
 
-    PyTorch takes long to make an object for an overload, so that is asked for at the first call.
+    The object of an overload is looked up at the first call, because PyTorch takes long to make one.
     """
     found: Kernel | None = None
 

@@ -28,8 +28,8 @@ def guard_engine(run: EngineRun) -> EngineRun:
         recorder = current_or_none()
         if recorder is None:
             return run(*args, **kwargs)
-        outer = recorder.differentiating, recorder.module, recorder.issued.backward
-        recorder.differentiating, recorder.module, recorder.issued.backward = True, None, None
+        outer = recorder.differentiating, recorder.module, recorder.call_sites.backward
+        recorder.differentiating, recorder.module, recorder.call_sites.backward = True, None, None
         moments = recorder.module_moments
         if moments is not None:
             moments.extend((perf_counter(), BACKWARD))
@@ -43,7 +43,7 @@ def guard_engine(run: EngineRun) -> EngineRun:
                 raise
             raise pending[0] from (None if isinstance(error, SystemError) else error)
         finally:
-            recorder.differentiating, recorder.module, recorder.issued.backward = outer
+            recorder.differentiating, recorder.module, recorder.call_sites.backward = outer
             if moments is not None:
                 moments.extend((perf_counter(), None))
 

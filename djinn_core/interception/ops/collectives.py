@@ -1,8 +1,8 @@
 """Collectives of `torch.distributed` on remote tensors: their values pass through the clients.
 
-Each process of the group is a client, perhaps of a server of its own. A collective sends what was recorded, fetches its inputs,
-runs on their copies with the group's CPU backend (gloo), and uploads its results. So it returns when it is done, also where it
-was called with `async_op=True`; only `send` does not wait for the other end.
+Each process of the group is a client, perhaps of a server of its own. A collective sends what was recorded, fetches its inputs, runs
+on their copies with the group's CPU backend (gloo), and uploads its results. So it returns when it is done, even with `async_op=True`.
+Only `send` does not wait for the other end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from djinn_core.interception.sync import copy, fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.upload import upload_copy
 
-# What ops write is their first argument. These read it as well.
+# All ops write their first argument. These read it as well.
 _READ_AND_WRITTEN: Final = (
     "allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "all_reduce_", "all_reduce_coalesced_",
 )  # fmt: skip

@@ -1,10 +1,10 @@
 """Composite ops: those that are recorded whole, and the decomposition of the others.
 
 PyTorch takes composite ops apart before a backend sees them, except in inference mode and where a backend registers a
-kernel of its own. A few are worth keeping whole while no gradient is needed: there are fewer instructions, and the
-executor may choose its own kernel. All others are taken apart in every mode, so that a model records the same program in
-all of them. Where a `TorchDispatchMode` is entered, such as a counter of flops or a tracer, all are: it is to see what it sees
-of other devices. Attention has a module of its own, `attention`.
+kernel of its own. A few are kept whole while no gradient is needed: the program has fewer instructions, and the executor may choose
+its own kernel. All others are taken apart in every mode, so that a model records the same program in all of them. Inside of a
+`TorchDispatchMode`, such as a counter of flops or a tracer, all are taken apart, as on other devices. Attention is in the module
+`attention`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ IN_EVALUATION = (
     aten.rnn_tanh.input,
 )
 
-# PyTorch takes these apart for every backend that has no kernel of its own, as the CPU and CUDA have. Their parts round
-# in other places, so they are ours.
+# PyTorch takes these apart for backends without a kernel of their own. The CPU and CUDA have one, and the parts round
+# differently, so these are recorded whole.
 WITH_KERNELS = (
     aten.mish_backward.default,
     aten.native_channel_shuffle.default,

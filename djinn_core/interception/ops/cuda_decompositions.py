@@ -1,8 +1,8 @@
 """Ops that PyTorch and libraries use on every device that is not a CPU, made of ops that every executor has.
 
-The fused cells of LSTM and GRU and `histc` of integers exist for CUDA only, and a program must run on a CPU executor,
-too. Packing reads its lengths on the CPU and returns batch sizes there, which no single op on one device can do. CTC loss
-takes its lengths from either device.
+The fused cells of LSTM and GRU and `histc` of integers exist for CUDA only, but programs must run on a CPU executor, too. Packing of
+sequences reads lengths and returns batch sizes on the CPU, which no op on one device can do. CTC loss takes its lengths from either
+device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`torch.set_default_dtype`: what it means for an op is decided here, because an executor keeps the default of its own.
+"""`torch.set_default_dtype`: the client applies it to ops, because an executor keeps a default of its own.
 
-Whole numbers become floats of the default dtype where an op needs floats. Where that is not the one that executors have,
-they are converted before.
+Where an op needs floats, integers become floats of the default dtype. If that is not the default dtype of executors, the client
+converts them first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SetDefault = Callable[..., None]
 
 
 def noting_changes(forget: Callable[[], None]) -> Callable[[SetDefault], SetDefault]:
-    """Decorator for setters of the default dtype: `forget` is called where it has changed, as results may differ then."""
+    """Decorator for setters of the default dtype: it calls `forget` if the dtype has changed, because results may differ then."""
 
     def decorate(plain: SetDefault) -> SetDefault:
         def set_default(*arguments: Any) -> None:

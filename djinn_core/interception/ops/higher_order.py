@@ -1,7 +1,7 @@
 """Higher-order ops, such as `torch.cond` and `flex_attention`: their functions run op by op, and each op is recorded.
 
-PyTorch has an implementation of each that is made of ops, and looks for one by the class of the tensors. Autograd's own way
-traces the functions, which wants them as `torch.compile` rewrites them; so autograd records their ops here, as any others.
+PyTorch looks for an implementation by the class of the tensors, and has one made of ops. Its autograd kernel would trace the
+functions, which must then be as `torch.compile` rewrites them; so here autograd records the ops of the functions like any others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ops on tensors that are not strided: one instruction, `LAYOUT_CALL`, whose operands are the strided parts of its arguments.
 
-How many elements a sparse result has depends on data, so the executor is asked: a round trip each.
+The number of elements of a sparse result depends on data, so each op is a round trip to the executor.
 """
 
 from __future__ import annotations
@@ -140,13 +140,13 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     values = [tensor.remote for tensor in made]
     del made
     handles = tuple(value.handle for value in values)
-    answer = current().ask(SyncRequest(describe=handles, fetch=handles[::PLACES]))
+    reply = current().ask(SyncRequest(describe=handles, fetch=handles[::PLACES]))
     device = metas[0].device
-    described = [described_on(device, d) for d in answer.described] if device else list(answer.described)
+    described = [described_on(device, d) for d in reply.described] if device else list(reply.described)
     tensors = [wrap_described(value, one) for value, one in zip(values, described, strict=True)]
     return [
         _put_together(header.tolist(), tensors[PLACES * index + 1 : PLACES * (index + 1)])
-        for index, header in enumerate(answer.tensors)
+        for index, header in enumerate(reply.tensors)
     ]
 
 

@@ -1,7 +1,7 @@
 """Dispatch of ops with tensors that are not strided: sparse, quantized and nested ones.
 
-What only looks at such a tensor, or makes one of strided parts, happens at the client without a message (`sparse`, `compressed`,
-`quantized`, `nested`). Every other op is one instruction, see `layout_calls`.
+Ops that only read the metadata of such a tensor, or make one of strided parts, run on the client without a message (`sparse`,
+`compressed`, `quantized`, `nested`). Every other op is one instruction, see `layout_calls`.
 """
 
 from __future__ import annotations

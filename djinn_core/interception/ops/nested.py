@@ -242,7 +242,7 @@ def reshaped_as(original: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-class _Apart(torch.autograd.Function):
+class _TakeApart(torch.autograd.Function):
     """An op that takes a nested tensor apart: PyTorch's formulas of its gradient look into the C++ object of a CPU tensor."""
 
     @staticmethod
@@ -272,7 +272,7 @@ def taken_apart(original: Callable[..., Any], handler: Handler) -> Callable[...,
         if not isinstance(source, NestedTensor):
             return original(keys, source, *args)
         if torch.is_grad_enabled() and source.requires_grad:
-            return list(_Apart.apply(source, handler, *(args or (0,))))  # type: ignore[no-untyped-call]
+            return list(_TakeApart.apply(source, handler, *(args or (0,))))  # type: ignore[no-untyped-call]
         return handler(None, (source, *args), {})
 
     return kernel

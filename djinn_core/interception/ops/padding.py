@@ -1,7 +1,7 @@
 """`nn.TransformerEncoder` with a padding mask, for which PyTorch uses nested tensors; the remote device has none.
 
-In evaluation PyTorch drops the padding, runs the layers on what is left, and puts zeros where the padding was. Here the
-layers see padding and mask, which gives the same everywhere else, and the zeros are put there at the end.
+In evaluation PyTorch drops the padding, runs the layers on what is left, and puts zeros where the padding was. Here the layers get
+the padding and a mask, with the same results elsewhere, and the zeros are filled in at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Forward = Callable[..., torch.Tensor]
 
 @handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Check whether padding comes last in each row, in which case PyTorch drops it. Returns False, and keeps the answer."""
+    """Check whether padding comes last in each row, in which case PyTorch drops it. Returns False, and keeps the result."""
     kept = args[1]
     device_state.thread.padding_is_last = not bool((kept[:, 1:] & ~kept[:, :-1]).any())
     return False

@@ -1,11 +1,11 @@
 """Chains of views: PyTorch keeps for each view the path from its base, which would be as long as the chain.
 
-It does so only for tensors of Python backends, for which it does not rely on `as_strided`, and copies the path of one view
-for the next: a chain of n views takes O(n^2) time. So a view far from its base becomes a direct view of that base. Nothing
-is done before a program has such a chain, because a kernel in Python costs each view about six microseconds.
+It does so only for tensors of Python backends, for which it does not rely on `as_strided`. It copies the path of one view for the
+next, so that a chain of n views takes O(n^2) time. Here a view far from its base becomes a direct view of that base. The kernels for
+this are registered only once a program has such a chain, because a kernel in Python costs each view about six microseconds.
 
-Gradients still flow through all views of the chain, because their hooks must run: the next view is made from a tensor with
-a short path, whose autograd node leads on to the view that it stands for.
+Gradients still flow through all views of the chain, because their hooks must run: the next view is made from a stand-in with a short
+path, whose autograd node leads to the view that it stands for.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _nearer(given: LazyTensor) -> torch.Tensor:
     if type(base) is not LazyTensor or not _looks_alike(given, base) or torch_private.in_forward_mode():
         return given
     if given.requires_grad and torch.is_grad_enabled():
-        near: torch.Tensor = _Nearer.apply(given)  # type: ignore[no-untyped-call]
+        near: torch.Tensor = _ViewNearBase.apply(given)  # type: ignore[no-untyped-call]
     else:
         near = _near(given)
     torch_private.take_creation_from(near, given)
@@ -102,7 +102,7 @@ def remade_view() -> LazyTensor | None:
     return device_state.thread.remade_view
 
 
-class _Nearer(torch.autograd.Function):
+class _ViewNearBase(torch.autograd.Function):
     """The same as a view, at one step from its base; gradients go on to the view, and so through its hooks."""
 
     @staticmethod

@@ -72,7 +72,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     if module is None and recorder.differentiating:
         module = at_node(recorder)
     entries = recorder.entries
-    site = user_site(recorder.issued, recorder.module, above)
+    site = user_site(recorder.call_sites, recorder.module, above)
     entries.append(Entry(call, tuple(handles), slots, site, module))
     port.ops_captured += 1
     if recorder.epoch != epoch:

@@ -34,7 +34,7 @@ _frame = sys._getframe  # noqa: SLF001 - the public ways build a list of all fra
 _MODULE, _BACKWARD = Boundary  # looked at once for each frame, and members of an enumeration are slow to look up
 
 
-class Issued:
+class CallSites:
     """Lines that issued the calls of modules, and the backward pass, in which a thread is. With them the stack is not walked for each op.
 
     Attributes:
@@ -67,7 +67,7 @@ def mark_boundary(function: Callable[..., object], boundary: Boundary) -> None:
     _known[id(code)] = code, boundary
 
 
-def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site:
+def user_site(call_sites: CallSites, module: ModuleCall | None, above: int = 0) -> Site:
     """The innermost frame outside torch and Djinn: its code and the offset of its current instruction.
 
     The same place is the same object, so that it costs memory once however often an op is recorded there. The `above`
@@ -90,12 +90,12 @@ def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site
         elif sites is _MODULE:
             # The calls of a thread lie on its stack as their links lie in their chain.
             if module is not None and len(module) == 2:
-                site = issued.find(module)
+                site = call_sites.find(module)
                 if site is None:
                     crossed = [module] if crossed is None else [*crossed, module]
                 module = module[1]
         elif sites is _BACKWARD:
-            site, module, differentiates = issued.backward, None, True
+            site, module, differentiates = call_sites.backward, None, True
         if site is None:
             outer = frame.f_back
             if outer is not None:
@@ -103,9 +103,9 @@ def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site
                 continue
             site = code, frame.f_lasti
         if crossed is not None:
-            issued.keep(crossed, site)
+            call_sites.keep(crossed, site)
         if differentiates:
-            issued.backward = site
+            call_sites.backward = site
         return site
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from djinn_core.interception.recording.entry import Taken
+from djinn_core.interception.recording.entry import SentEntries
 from djinn_core.interception.recording.meta_substitution import MetaSubstitution
 from djinn_core.interception.recording.recorder import current, freeze
 from djinn_core.interception.tensors.lazy_tensor import logical_device
@@ -15,12 +15,12 @@ from djinn_core.interception.tensors.storage import still_to_free
 from djinn_core.ir.program import Program
 
 
-class Capturing:
+class Capture:
     """A capture that is under way or done."""
 
     def __init__(self, skip: int) -> None:
         self._skip = skip  # instructions that were recorded, and not yet sent, before the capture began
-        self.sent = Taken()
+        self.sent = SentEntries()
         self._program: Program | None = None
 
     @property
@@ -36,7 +36,7 @@ class Capturing:
 
 
 @contextmanager
-def capturing() -> Iterator[Capturing]:
+def capturing() -> Iterator[Capture]:
     """Record the ops of this thread inside the block.
 
     Factories without a device argument make remote tensors. Nothing is sent unless the code inside needs a result; what
@@ -44,7 +44,7 @@ def capturing() -> Iterator[Capturing]:
     only.
     """
     recorder = current()
-    capture, stand_ins = Capturing(len(recorder.entries)), MetaSubstitution()
+    capture, stand_ins = Capture(len(recorder.entries)), MetaSubstitution()
     recorder.captures.append(capture.sent)
     before, recorder.fixed = recorder.fixed, recorder.entries[-1] if recorder.entries else None
     try:

@@ -41,7 +41,7 @@ class Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 @attrs.define(eq=False)
-class Taken:
+class SentEntries:
     """Entries that were sent while a capture is under way, and handles of the values that were waited for."""
 
     entries: list[Entry] = attrs.field(factory=list)

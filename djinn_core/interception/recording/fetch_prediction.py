@@ -41,14 +41,14 @@ class _Follower(NamedTuple):
     call: Any
 
 
-class _Known(NamedTuple):
+class _KnownFetches(NamedTuple):
     """Fetches that followed a program the last time. `calls` are kept so that their identities are not given to others."""
 
     followers: tuple[_Follower, ...]
     calls: tuple[Any, Any]
 
 
-class _Fetched(msgspec.Struct, frozen=True):
+class _FetchedElements(msgspec.Struct, frozen=True):
     """Elements that were fetched when the recorder had this epoch, and the port these `memory_changes`."""
 
     elements: torch.Tensor
@@ -60,7 +60,7 @@ class FetchPredictor:
     """Predicts which values a thread fetches after one of its programs, by what it fetched after that program the last time."""
 
     def __init__(self) -> None:
-        self._known: LruCache[_Key, _Known] = LruCache(PROGRAMS)
+        self._known: LruCache[_Key, _KnownFetches] = LruCache(PROGRAMS)
         self._last: list[Entry] = []  # the last piece of the program that was sent last with a fetch
         self._entries: list[Entry] = []  # its entries
         self._pieces: list[Entry] = []  # entries that were sent since the last fetch
@@ -68,7 +68,7 @@ class FetchPredictor:
         self._handles: tuple[int, ...] = ()  # of what was predicted
         self._fetched: list[int] = []  # handles that were fetched after the first
         self._first = 0  # handle of the fetch for which the program was sent
-        self._values: dict[int, _Fetched] = {}  # the oldest first
+        self._values: dict[int, _FetchedElements] = {}  # the oldest first
 
     def sent(self, entries: list[Entry]) -> None:
         """Note a piece of a program that was sent without a fetch."""
@@ -98,7 +98,7 @@ class FetchPredictor:
     def came(self, handles: Sequence[int], tensors: Sequence[torch.Tensor], epoch: int) -> None:
         """Remember what came ahead, at the recorder's `epoch` after the program was sent."""
         for handle, tensor in zip(handles, tensors, strict=True):
-            self._remember(handle, tensor.clone(), epoch)  # it has the memory of a whole answer
+            self._remember(handle, tensor.clone(), epoch)  # it has the memory of a whole reply
 
     def fetched(self, value: Value, elements: torch.Tensor, epoch: int) -> None:
         """Remember what was fetched, if it is small: programs look at the same number again. It must not be changed afterwards."""
@@ -107,7 +107,7 @@ class FetchPredictor:
 
     def _remember(self, handle: int, elements: torch.Tensor, epoch: int) -> None:
         values = self._values
-        values[handle] = _Fetched(elements, epoch, port.memory_changes)
+        values[handle] = _FetchedElements(elements, epoch, port.memory_changes)
         if len(values) > REMEMBERED:
             del values[next(iter(values))]
 
@@ -146,7 +146,7 @@ class FetchPredictor:
         if followers == self._predicted:
             return
         last = self._last
-        self._known.store(_key_of(last), _Known(followers, (last[0].call, last[-1].call)))
+        self._known.store(_key_of(last), _KnownFetches(followers, (last[0].call, last[-1].call)))
 
 
 def _key_of(last: Sequence[Entry]) -> _Key:

@@ -11,10 +11,10 @@ from djinn_core.ir.values import storage_of
 from djinn_core.reference_counts import counts_beside
 
 
-class Absent:
+class MetaOnlyStorages:
     """Numbers of the storages that have no data. The caller must hold the recorders' lock.
 
-    Absence propagates: the results and writes of an op with an absent operand are absent, too.
+    This propagates: the results and writes of an op with such an operand have no data, either.
 
     Attributes:
         storages: the numbers; the same set throughout.
@@ -28,7 +28,7 @@ class Absent:
         self.storages.add(storage)
 
     def sift(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries that can run, since they use no absent value."""
+        """The entries that can run, since all their operands have data."""
         present: list[Entry] = []
         for entry in entries:
             if any(storage_of(h) in self.storages for h in entry.inputs):
@@ -44,10 +44,10 @@ class Absent:
         return storage_of(handle) in self.storages
 
     def refuse(self, handles: Iterable[int]) -> None:
-        """Refuse a request for the data of absent values.
+        """Refuse a request for data that these storages do not have.
 
         Raises:
-            UnsupportedOperation: one of them is absent.
+            UnsupportedOperation: one of the handles has no data.
         """
         if any(storage_of(h) in self.storages for h in handles):
             raise UnsupportedOperation(

@@ -2,7 +2,7 @@
 
 A model that was built under `torch.device("meta")` has no data. Inside a capture every PyTorch function that is called with
 such a tensor gets a remote one of the same metadata in its place, so that kernels, attention and autograd are chosen as for
-the remote device. The model itself is not changed. The results are `absent`: recorded, and never sent. Optimizers of such a model update the tensors in
+the remote device. The model itself is not changed. The results are `MetaOnlyStorages`: recorded, and never sent. Optimizers of such a model update the tensors in
 its place, with state of their own.
 """
 
@@ -29,7 +29,7 @@ from djinn_core.ir.values import meta_of
 
 
 @attrs.frozen
-class _Own:
+class _OptimizerState:
     """An optimizer's own parameters by group, and its own state, which it has while it does not step."""
 
     optimizer: Optimizer
@@ -49,7 +49,7 @@ class OptimizerSteps:
     def __init__(self, standing_for: Callable[[Any], Any]) -> None:
         self._standing_for = standing_for
         self._thread = threading.get_ident()
-        self._own: dict[int, _Own] = {}
+        self._own: dict[int, _OptimizerState] = {}
         self._states: dict[int, Any] = {}  # what optimizers remembered of their steps inside the capture
         self._handles: list[RemovableHandle] = []
 
@@ -75,7 +75,7 @@ class OptimizerSteps:
                 self._lend(optimizer)
 
     def _lend(self, optimizer: Optimizer) -> None:
-        own = _Own(optimizer, [group["params"] for group in optimizer.param_groups], optimizer.state)
+        own = _OptimizerState(optimizer, [group["params"] for group in optimizer.param_groups], optimizer.state)
         self._own[id(optimizer)] = own
         if id(optimizer) not in self._states:
             lent: dict[Any, Any] = defaultdict(dict)
@@ -180,7 +180,7 @@ class MetaSubstitution(TorchFunctionMode):
         if key not in self._storages:
             storage = self._storages[key] = Storage.begin(tensor.untyped_storage().nbytes(), None)
             with recorders.sending:  # looked up each time: a forked child has a new one
-                recorders.absent.add(storage.id)
+                recorders.meta_only.add(storage.id)
         with torch.inference_mode(tensor.is_inference()):
             stand_in = wrap(Value.begin(self._storages[key], meta_of(tensor)))
         if tensor.requires_grad:

@@ -71,7 +71,7 @@ def unwatched() -> Iterator[None]:
 def place_of_op() -> tuple[Site, ModuleCall | None]:
     """The line of the user's program that issued the op, and the call of a module that it is in; asked by `OpObserver.after` itself."""
     recorder = current()
-    return user_site(recorder.issued, recorder.module, 1), module_now(recorder)
+    return user_site(recorder.call_sites, recorder.module, 1), module_now(recorder)
 
 
 def module_in_words(module: ModuleCall | None) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from djinn_core.interception.recording.call_site import user_site
-from djinn_core.interception.recording.entry import Entry, Taken
+from djinn_core.interception.recording.entry import Entry, SentEntries
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
@@ -88,7 +88,7 @@ class RecordedCall:
         places += [numbers[which] * HANDLE_STEP + view for which, view in self.made]
         there = values + [tensor.remote for tensor in self.constants]
         places += [there[place].storage.view() for place in self.views]
-        site, module = user_site(recorder.issued, recorder.module), recorder.module
+        site, module = user_site(recorder.call_sites, recorder.module), recorder.module
         recorder.entries += [Entry(call, find(places), slots, site, module) for call, find, slots in self.steps]
         recorder.dead += [places[place] for place in self.dead]
         port.ops_captured += len(self.steps)
@@ -116,7 +116,7 @@ def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> t
     an input nor its own.
     """
     recorder = current()
-    sent = Taken()
+    sent = SentEntries()
     start, before = len(recorder.entries), recorder.fixed
     uploads, recorder.constants = recorder.constants, []
     recorder.captures.append(sent)
@@ -135,7 +135,7 @@ def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> t
         recorder.captures = [c for c in recorder.captures if c is not sent]
 
 
-class _Unknown(Exception):  # noqa: N818 - a signal between functions of this module
+class _NotRecordable(Exception):  # noqa: N818 - a signal between functions of this module
     """The call cannot be recorded in bulk."""
 
 
@@ -159,7 +159,7 @@ class _Analysis:
     def result(self, outputs: Any) -> RecordedCall | None:
         try:
             return self._result(outputs)
-        except _Unknown:
+        except _NotRecordable:
             return None
 
     def _result(self, outputs: Any) -> RecordedCall:
@@ -167,10 +167,10 @@ class _Analysis:
             self._look_at(entry)
         used = {handle for entry in self.entries for handle in entry.handles}
         if sum(data.nbytes for data in self.uploads.values()) > CONSTANTS_LIMIT:
-            raise _Unknown
+            raise _NotRecordable
         known = {*self.input_places, *self.uploads, *self.new}
         if not used <= known or not isinstance(outputs, (list, tuple)):
-            raise _Unknown
+            raise _NotRecordable
         places = self._places()
         found = tuple(self._output(output, places) for output in outputs)
         kept = {o.place for o in found if isinstance(o, _Output)}
@@ -192,7 +192,7 @@ class _Analysis:
 
     def _look_at(self, entry: Entry) -> None:
         if entry.call.changes:
-            raise _Unknown  # an operand is another tensor afterwards
+            raise _NotRecordable  # an operand is another tensor afterwards
         made = iter(entry.outputs)
         for meta, alias, same, nbytes in entry.call.outcome:
             if same >= 0 or meta is None:
@@ -202,7 +202,7 @@ class _Analysis:
             if alias < 0:
                 self.sizes[storage_of(handle)] = nbytes
             elif storage_of(handle) not in self.sizes and storage_of(handle) not in self.there:
-                raise _Unknown
+                raise _NotRecordable
 
     def _written(self) -> set[int]:
         written: set[int] = set()
@@ -211,7 +211,7 @@ class _Analysis:
                 if self.there.get(storage, len(self.inputs)) < len(self.inputs):
                     written.add(self.there[storage])
                 elif storage not in self.sizes:
-                    raise _Unknown  # writes into a constant
+                    raise _NotRecordable  # writes into a constant
         return written
 
     def _views_of(self, storage: int) -> list[int]:
@@ -233,16 +233,16 @@ class _Analysis:
         if not isinstance(output, torch.Tensor):
             return output
         if type(output) is not LazyTensor or output.requires_grad:
-            raise _Unknown
+            raise _NotRecordable
         handle = output.remote.handle
         for place, tensor in enumerate(self.inputs):
             if tensor is output:
                 return _Output(same=place)
         if handle not in places or handle not in self.new:
-            raise _Unknown
+            raise _NotRecordable
         storage = storage_of(handle)
         if storage not in self.sizes or storage in self.returned:
-            raise _Unknown  # PyTorch must know that what it returns shares memory
+            raise _NotRecordable  # PyTorch must know that what it returns shares memory
         self.returned.add(storage)
         return _Output(place=places[handle], storage=list(self.sizes).index(storage), meta=output.remote.meta)
 

@@ -45,11 +45,11 @@ def rewrite(program: Program, substitutions: Sequence[Substitution], weights: fr
     Raises:
         InvalidStage: a substitution does not fit, or its code needs data.
     """
-    with _apart() as recorder:
-        return _Rewriting(program, substitutions, recorder).run(weights)
+    with _recording_unsent() as recorder:
+        return _Rewriter(program, substitutions, recorder).run(weights)
 
 
-class _Apart(GroupingRecorder):
+class _UnsentRecorder(GroupingRecorder):
     """A recorder whose entries are never sent."""
 
     __slots__ = ()
@@ -79,15 +79,15 @@ class _Apart(GroupingRecorder):
 
 
 @contextmanager
-def _apart() -> Iterator[GroupingRecorder]:
-    recorder = _Apart(recorders)
+def _recording_unsent() -> Iterator[GroupingRecorder]:
+    recorder = _UnsentRecorder(recorders)
     recorder.limit = _NEVER
     with recording_on(recorder), torch.inference_mode():
         yield recorder
 
 
 @attrs.frozen
-class _Made:
+class _NewInstruction:
     """One instruction of the new program: slots by their positions in the original's, or -1; its group, or -1."""
 
     entry: Entry
@@ -97,7 +97,7 @@ class _Made:
     group: int
 
 
-class _Rewriting:
+class _Rewriter:
     def __init__(self, program: Program, substitutions: Sequence[Substitution], recorder: GroupingRecorder) -> None:
         self.program = program
         self.recorder = recorder
@@ -109,7 +109,7 @@ class _Rewriting:
         self.tensors: dict[int, LazyTensor] = {}
         self.storages: dict[int, Storage] = {}
         self.names: dict[int, int] = {}
-        self.made: list[_Made] = []
+        self.made: list[_NewInstruction] = []
         self.metas = _result_metas(program)
         self.memories: dict[int, int] = {}
 
@@ -242,7 +242,9 @@ class _Rewriting:
             module = program.modules[node] if program.modules else None
             entry = msgspec.structs.replace(made, site=where or made.site, module=module)
             own, group = slots is None, self.recorder.group_of(at)
-            self.made.append(_Made(entry, (-1,) * len(made.slots) if slots is None else slots, node, own, group))
+            self.made.append(
+                _NewInstruction(entry, (-1,) * len(made.slots) if slots is None else slots, node, own, group)
+            )
 
     def _finish(self, weights: frozenset[int]) -> RewrittenProgram:
         self._check_kept()
@@ -278,12 +280,12 @@ class _Rewriting:
             return handle
         return make_handle(memory, _OWN_VIEWS) + handle - make_handle(storage_of(handle), 0)
 
-    def _renamed(self, made: _Made) -> _Made:
+    def _renamed(self, made: _NewInstruction) -> _NewInstruction:
         renamed = tuple(self._known_as(handle) for handle in made.entry.handles)
         return attrs.evolve(made, entry=msgspec.structs.replace(made.entry, handles=renamed))
 
 
-def _groups(made: Sequence[_Made]) -> tuple[tuple[int, ...], ...]:
+def _groups(made: Sequence[_NewInstruction]) -> tuple[tuple[int, ...], ...]:
     """The instructions of each group."""
     numbers = range(max((m.group for m in made), default=-1) + 1)
     return tuple(tuple(i for i, m in enumerate(made) if m.group == number) for number in numbers)
@@ -304,13 +306,13 @@ def _result_metas(program: Program) -> dict[int, TensorMeta]:
 
 
 def _hoisted(
-    made: Sequence[_Made], weights: frozenset[int], outliving: frozenset[int]
-) -> tuple[list[_Made], list[_Made]]:
+    made: Sequence[_NewInstruction], weights: frozenset[int], outliving: frozenset[int]
+) -> tuple[list[_NewInstruction], list[_NewInstruction]]:
     """Split into new instructions that depend on weights only, and the rest, which makes what outlives the program."""
     constant = set(weights)
     written = {storage_of(handle) for one in made for handle in one.entry.writes}
-    before: list[_Made] = []
-    rest: list[_Made] = []
+    before: list[_NewInstruction] = []
+    rest: list[_NewInstruction] = []
     for one in made:
         call, inputs, outputs = one.entry.call, one.entry.inputs, one.entry.outputs
         stays = not (call.writes or call.random) and written.isdisjoint(map(storage_of, outputs))
@@ -323,10 +325,10 @@ def _hoisted(
     return before, rest
 
 
-def _independent(before: Sequence[_Made]) -> list[list[_Made]]:
+def _independent(before: Sequence[_NewInstruction]) -> list[list[_NewInstruction]]:
     """Split hoisted instructions into independent parts, so that other programs find the same parts in the cache."""
-    part_of: dict[int, list[_Made]] = {}
-    parts: list[list[_Made]] = []
+    part_of: dict[int, list[_NewInstruction]] = {}
+    parts: list[list[_NewInstruction]] = []
     for one in before:
         joined = {id(p): p for h in one.entry.inputs if (p := part_of.get(h)) is not None}
         part = [*(m for p in joined.values() for m in p), one]
@@ -335,7 +337,7 @@ def _independent(before: Sequence[_Made]) -> list[list[_Made]]:
     return parts
 
 
-def _recipe(before: Sequence[_Made], used: Container[int]) -> Recipe:
+def _recipe(before: Sequence[_NewInstruction], used: Container[int]) -> Recipe:
     made = {h for m in before for h in m.entry.outputs}
     sources = dict.fromkeys(h for m in before for h in m.entry.inputs if h not in made)
     kept = tuple(dict.fromkeys(h for m in before for h in m.entry.handles if h in made and h in used))

@@ -1,7 +1,7 @@
 """Ops whose meta kernels accept dtypes that no kernel supports: the executor is asked before the first such call.
 
 An error is then raised on the user's line. Supported dtypes depend on the device, so the client asks the executor, and
-caches a positive answer. It is asked where the CPU of the client has no kernel, by a trial with a few elements (`small_trials.py`) of
+caches a positive reply. It is asked where the CPU of the client has no kernel, by a trial with a few elements (`small_trials.py`) of
 pointwise ops and of those that are listed, and for ops of which only a list tells.
 """
 
@@ -55,7 +55,7 @@ _TRIED = frozenset(
 )
 # All kernels take them.
 _USUAL = frozenset({torch.float32, torch.float64})
-KEYS_LIMIT = 4096  # remembered answers of the CPU's kernels
+KEYS_LIMIT = 4096  # remembered results of the CPU's kernels
 _WHOLE = frozenset("__and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor gcd lcm".split())
 
 

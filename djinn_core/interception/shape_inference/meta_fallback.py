@@ -81,10 +81,10 @@ def settle(
             results = _copied_back(operands, tried, written)  # it draws once
         else:
             results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
-    except RemoteError as answer:
-        said = answer.words if answer.op == func.name() else ""
-        if refused.error is None or (said and _kinds(answer) != _kinds(refused.error)):
-            raise _as_pytorch(answer, said) from None
+    except RemoteError as remote:
+        said = remote.words if remote.op == func.name() else ""
+        if refused.error is None or (said and _kinds(remote) != _kinds(refused.error)):
+            raise _as_pytorch(remote, said) from None
         if type(refused.error) in _PLAIN and said:
             raise type(refused.error)(said) from None  # meta kernels say it in other words
         raise refused.error from None
@@ -97,13 +97,13 @@ def settle(
     return results
 
 
-def _as_pytorch(answer: RemoteError, said: str) -> Exception:
+def _as_pytorch(remote: RemoteError, said: str) -> Exception:
     """The error of an op as eager PyTorch raises it, at the line of the user: what the executor adds is a note."""
-    plain = _BUILTIN.get(type(answer))
+    plain = _BUILTIN.get(type(remote))
     if not said or plain is None:
-        return answer
+        return remote
     error = plain(said)
-    error.add_note(str(answer))
+    error.add_note(str(remote))
     return error
 
 

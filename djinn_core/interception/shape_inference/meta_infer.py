@@ -37,7 +37,7 @@ from djinn_core.interception.shape_inference.write_checks import (
 )
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.storage import Storage
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
 from djinn_core.torch_private import CGenerator
@@ -142,7 +142,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     meta_kwargs = {name: world.convert(value) for name, value in kwargs.items()}
     before = world.metas(device)
     try:
-        with held, torch.no_grad():  # an interrupt in between would leave gradients off
+        with interrupt_mask, torch.no_grad():  # an interrupt in between would leave gradients off
             check_cast(func, meta_args, meta_kwargs)
             check_arguments(func, meta_args, meta_kwargs)
             doubtful = is_doubtful(func, meta_args, meta_kwargs) or may_refuse_target(func, meta_args, meta_kwargs)
@@ -171,7 +171,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
 
 def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call | None:
     """The call of a pointwise op that the CPU's kernel takes; None if its meta kernel must be run."""
-    with held, torch.no_grad():
+    with interrupt_mask, torch.no_grad():
         made = pointwise_result(func, args, kwargs, device)
     if made is None:
         return None
@@ -215,7 +215,7 @@ def _place_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 def _refused_scalar(func: Any, meta_args: Sequence[Any], meta_kwargs: dict[str, Any]) -> RuntimeError | None:
     """The error with which the CPU's kernel refuses a scalar; None if it takes all."""
     try:
-        with held, torch.no_grad():
+        with interrupt_mask, torch.no_grad():
             refuse_scalars(func, meta_args, meta_kwargs)
     except RuntimeError as error:
         return error

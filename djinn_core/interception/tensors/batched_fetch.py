@@ -23,11 +23,11 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.wire.limits import BUFFERS
 
-GROUP_BYTES: Final = 32 << 20  # what travels in one answer; a larger tensor is fetched by itself
+GROUP_BYTES: Final = 32 << 20  # what travels in one reply; a larger tensor is fetched by itself
 
 
 @attrs.frozen
-class _Coming:
+class _ExpectedValue:
     """A requested value: its position in the reply, and the last writer of its storage at the request."""
 
     pending: Pending
@@ -53,14 +53,14 @@ class BatchedFetch:
         self._upcoming = upcoming
         self._here: Callable[[], list[torch.Tensor]] | None = here
         self._left: dict[int, Value] | None = None
-        self._coming: dict[int, _Coming] = {}
+        self._expected: dict[int, _ExpectedValue] = {}
 
     def take(self, key: int) -> torch.Tensor | None:
         """As `ExpectedFetches.take`."""
-        if key not in self._coming:
+        if key not in self._expected:
             self._ask(key)
-        coming = self._coming.pop(key, None)
-        return None if coming is None else coming.take()
+        expected = self._expected.pop(key, None)
+        return None if expected is None else expected.take()
 
     def to_upload(self) -> list[torch.Tensor]:
         """As `ExpectedFetches.to_upload`."""
@@ -89,7 +89,7 @@ class BatchedFetch:
             pending = fetch_later([wrap(value) for _, value in group])
             for index, (number, value) in enumerate(group):
                 storage = value.storage
-                self._coming[number] = _Coming(pending, index, storage, (storage.written, storage.written_at))
+                self._expected[number] = _ExpectedValue(pending, index, storage, (storage.written, storage.written_at))
 
 
 class SavedStorages(BatchedFetch):

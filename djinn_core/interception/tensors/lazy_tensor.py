@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -13,7 +14,6 @@ from djinn_core.front_end import preformatted
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import copies
-from djinn_core.interception.tensors.element_functions import on_fetched
 from djinn_core.interception.tensors.remote_storage import RemoteStorage, address_of
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
@@ -34,6 +34,18 @@ def device_type() -> str:
 def go_by(name: str) -> None:
     """From now on the user's program calls the remote device `name`; its own name goes on being understood."""
     device_state.names.append(name)
+
+
+def _on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """The method `plain` of CPU tensors, which calls a Python function for each element, on fetched copies; its result is uploaded."""
+
+    def method(self: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        fetched = self.cpu()  # with its history, about which PyTorch has an error of its own
+        plain(fetched, *(a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments))
+        return self.copy_(fetched)
+
+    method.__name__, method.__doc__ = plain.__name__, plain.__doc__
+    return for_users(method)
 
 
 class LazyTensor(torch.Tensor):
@@ -107,9 +119,9 @@ class LazyTensor(torch.Tensor):
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.numpy()
 
-    apply_ = on_fetched(torch.Tensor.apply_)
-    map_ = on_fetched(torch.Tensor.map_)
-    map2_ = on_fetched(torch.Tensor.map2_)
+    apply_ = _on_fetched(torch.Tensor.apply_)
+    map_ = _on_fetched(torch.Tensor.map_)
+    map2_ = _on_fetched(torch.Tensor.map2_)
 
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError(f"a {self.device} tensor has no memory on this machine to share: use Tensor.cpu() first")

@@ -22,7 +22,7 @@ class PendingCopy(Protocol):
 
 
 def land_what_came(strict: bool = False) -> None:
-    """Put in their places the elements of all copies that are here. Answers come in order, so the first that is not ends it.
+    """Put in their places the elements of all copies that are here. Replies come in order, so the first that is not ends it.
 
     Raises:
         RemoteError: with `strict`, what a copy into memory of the user's failed with.

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 MakeSubclass = Callable[..., torch.Tensor]
 
 
-class _OfUser(LazyTensor):
+class _UserClassBase(LazyTensor):
     """Base below the user's class: PyTorch's own `__torch_function__`, which LazyTensor disables."""
 
     of_user: type[torch.Tensor]
@@ -58,7 +58,9 @@ def remote_class(cls: type[torch.Tensor]) -> type[LazyTensor]:
             members[name] = getattr(LazyTensor, name)
     if hasattr(cls, "cls_to_become"):  # a lazy module's parameter, once its shape is known
         members["cls_to_become"] = LazyTensor
-    made: type[LazyTensor] = types.new_class(cls.__name__, (cls, _OfUser), exec_body=lambda body: body.update(members))
+    made: type[LazyTensor] = types.new_class(
+        cls.__name__, (cls, _UserClassBase), exec_body=lambda body: body.update(members)
+    )
     return made
 
 

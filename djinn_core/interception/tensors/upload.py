@@ -12,7 +12,7 @@ from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.values import contiguous_strides, tensor_meta
 
 _EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
@@ -41,7 +41,7 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
         return False
     if meta.extent * meta.dtype.itemsize != meta.nbytes:
         return False  # not dense: padding would travel
-    with held:  # what was taken back is made by the upload, or said to have been stopped
+    with interrupt_mask:  # what was taken back is made by the upload, or said to have been stopped
         if not current().take_back(target.remote, _EMPTY):
             return False  # it has been used already
         plain = _plain(source)
@@ -54,7 +54,7 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
 def _upload(handle: int, plain: torch.Tensor, device: int) -> None:
     expected = device_state.thread.expected
     if expected is not None and port.is_open() and (following := expected.to_upload()):
-        with held, suppress_at_shutdown, collect_later:
+        with interrupt_mask, suppress_at_shutdown, collect_later:
             port.runtime().expect_uploads(following)
     current().upload(handle, plain, device)
 

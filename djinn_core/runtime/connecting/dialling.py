@@ -38,7 +38,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.printable import one_line
 from djinn_core.runtime.connecting.close_reason import REASON_SECONDS
-from djinn_core.runtime.connecting.kept_digest import kept_operators_digest
+from djinn_core.runtime.connecting.operators_digest_cache import cached_operators_digest
 from djinn_core.system.files import user_id
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import (
@@ -56,7 +56,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 
-# An address behind a firewall swallows packets without an answer; the relay is there for that, so do not wait long.
+# An address behind a firewall swallows packets without a reply; the relay is there for that, so do not wait long.
 DIRECT_SECONDS = 3.0
 # A server that has not answered the first question properly cannot have this process set a gigabyte aside.
 _GREETING = Limits(head=4 << 20, body=0, buffers=0)
@@ -163,10 +163,10 @@ def attach(connection: Connection, ticket: str, timeout: float, url: str = "the 
     """Show the ticket; closes the connection if it is not accepted.
 
     Raises:
-        TransportError: no proper answer within `timeout` seconds.
+        TransportError: no proper reply within `timeout` seconds.
         AccessRefused: the executor said no.
     """
-    attached = ask(connection, Attach(ticket, kept_operators_digest()), Attached, timeout, url)
+    attached = ask(connection, Attach(ticket, cached_operators_digest()), Attached, timeout, url)
     connection.limits = Limits()
     return attached
 
@@ -247,18 +247,18 @@ def client_name() -> str:
 
 
 def ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
-    """The answer to a question; the connection is closed if there is none.
+    """The reply to a question; the connection is closed if there is none.
 
     Raises:
-        TransportError: no proper answer within `timeout` seconds.
+        TransportError: no proper reply within `timeout` seconds.
         AccessRefused: the other end refuses.
     """
     try:
-        answer = decode(_answer_to(connection, question, timeout).head)
-        if isinstance(answer, Refused):
-            raise _refusal(answer, url)
-        if not isinstance(answer, kind):
-            detail = getattr(answer, "reason", type(answer).__name__)
+        reply = decode(_reply_to(connection, question, timeout).head)
+        if isinstance(reply, Refused):
+            raise _refusal(reply, url)
+        if not isinstance(reply, kind):
+            detail = getattr(reply, "reason", type(reply).__name__)
             raise TransportError(f"{url} answered with something else than {kind.__name__}: {detail}")
     except TimeoutError as error:
         connection.close()
@@ -269,19 +269,19 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
     except DjinnError:
         connection.close()
         raise
-    return answer
+    return reply
 
 
-def _refusal(answer: Refused, url: str) -> DjinnError:
-    reason = f"{url} refused: {answer.reason}"
-    if answer.retry:
-        return ServerBusy(reason, answer.retry_after)
+def _refusal(reply: Refused, url: str) -> DjinnError:
+    reason = f"{url} refused: {reply.reason}"
+    if reply.retry:
+        return ServerBusy(reason, reply.retry_after)
     refused = AccessRefused(reason)
-    refused.crashes_executors = answer.crashes_executors
+    refused.crashes_executors = reply.crashes_executors
     return refused
 
 
-def _answer_to(connection: Connection, question: Message, timeout: float) -> Frame:
+def _reply_to(connection: Connection, question: Message, timeout: float) -> Frame:
     try:
         connection.send(Frame(encode(question)))
     except TransportError as error:

@@ -12,7 +12,7 @@ from djinn_core.delivery.reconnect_limit import BREAKS_LIMIT, ReconnectLimit
 from djinn_core.delivery.reliable_connection import NotReconnected, ReliableConnection
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
-from djinn_core.interrupts import LOOK_SECONDS, held
+from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import Reconnection
 from djinn_core.runtime.connecting.close_reason import REASON_SECONDS
@@ -121,10 +121,10 @@ class ResumingConnection(ReliableConnection):
 
     def _dial(self, received: int, seconds: float) -> tuple[Connection, int]:
         try:
-            with held.let_through():
+            with interrupt_mask.unmasked():
                 return self._redial(received, seconds)
         except KeyboardInterrupt:
-            held.hold()
+            interrupt_mask.put_back()
             raise NotReconnected from None
 
     def _give_up(self, reason: str) -> None:
@@ -140,5 +140,5 @@ def _sleep(seconds: float) -> None:
 
 
 def _raise_if_interrupted() -> None:
-    if held.pending:
+    if interrupt_mask.pending:
         raise NotReconnected

@@ -18,7 +18,7 @@ from djinn_core.runtime.connecting.servers import find_servers, standby_servers
 from djinn_core.wire.messages import Killed, Status, status_facts
 
 PATIENCE = 5.0  # seconds for each server, where a person waits
-AVAILABLE_SECONDS = 4.0  # that a program is made to wait for an answer to "is there a device?"
+AVAILABLE_SECONDS = 4.0  # that a program is made to wait for a reply to "is there a device?"
 
 
 def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
@@ -33,19 +33,19 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
     if servers is None:
         return {}
     transports = servers.transports(registry.transports)
-    answers: dict[str, Status | DjinnError] = {}
+    replies: dict[str, Status | DjinnError] = {}
     seen: set[str | tuple[int, ...]] = set()
     for url in servers.urls:
         try:
             status = ask_status(url, servers.token, transports, settings.connect_timeout)
         except DjinnError as error:
-            answers[url] = error
+            replies[url] = error
             continue
         identity = _identity(status)
         if identity not in seen:
-            answers[url] = status
+            replies[url] = status
         seen.add(identity)
-    return answers
+    return replies
 
 
 def _identity(status: Status) -> str | tuple[int, ...]:
@@ -63,14 +63,14 @@ def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) 
     given = {"servers": tuple(servers) or None, "connection_file": connection_file}
     settings = resolve({name: value for name, value in given.items() if value is not None}).settings
     # A person is waiting: shorter than a program would.
-    answers = ask_servers(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)))
-    if not answers:
+    replies = ask_servers(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)))
+    if not replies:
         raise ConfigurationError(
             "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file "
             "that `djinn serve` wrote with --connection-file or DJINN_CONNECTION_FILE. An executor of a program's own shows in "
             "that program only"
         )
-    return answers
+    return replies
 
 
 def read_status(servers: Sequence[str] = (), connection_file: Path | None = None) -> list[dict[str, Any]]:
@@ -84,14 +84,14 @@ def read_status(servers: Sequence[str] = (), connection_file: Path | None = None
         ConfigurationError: there is no server, or one cannot be used.
         PluginError: a plugin that was asked for cannot be used.
     """
-    return [status_row(url, answer) for url, answer in ask_named(servers, connection_file).items()]
+    return [status_row(url, reply) for url, reply in ask_named(servers, connection_file).items()]
 
 
-def status_row(url: str, answer: Status | DjinnError) -> dict[str, Any]:
+def status_row(url: str, reply: Status | DjinnError) -> dict[str, Any]:
     """A server in `djinn status --json`."""
-    if isinstance(answer, DjinnError):
-        return {"url": url, "error": str(answer)}
-    return {"url": url, "error": None, **status_facts(answer)}
+    if isinstance(reply, DjinnError):
+        return {"url": url, "error": str(reply)}
+    return {"url": url, "error": None, **status_facts(reply)}
 
 
 def why_unavailable(settings: Settings, registry: Registry) -> str:
@@ -135,12 +135,12 @@ def kill_session(settings: Settings, session: str) -> dict[str, Killed | DjinnEr
         return {}
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     transports = servers.transports(registry.transports)
-    answers: dict[str, Killed | DjinnError] = {}
+    replies: dict[str, Killed | DjinnError] = {}
     for url in servers.urls:
         try:
-            answers[url] = ask_to_kill(url, servers.token, transports, settings.connect_timeout, session)
+            replies[url] = ask_to_kill(url, servers.token, transports, settings.connect_timeout, session)
         except DjinnError as error:
-            answers[url] = error
+            replies[url] = error
         else:
             break
-    return answers
+    return replies

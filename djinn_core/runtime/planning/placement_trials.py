@@ -51,7 +51,7 @@ class TriedPlacement:
     Attributes:
         program: the first one. link_changes: how often links had changed then: it holds for these.
         moving: as in `PlacementTrial`.
-        pays: the judge's last answer. settled: whether it holds for good.
+        pays: the judge's last verdict. settled: whether it holds for good.
     """
 
     program: Program

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.program import Program
 from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, substituting_optimizations
 from djinn_core.runtime.planning.plan_cache import PlanCache, PlanLookup
@@ -224,7 +224,7 @@ class Planner:
 
     def _planned_program(self, program: Program, without: Without) -> PlannedProgram:
         self._stats.plans_made += 1
-        with modes_as_before(), held.let_through():
+        with modes_as_before(), interrupt_mask.unmasked():
             return self.planning.plan(program, without)
 
     def _prepared(self, planned: PlannedProgram, program: Program) -> PreparedTemplate:

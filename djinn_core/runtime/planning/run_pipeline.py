@@ -17,7 +17,7 @@ from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.logs import get_logger
-from djinn_core.pipeline import Plugins, PluginsWith, Request, plan
+from djinn_core.pipeline import PluginOverrides, Plugins, Request, plan
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.planning.calibrations import calibration_of
 from djinn_core.runtime.planning.constraints import NOT_OCCUPIED, MemoryInUse, limits_of, policy_for, within
@@ -83,7 +83,9 @@ def plan_program(
     )
     rest: Plugins = registry
     if without:
-        rest = PluginsWith(registry, optimizations=tuple(o for o in registry.optimizations if o.name not in without))
+        rest = PluginOverrides(
+            registry, optimizations=tuple(o for o in registry.optimizations if o.name not in without)
+        )
     try:
         result = make(graph, rest, request)
     except DoesNotFit as error:
@@ -145,7 +147,7 @@ def plan_for_pool(
         said = error
     if memory_limits:
         _log.warning("no plan keeps to the limits of memory", error=str(said), instead="one without optimizations")
-        return plan(graph, PluginsWith(registry, optimizations=()), unmeasured, known=known)
+        return plan(graph, PluginOverrides(registry, optimizations=()), unmeasured, known=known)
     instead = "what is free does not count, nor what devices lack: their executors say so"
     _log.warning("a program may not fit", error=str(said), instead=instead)
     anywhere = attrs.evolve(unmeasured, topology=_unparticular(unmeasured.topology))

@@ -13,7 +13,7 @@ from djinn_core.errors import DjinnError, DoesNotFit, UnsupportedOperation
 from djinn_core.interception.device.random_state import get_state, set_state
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.storage import Value
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.connecting.open_session import OpenSession
@@ -29,13 +29,13 @@ from djinn_core.runtime.pool.relay import Relay, look_after_each_other
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.topology import PoolTopology
 from djinn_core.runtime.pool.value_locations import ValueLocations
-from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
+from djinn_core.runtime.receiving.reply_reader import ReplyReader
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire.peer_messages import DropPeer
 
-UNREAD: Final = 1  # answers that may wait to be read: what an executor says of its links counts for the next plan
+UNREAD: Final = 1  # replies that may wait to be read: what an executor says of its links counts for the next plan
 _BATCH_BYTES: Final = 64 << 20  # that leave an executor at a time: they are copied there before they are sent
 _BATCH_VALUES: Final = 4096
 
@@ -71,7 +71,7 @@ class PoolExecutors:
 
     def adopt(self, session: Session, one: OpenSession, others: Sequence[OpenSession]) -> None:
         """As `join`, of the session that was the only one so far, and of others."""
-        session.replies.reader = AnswerReader(self.failures, 1)
+        session.replies.reader = ReplyReader(self.failures, 1)
         session.submissions.unread = UNREAD
         joining = [(other, self._session(other, number)) for number, other in enumerate(others, 2)]
         self._enter([(one, session), *joining])
@@ -94,7 +94,7 @@ class PoolExecutors:
             compressions=one.compressions,
             weight_sources=one.attached.weight_sources,
             called=one.server,
-            reader=AnswerReader(self.failures, number),
+            reader=ReplyReader(self.failures, number),
             unread=UNREAD,
         )
 
@@ -150,7 +150,7 @@ class PoolExecutors:
         members = {number: membership.members[number] for number in numbers}
         pinned = [handle for member in members.values() for handle in _pinned_values(member)]
         rest = [number for number in membership.present if number not in members]
-        with held.whole:  # what all of them have to hear is said to all of them
+        with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
             state = get_state() if self.planner.random in members else None
             targets = self._targets(members, rest)
             for (source, target), storages in targets.items():

@@ -1,1 +1,1 @@
-"""Responses of executors, and failures there."""
+"""Replies of executors, and failures there."""

@@ -36,7 +36,7 @@ class Failures:
         self._read: dict[int, Callable[[int], None]] = {}
 
     def read_by(self, executor: int, read: Callable[[int], None]) -> None:
-        """`read` takes in what that executor has said of a submission, which may come after another one's answer."""
+        """`read` takes in what that executor has said of a submission, which may come after another one's reply."""
         self._read[executor] = read
 
     def note(self, run: _Run, failures: Sequence[Failure], program: Program, nodes: Sequence[int]) -> None:

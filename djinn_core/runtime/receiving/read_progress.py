@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.runtime.deadlines import due
 from djinn_core.runtime.observing import Observers
 
 READING_PATIENCE: Final = (
-    0.25  # seconds for which executors, one after the other, may keep their answers about what they still read
+    0.25  # seconds for which executors, one after the other, may keep their replies about what they still read
 )
 SHOWN_BYTES: Final = 64 << 20  # of reads, from which on observers are told how far they are
 
@@ -43,10 +43,10 @@ def follow_reads(sessions: Sequence[ReadingSession], observers: Observers) -> No
     for session in sessions:
         session.unread = 0
     until = due()
-    while left and not held.pending and (until is None or time.monotonic() < until):
+    while left and not interrupt_mask.pending and (until is None or time.monotonic() < until):
         patience = READING_PATIENCE / len(left)
         for number in list(left):
-            with held.whole:
+            with interrupt_mask.uninterruptible:
                 left[number] = sessions[number].left_to_read(patience)
         left = {number: bytes_left for number, bytes_left in left.items() if bytes_left}
         observers.tell("reading", done=max(0, expected - sum(left.values())), expected=expected)

@@ -12,17 +12,17 @@ from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.runtime_interface import SubmissionReply, port
-from djinn_core.interrupts import LOOK_SECONDS, held
+from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.runtime.deadlines import cancelled, due, exceeded
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.receiving.answers import AnswerReader
-from djinn_core.runtime.receiving.deferred_responses import (
+from djinn_core.runtime.receiving.deferred_replies import (
     SAMPLED_AT_FIRST,
     SAMPLED_EVERY,
-    DeferredResponses,
+    DeferredReplies,
     RoundTrips,
 )
+from djinn_core.runtime.receiving.reply_reader import ReplyReader
 from djinn_core.runtime.sending.binding import settle_claims
 from djinn_core.runtime.sending.cancellation import Cancellation
 from djinn_core.runtime.sending.pending import PendingSubmission
@@ -39,7 +39,7 @@ Handler = Callable[[Any, Sequence[Buffer]], None]  # takes a message of its kind
 PATIENCE = LOOK_SECONDS
 
 
-class Offers(Protocol):
+class UploadOffers(Protocol):
     """Protocol of uploads, as far as replies need it: offers that the executor answers.
 
     Attributes:
@@ -61,13 +61,13 @@ class Offers(Protocol):
         """Send what the executor wants: it says nothing before it has that."""
 
 
-class _NoOffers:
-    """Implements `Offers` while there are no uploads."""
+class _NoUploadOffers:
+    """Implements `UploadOffers` while there are no uploads."""
 
     unsent = open = asked = ()
 
     def send_wanted(self) -> None:
-        """As `Offers.send_wanted`: nothing is wanted."""
+        """As `UploadOffers.send_wanted`: nothing is wanted."""
 
 
 class Replies:
@@ -81,7 +81,7 @@ class Replies:
         when_room_told: told how much memory the session can have there.
     """
 
-    def __init__(self, link: ExecutorLink, reader: AnswerReader, stats: Stats, observers: Observers) -> None:
+    def __init__(self, link: ExecutorLink, reader: ReplyReader, stats: Stats, observers: Observers) -> None:
         self.pending: OrderedDict[int, PendingSubmission] = OrderedDict()
         self.cancellation = Cancellation(link, self.pending)
         self.while_waiting: Callable[[], None] = _nothing
@@ -92,11 +92,11 @@ class Replies:
         self._stats = stats
         self._observers = observers
         self._handlers: dict[type[Message], Handler] = {ProtocolClose: self._closed}
-        self._offers: Offers = _NoOffers()
-        self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
+        self._offers: UploadOffers = _NoUploadOffers()
+        self._arrived: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
         self._abandoned: set[int] = set()
         self._dropped: set[int] = set()
-        self._deferred = DeferredResponses()
+        self._deferred = DeferredReplies()
         self._round_trips = RoundTrips()
         self._spent = 0.0  # seconds of the executor's
         self._told: list[Message] = []  # replies to questions
@@ -106,8 +106,8 @@ class Replies:
         """Have `handler` take messages of a kind."""
         self._handlers[kind] = handler
 
-    def offer_by(self, offers: Offers) -> None:
-        """Set what answers to offers are for."""
+    def offer_by(self, offers: UploadOffers) -> None:
+        """Set which uploads replies to offers are for."""
         self._offers = offers
 
     # --- submissions ---------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Replies:
             return True
         return len(self.pending) >= unread
 
-    def await_answer(self, number: int) -> None:
+    def await_reply(self, number: int) -> None:
         """Wait until submission `number` is answered, in a round trip that the program waits for."""
         begun = self._begin_round_trip()
         self.receive_until(number)
@@ -141,12 +141,12 @@ class Replies:
         self._observers.tell("waited", submission=number, executor=self.reader.number, seconds=seconds)
 
     def make_room(self, nbytes: int) -> int:
-        """Take in late answers where the executor might be busy with them, and not read `nbytes` more; where those end."""
+        """Take in late replies where the executor might be busy with them, and not read `nbytes` more; where those end."""
         position = self._link.channel.bytes_sent + nbytes
         if not self._deferred.large:
             return position
         while (number := self._deferred.blocked_by(position, self.pending)) is not None:
-            self.await_answer(number)
+            self.await_reply(number)
         return position
 
     def wait(self, number: int) -> SubmissionReply:
@@ -165,7 +165,7 @@ class Replies:
             raise
         if begun and not there:
             self.tell_waited(begun, number)
-        completed, body, synchronize, spent, seconds = self._answers.pop(number)
+        completed, body, synchronize, spent, seconds = self._arrived.pop(number)
         if late:
             deferred.left.discard(number)
         if not there and self._round_trips.alone[0] == number:
@@ -189,12 +189,12 @@ class Replies:
         self._deferred.discard(number)
 
     def abandon(self, number: int) -> None:
-        """Give up waiting for the answer to submission `number`."""
+        """Give up waiting for the reply to submission `number`."""
         self._abandoned.add(number)
 
     def mark_unobserved(self, number: int) -> None:
         """As `Runtime.mark_unobserved`."""
-        with held, collect_later, self._link.reading:
+        with interrupt_mask, collect_later, self._link.reading:
             self.cancellation.excuse_after(number)
             self.reader.failures.mark_unobserved((self.reader.number, number))
 
@@ -203,7 +203,7 @@ class Replies:
         require_stack_room()
         if number in self.pending and not self._link.lost:
             try:
-                with held, collect_later:
+                with interrupt_mask, collect_later:
                     self._take_in_while(lambda: number in self.pending)
             except SessionLost:
                 return True  # `wait` says why
@@ -224,11 +224,11 @@ class Replies:
         """
         begun = self._begin_round_trip()
         self._handlers.setdefault(kind, self._replied)
-        with held, collect_later, self._link.reading:
+        with interrupt_mask, collect_later, self._link.reading:
             self.tell(question)
             try:
                 while not self._told:
-                    held.check()
+                    interrupt_mask.check()
                     self._receive_one(PATIENCE)
             except KeyboardInterrupt:
                 self._unheard += 1
@@ -252,7 +252,7 @@ class Replies:
             SessionLost: the executor is gone.
         """
         begun = self._begin_round_trip()
-        with held.whole, collect_later, self._link.reading:
+        with interrupt_mask.uninterruptible, collect_later, self._link.reading:
             self.tell(message)
             while not complete():
                 self._receive_one(PATIENCE)
@@ -271,19 +271,19 @@ class Replies:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def receive_until(self, number: int, until: float | None = None, wanted: bool = False) -> None:
-        """Take in what comes until submission `number` is answered. `wanted`: the program waits for the answer itself.
+        """Take in what comes until submission `number` is answered. `wanted`: the program waits for the reply itself.
 
         Raises:
             DeadlineExceeded: that was not before `until`.
             ProgramStopped: `djinn.cancel` was called, and it is wanted.
-            KeyboardInterrupt: there was an interrupt. Inside `whole`, it ends the wait by stopping what this thread has sent.
+            KeyboardInterrupt: there was an interrupt. Inside `uninterruptible`, it ends the wait by stopping what this thread has sent.
         """
         stopped = False
         link = self._link
         while number in self.pending:
-            if held.caught is not None:
-                held.check()
-                if held.pending and not stopped:
+            if interrupt_mask.caught is not None:
+                interrupt_mask.check()
+                if interrupt_mask.pending and not stopped:
                     self.cancellation.stop_waiting()
                     stopped = True
             if wanted and number in self.cancellation.cancelled:
@@ -307,19 +307,19 @@ class Replies:
                 collect_later.catch_up()
 
     def take_what_came(self) -> None:
-        """Take in the answers that are there, so that neither end waits for the other to read.
+        """Take in the replies that are there, so that neither end waits for the other to read.
 
-        An answer that a caller asked for but did not wait for may be large, so it is awaited.
+        A reply that a caller asked for but did not wait for may be large, so it is awaited.
         """
         for number in list(self._abandoned):
             self.receive_until(number)
             self._abandoned.discard(number)
-            self._answers.pop(number, None)
+            self._arrived.pop(number, None)
         self._take_in_while(self._awaits)
 
     def take_next(self) -> None:
-        """Wait for an answer to an offer, for a while; another thread may take it in."""
-        held.check()
+        """Wait for a reply to an offer, for a while; another thread may take it in."""
+        interrupt_mask.check()
         with collect_later, self._link.reading:
             if self._offers.open or self._offers.asked:
                 self._receive_one(PATIENCE)
@@ -351,7 +351,7 @@ class Replies:
             if number in self.pending:
                 self._dropped.add(number)
             else:
-                self._answers.pop(number, None)
+                self._arrived.pop(number, None)
 
     def _receive_one(self, timeout: float) -> bool:
         """Take in one frame; whether one came within `timeout` seconds."""
@@ -427,7 +427,7 @@ class Replies:
             self._abandoned.discard(number)
             self._dropped.discard(number)
         elif pending.answered:
-            self._answers[number] = (completed, body, pending.synchronize, self._spent, seconds)
+            self._arrived[number] = (completed, body, pending.synchronize, self._spent, seconds)
         if cancellation.cancelled:
             cancellation.cancelled.discard(number)
         del self.pending[number]

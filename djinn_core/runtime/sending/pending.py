@@ -10,7 +10,7 @@ from djinn_core.runtime.sending.template import PreparedTemplate
 
 
 class PendingSubmission(msgspec.Struct, frozen=True):
-    """A submission under way, and what is needed to handle its response."""
+    """A submission under way, and what is needed to handle its reply."""
 
     program: Program
     prepared: PreparedTemplate | None

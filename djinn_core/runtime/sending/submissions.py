@@ -12,7 +12,7 @@ import msgspec
 from djinn_core.errors import ProtocolError, UnsupportedOperation
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interception.runtime_interface import Submission, port
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.program import Program
 from djinn_core.printable import printable
 from djinn_core.runtime.executor_link import ExecutorLink
@@ -89,7 +89,7 @@ def refusing(submit: Submit, program: Program, reason: str) -> Submit:
 
 
 WINDOW: Final = 64  # submissions that may be unanswered before the program waits for the oldest
-UNREAD: Final = 8  # answers that may wait to be read together: small ones, where no thread waits
+UNREAD: Final = 8  # replies that may wait to be read together: small ones, where no thread waits
 
 
 class Submissions:
@@ -104,7 +104,7 @@ class Submissions:
         observers: Observers,
         unread: int = UNREAD,
     ) -> None:
-        """`unread`: as `UNREAD`; fewer where what answers say counts for the next plan."""
+        """`unread`: as `UNREAD`; fewer where what replies say counts for the next plan."""
         self.planner = planner
         self.last_number = 0
         self._link = link
@@ -123,11 +123,11 @@ class Submissions:
         Raises:
             SessionLost: the executor is gone.
         """
-        with held:
-            return self.submit_held(submission)
+        with interrupt_mask:
+            return self.submit_masked(submission)
 
-    def submit_held(self, submission: Submission) -> int:
-        """As `submit`, for a caller that holds interrupts back."""
+    def submit_masked(self, submission: Submission) -> int:
+        """As `submit`, for a caller that masks interrupts."""
         self.make_ready()
         program = submission.program
         derived = self._derived
@@ -143,22 +143,22 @@ class Submissions:
         if derived.some:
             return self._run_derived(submission, prepared, values)
         thread = get_ident()
-        if thread != held.main:
+        if thread != interrupt_mask.main:
             return self._run(submission, prepared, values, thread=thread)
-        # As `with held.whole`, which the caller's hold allows to be shorter.
-        whole = held.whole
-        whole.depth += 1
-        held.depth += 1
+        # As `with interrupt_mask.uninterruptible`; it is shorter inside of a mask.
+        section = interrupt_mask.uninterruptible
+        section.depth += 1
+        interrupt_mask.depth += 1
         try:
             return self._run(submission, prepared, values, thread=thread)
         finally:
-            whole.depth -= 1
-            held.depth -= 1
+            section.depth -= 1
+            interrupt_mask.depth -= 1
 
     def _run_derived(self, submission: Submission, prepared: PreparedTemplate | None, values: Sequence[int]) -> int:
         """Send a submission, and with it what of the values that were derived from weights is of no use any more."""
         derived = self._derived
-        with held.whole:
+        with interrupt_mask.uninterruptible:
             written = [values[i] for i in prepared.written] if prepared is not None else ()
             derived.touched([*submission.free, *submission.program.dead, *written])
             free = (*submission.free, *derived.take_stale())
@@ -183,8 +183,8 @@ class Submissions:
         """
         if self._link.lost:
             self._link.check()
-        if held.caught is not None:
-            held.check()
+        if interrupt_mask.caught is not None:
+            interrupt_mask.check()
         replies = self._replies
         try:
             if replies.overdue(self.unread):
@@ -201,7 +201,7 @@ class Submissions:
         replies.make_room(0)
         replies.take_what_came()
         while len(replies.pending) >= WINDOW:
-            replies.await_answer(next(iter(replies.pending)))
+            replies.await_reply(next(iter(replies.pending)))
 
     def run(
         self,
@@ -218,7 +218,7 @@ class Submissions:
             SessionLost: the executor is gone.
         """
         self.make_ready()
-        with held.whole:
+        with interrupt_mask.uninterruptible:
             return self._run(submission, prepared, values, refused)
 
     def _run(

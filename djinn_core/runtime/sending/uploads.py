@@ -12,7 +12,7 @@ import torch
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Buffer, Frame
-from djinn_core.interrupts import held
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
@@ -38,8 +38,8 @@ from djinn_core.wire.weight_messages import ReadWeights
 
 CHUNK: Final = 4 << 20  # bytes of an upload in one frame, which are sent again if the frame is lost
 OFFER_BYTES: Final = 64 << 10  # tensors of fewer bytes are sent without an offer
-COPY_BYTES: Final = 32 << 20  # a tensor of more is not copied: its upload waits for the answer to the offer
-HELD_BYTES: Final = 256 << 20  # of the copies that wait for answers, all together
+COPY_BYTES: Final = 32 << 20  # a tensor of more is not copied: its upload waits for the reply to the offer
+HELD_BYTES: Final = 256 << 20  # of the copies that wait for replies, all together
 
 
 @attrs.define
@@ -62,7 +62,7 @@ def _content(tensor: torch.Tensor) -> _Content:
 
 
 @attrs.frozen
-class _Expected:
+class _ExpectedUpload:
     """A tensor that will be uploaded next. While it lives, no other tensor has its memory and could be taken for it."""
 
     tensor: torch.Tensor
@@ -73,9 +73,9 @@ class Uploader:
     """Sends tensors to the executor, and holds the offers that it has not answered.
 
     Attributes:
-        open: offers without an answer, or whose bytes are not sent yet, by handle.
+        open: offers without a reply, or whose bytes are not sent yet, by handle.
         unsent: handles of those whose bytes the executor needs, oldest first.
-        asked: digests of each `BlobQuery` without an answer.
+        asked: digests of each `BlobQuery` without a reply.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Uploader:
         self.unsent: deque[int] = deque()
         self.asked: deque[list[bytes]] = deque()
         self._promised: set[bytes] = set()
-        self._expected: dict[_Content, _Expected] = {}
+        self._expected: dict[_Content, _ExpectedUpload] = {}
         self._sending = False
         replies.offer_by(self)
         for kind in (BlobNeeded, BlobHit, BlobQueryReply):
@@ -154,7 +154,9 @@ class Uploader:
         if len(large) < 2:
             return
         digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]
-        self._expected = {_content(t): _Expected(t.detach(), digest) for t, digest in zip(large, digests, strict=True)}
+        self._expected = {
+            _content(t): _ExpectedUpload(t.detach(), digest) for t, digest in zip(large, digests, strict=True)
+        }
         self.asked.append(digests)
         self._link.send(Frame(encode(BlobQuery(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
         self._stats.round_trips += 1
@@ -163,29 +165,29 @@ class Uploader:
             self._replies.take_next()
         self._replies.tell_waited(begun)
 
-    def _answered(self, answer: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
-        """Note the executor's answer to an offer or a query; bytes that it needs are sent by the next `send_wanted`.
+    def _answered(self, reply: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
+        """Note the executor's reply to an offer or a query; bytes that it needs are sent by the next `send_wanted`.
 
         Raises:
             ProtocolError: there was no such offer, or it needs bytes that it has said to have.
         """
-        if isinstance(answer, BlobQueryReply):
+        if isinstance(reply, BlobQueryReply):
             asked = self.asked.popleft() if self.asked else []
-            if len(asked) != len(answer.found):
+            if len(asked) != len(reply.found):
                 raise ProtocolError(
-                    f"the executor says of {len(answer.found)} tensors whether it has them, not {len(asked)}"
+                    f"the executor says of {len(reply.found)} tensors whether it has them, not {len(asked)}"
                 )
-            self._promised = {digest for digest, found in zip(asked, answer.found, strict=True) if found}
+            self._promised = {digest for digest, found in zip(asked, reply.found, strict=True) if found}
             return
-        offered = self.open.get(answer.handle)
+        offered = self.open.get(reply.handle)
         if offered is None:
-            raise ProtocolError(f"the executor answers an offer of {answer.handle}, which was not made")
-        if isinstance(answer, BlobNeeded):
+            raise ProtocolError(f"the executor answers an offer of {reply.handle}, which was not made")
+        if isinstance(reply, BlobNeeded):
             if offered.promised:
                 raise ProtocolError("the executor wants bytes that it said it had")
-            self.unsent.append(answer.handle)
+            self.unsent.append(reply.handle)
         else:
-            size = self._close(answer.handle)
+            size = self._close(reply.handle)
             self._stats.bytes_recalled += size
             self._observers.tell("uploaded", bytes=size, recalled=True)
 
@@ -207,7 +209,7 @@ class Uploader:
             self._sending = False
 
     def _offer(self, handle: int, header: TensorHeader, data: memoryview, digest: bytes) -> None:
-        """Offer `data`. A copy of it is kept, unless the executor has it, or it is large: then this waits for the answer.
+        """Offer `data`. A copy of it is kept, unless the executor has it, or it is large: then this waits for the reply.
 
         `digest`: empty for that of the copy, which another thread cannot write meanwhile.
         """
@@ -261,7 +263,7 @@ class Uploader:
     def _send(self, handle: int, upload: _Upload) -> None:
         size = upload.data.nbytes
         while True:
-            held.check()
+            interrupt_mask.check()
             self._replies.take_what_came()
             part = upload.data[upload.sent : upload.sent + CHUNK]
             started = time.perf_counter()

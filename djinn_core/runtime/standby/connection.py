@@ -1,7 +1,7 @@
 """Failover of a session to a standby server: deterministic replay of logged frames, with periodic snapshots.
 
 A session is a deterministic state machine: the frames that were sent determine its state. They are logged, and sent again to
-another server when the first one does not answer any more. Repeated answers are compared with the earlier ones and dropped.
+another server when the first one does not answer any more. Repeated replies are compared with the earlier ones and dropped.
 Now and then the executor is asked for a snapshot of the session, to which the log is compacted. Standby servers are those that the
 settings name, with a device of the same kind.
 """
@@ -246,19 +246,19 @@ class StandbyConnection(ReconnectingConnection):
         self._others.append(other)
 
     def _do_again(self, inner: Connection) -> None:
-        """Send what was sent, as fast as answers come that had come before, and drop those.
+        """Send what was sent, as fast as replies come that had come before, and drop those.
 
         Raises:
             TransportError: the connection broke, or, for good, what is answered is something else.
         """
         assert self._kept.sent is not None
         position = 0
-        for answers, frame in self._kept.sent.read():
-            position = self._await_answers(inner, position, answers)
+        for replies, frame in self._kept.sent.read():
+            position = self._await_replies(inner, position, replies)
             inner.send(frame)
-        self._await_answers(inner, position, len(self._kept.answers))
+        self._await_replies(inner, position, len(self._kept.replies))
 
-    def _await_answers(self, inner: Connection, position: int, wanted: int) -> int:
+    def _await_replies(self, inner: Connection, position: int, wanted: int) -> int:
         while position < wanted:
             try:
                 frame = inner.receive(_PATIENCE_SECONDS)
@@ -266,7 +266,7 @@ class StandbyConnection(ReconnectingConnection):
                 continue
             if is_of_kind(frame.head, ProtocolClose):
                 raise TransportError(str(getattr(decode(frame.head), "reason", "")))
-            if not self._kept.answers.agrees(position, frame):
+            if not self._kept.replies.agrees(position, frame):
                 self._end("what a standby server computes is not what was computed before")
             position += 1
         return position
@@ -304,7 +304,7 @@ class StandbyServer:
     dial: Callable[[], tuple[ClientChannel, Attached]]
 
     def begin(self) -> tuple[ClientChannel, Attached]:
-        """A channel to an executor of this server, in a new session, and its answer.
+        """A channel to an executor of this server, in a new session, and its reply.
 
         Raises:
             TransportError: it cannot be reached, or has another kind of device.

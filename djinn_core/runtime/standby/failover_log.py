@@ -1,4 +1,4 @@
-"""Failover log of a session: the frames that were sent, checksums of the responses, and periodic snapshots.
+"""Failover log of a session: the frames that were sent, checksums of the replies, and periodic snapshots.
 
 Another server that is sent the frames again reaches the same state. They are in a file, and begin with a snapshot once there was one.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.delivery.record_log import RecordReader, RecordWriter
-from djinn_core.delivery.snapshot_schedule import SnapshotSchedule, answer_checksum
+from djinn_core.delivery.snapshot_schedule import SnapshotSchedule, reply_checksum
 from djinn_core.directories import cache_directory
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.logs import get_logger
@@ -28,7 +28,7 @@ from djinn_core.wire.messages import Completed, decode
 from djinn_core.wire.state_messages import StateChunk, StateHeader, count_pieces
 
 _FRAME: Final = b"F"  # the kind of all records
-_ANSWERS: Final = struct.Struct("<Q")  # answers that had been taken; before the head of a frame
+_REPLIES: Final = struct.Struct("<Q")  # replies that had been taken; before the head of a frame
 
 
 def folder() -> Path | None:
@@ -66,17 +66,17 @@ class SentFrames:
         """Number of bytes that the disk has left."""
         return shutil.disk_usage(folder() or tempfile.gettempdir()).free
 
-    def append(self, frame: Frame, answers: int) -> None:
-        """Write a frame, before which `answers` answers had been received.
+    def append(self, frame: Frame, replies: int) -> None:
+        """Write a frame, before which `replies` replies had been received.
 
         Raises:
             OSError: there is no room.
         """
-        self._records.append(_FRAME, _ANSWERS.pack(answers) + frame.head, frame.body)
+        self._records.append(_FRAME, _REPLIES.pack(replies) + frame.head, frame.body)
         self.frames += 1
 
     def read(self) -> Iterator[tuple[int, Frame]]:
-        """The frames in order, each with the number of answers that had been taken before it.
+        """The frames in order, each with the number of replies that had been taken before it.
 
         Raises:
             TransportError: the file does not have what was written to it.
@@ -86,8 +86,8 @@ class SentFrames:
             try:
                 for place in reader.places(0, self.nbytes):
                     _, head, body = reader.read(place.start)
-                    (answers,) = _ANSWERS.unpack_from(head)
-                    yield answers, Frame(head[_ANSWERS.size :], body)
+                    (replies,) = _REPLIES.unpack_from(head)
+                    yield replies, Frame(head[_REPLIES.size :], body)
             except (ProtocolError, struct.error) as error:
                 raise TransportError(f"the file with what was sent is not what it was: {error}") from error
 
@@ -146,11 +146,11 @@ _OPENING: Final = slice(1, 14)
 
 def mark_of(frame: Frame) -> int:
     """A checksum of what does not differ from server to server."""
-    return answer_checksum(frame.body, zlib.crc32(frame.head[_OPENING]))
+    return reply_checksum(frame.body, zlib.crc32(frame.head[_OPENING]))
 
 
-class AnswerChecksums:
-    """The answers that were taken, in order, as checksums."""
+class ReplyChecksums:
+    """The replies that were taken, in order, as checksums."""
 
     def __init__(self) -> None:
         self._marks = array("L")
@@ -159,15 +159,15 @@ class AnswerChecksums:
         return len(self._marks)
 
     def take(self, frame: Frame) -> None:
-        """Add an answer."""
+        """Add a reply."""
         self._marks.append(mark_of(frame))
 
     def agrees(self, position: int, frame: Frame) -> bool:
-        """True if the answer at a position had the same checksum as `frame`."""
+        """True if the reply at a position had the same checksum as `frame`."""
         return self._marks[position] == mark_of(frame)
 
     def clear(self) -> None:
-        """Forget all of them: these answers will not be given again."""
+        """Forget all of them: these replies will not be given again."""
         del self._marks[:]
 
 
@@ -180,7 +180,7 @@ class FailoverLog:
 
     Attributes:
         sent: the frames; None once there are too many.
-        answers: those that were taken.
+        replies: those that were taken.
         why_not: why another server cannot take the session over now.
         base: bytes of the state that `sent` begins with.
         coming: a state that was asked for.
@@ -193,7 +193,7 @@ class FailoverLog:
             OSError: nothing can be logged.
         """
         self.sent: SentFrames | None = SentFrames()
-        self.answers = AnswerChecksums()
+        self.replies = ReplyChecksums()
         self.why_not = ""
         self.base = 0
         self.coming: SnapshotReceiver | None = None
@@ -206,7 +206,7 @@ class FailoverLog:
         if self.sent is None:
             return
         try:
-            self.sent.append(frame, len(self.answers))
+            self.sent.append(frame, len(self.replies))
         except OSError as error:
             self._give_up(f"what is sent cannot be logged: {error}")
         else:
@@ -218,14 +218,14 @@ class FailoverLog:
         _log.warning("no standby server can take this session over any more", reason=reason)
         self.why_not = reason
         self.close()
-        self.answers.clear()
+        self.replies.clear()
 
     def take(self, frame: Frame) -> bool:
-        """A frame has come; whether it is an answer, and not a part of a state."""
+        """A frame has come; whether it is a reply, and not a part of a state."""
         if self.coming is not None and self._take_state(frame, self.coming):
             return False
         if self.sent is not None:
-            self.answers.take(frame)
+            self.replies.take(frame)
         return True
 
     # --- a new beginning ---------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class FailoverLog:
                 coming.frames = None
                 self.sent.close()
                 self.sent, self.base = frames, frames.nbytes
-                self.answers.clear()
+                self.replies.clear()
                 self.why_not = ""
         return True
 

@@ -85,7 +85,7 @@ class ClientClock:
         return before.offset + share * (later.offset - before.offset)
 
     def _closest(self) -> list[_Bounds]:
-        """Without windows in which all requests had to wait for the executor, or all answers for the client."""
+        """Without windows in which all requests had to wait for the executor, or all replies for the client."""
         least = min(one.width for one in self._windows)
         self._close = [one for one in self._windows if one.width <= LOOSE * least + LOOSE_SECONDS]
         return self._close

@@ -117,7 +117,7 @@ class SubmissionRecord:
 
     Attributes:
         begun: its template was being bound; sending: its frame was being sent, until `sent`. nbytes: of the frame.
-        received: its answer was read, with `fetched` bytes of tensors; 0: it was not yet.
+        received: its reply was read, with `fetched` bytes of tensors; 0: it was not yet.
         site: place of its last instruction in the program. answered: whether a caller waits for what it brings. instructions: of the template.
         line: of the wait for it, or of `site`; at the block's end.
         prepared: its plan, where it runs anything. program: whose instructions are those of `thread` from `first` on; None where times of

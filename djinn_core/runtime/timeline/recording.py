@@ -92,7 +92,7 @@ SUBMISSIONS_LIMIT: Final = 200_000
 SPANS_LIMIT: Final = 500_000  # of each thread
 
 
-class _PerThread(threading.local):
+class _ThreadLists(threading.local):
     record: ThreadRecord | None = None
 
 
@@ -126,7 +126,7 @@ class Recording:
         self.lost = 0
         self.ops_end = 0.0
         self._lock = threading.Lock()
-        self._local = _PerThread()
+        self._local = _ThreadLists()
         self._of: dict[int, ThreadRecord] = {}  # by identity of the recorder, which its record holds
         self._taken: deque[tuple[ThreadRecord, int, int]] = deque()  # instructions that are being submitted
         self._now: tuple[ThreadRecord, int] | None = None  # whose are submitted now, and which is the first
@@ -302,7 +302,7 @@ class Recording:
         if len(self.submissions) >= SUBMISSIONS_LIMIT:
             self.lost += 1
             return
-        # The walk up the stack is most of what a record would cost: who waits for an answer walks it, and the line is the same.
+        # The walk up the stack is most of what a record would cost: who waits for a reply walks it, and the line is the same.
         site = sites[-1] if sites else self._places.find(sys._getframe(1))[:2]  # noqa: SLF001 - the public ways build a list of all frames
         thread, first = self._now or (mine, -1)
         count = len(prepared.nodes) if prepared is not None else 0

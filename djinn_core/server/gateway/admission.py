@@ -143,7 +143,7 @@ class Admission:
     def _refuse(self, connection: Connection, denial: Denial, asked: str, who: Identity | None = None) -> None:
         if who is None and self.wrong.take():
             self.context.events.note("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
-            return  # without an answer: a client that has a token does not send hundreds of wrong ones
+            return  # without a reply: a client that has a token does not send hundreds of wrong ones
         known = {} if who is None else {"tenant": who.tenant, "key": who.key}
         self.context.events.note("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:

@@ -129,15 +129,15 @@ class Assigner:
 
     def _decide(self, request: AssignmentRequest) -> int | AssignmentRefusal:
         try:
-            answer: object = self.policy.assign(request)  # a plugin may return anything
+            result: object = self.policy.assign(request)  # a plugin may return anything
         except Exception as raised:
             return self._fallback(request, f"`assign` raised {raised!r}")
-        if isinstance(answer, AssignmentRefusal):
-            return AssignmentRefusal(str(answer.reason)[:_REASON], bool(answer.retry))
+        if isinstance(result, AssignmentRefusal):
+            return AssignmentRefusal(str(result.reason)[:_REASON], bool(result.retry))
         numbers = [load.number for load in request.executors]
-        if isinstance(answer, int) and answer in numbers:
-            return answer
-        return self._fallback(request, f"`assign` answered with {answer!r}, which is none of {numbers}")
+        if isinstance(result, int) and result in numbers:
+            return result
+        return self._fallback(request, f"`assign` returned {result!r}, which is none of {numbers}")
 
     def _fallback(self, request: AssignmentRequest, error: str) -> int | AssignmentRefusal:
         self.counts.failed[self.policy.name] += 1

@@ -65,9 +65,9 @@ class Authentication:
         if found is not None:
             return found
         for authenticator, plugin in self._chosen.values():
-            answer = self._ask(authenticator, plugin, credentials)
-            if answer is not None:
-                return answer
+            result = self._ask(authenticator, plugin, credentials)
+            if result is not None:
+                return result
         return _UNKNOWN
 
     def is_valid(self, key: str) -> bool:
@@ -86,33 +86,33 @@ class Authentication:
 
     def _ask(self, authenticator: Authenticator, plugin: str, credentials: Credentials) -> Identity | Denial | None:
         try:
-            answer = authenticator.authenticate(credentials)
-            if answer is None:
+            result = authenticator.authenticate(credentials)
+            if result is None:
                 return None
-            if isinstance(answer, Denial):
-                return _without(credentials, answer)
-            self._check(answer)
+            if isinstance(result, Denial):
+                return _without(credentials, result)
+            self._check(result)
         except Exception as error:
             self._log_failure(
                 "an authenticator failed: the client is refused", authenticator, plugin, _described(error)
             )
             return _FAILED
-        quota = self._tokens.quota_of(answer.tenant) if answer.quota == Quota() else answer.quota
-        key = answer.key and f"{authenticator.name}:{answer.key}"
-        return Identity(answer.tenant, key, answer.monitor, quota)
+        quota = self._tokens.quota_of(result.tenant) if result.quota == Quota() else result.quota
+        key = result.key and f"{authenticator.name}:{result.key}"
+        return Identity(result.tenant, key, result.monitor, quota)
 
-    def _check(self, answer: object) -> None:
-        if not isinstance(answer, Identity):
-            raise _WrongAnswer(f"`authenticate` answered with a {type(answer).__name__}, and not with an Identity")
-        key, monitor, quota = _untyped(answer.key), _untyped(answer.monitor), _untyped(answer.quota)
+    def _check(self, result: object) -> None:
+        if not isinstance(result, Identity):
+            raise _InvalidResult(f"`authenticate` returned a {type(result).__name__}, and not with an Identity")
+        key, monitor, quota = _untyped(result.key), _untyped(result.monitor), _untyped(result.quota)
         if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise _WrongAnswer("the `key` of an identity must be text of at most 64 printable characters")
+            raise _InvalidResult("the `key` of an identity must be text of at most 64 printable characters")
         if not isinstance(monitor, bool) or not isinstance(quota, Quota):
-            raise _WrongAnswer("`monitor` of an identity must be a bool, and `quota` a Quota")
+            raise _InvalidResult("`monitor` of an identity must be a bool, and `quota` a Quota")
         try:
-            check_tenant(answer.tenant)
+            check_tenant(result.tenant)
         except (ConfigurationError, TypeError):
-            raise _WrongAnswer("the `tenant` of an identity is not a valid name") from None
+            raise _InvalidResult("the `tenant` of an identity is not a valid name") from None
 
     def _log_failure(self, what: str, authenticator: Authenticator, plugin: str, error: str) -> None:
         left_out = self._log_limit.count(f"{what} {authenticator.name}")
@@ -120,8 +120,8 @@ class Authentication:
             _log.error(what, authenticator=authenticator.name, plugin=plugin, error=error, left_out=left_out)
 
 
-class _WrongAnswer(Exception):  # noqa: N818 - a signal within this file
-    """The answer of an authenticator cannot be used; the message holds nothing of it."""
+class _InvalidResult(Exception):  # noqa: N818 - a signal within this file
+    """The result of an authenticator cannot be used; the message holds nothing of it."""
 
 
 def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
@@ -158,7 +158,7 @@ def _untyped(value: object) -> object:
 
 def _described(error: Exception) -> str:
     """Type and line of an exception, without its message, which may have the credentials in it."""
-    if isinstance(error, _WrongAnswer):
+    if isinstance(error, _InvalidResult):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__} at {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__

@@ -38,12 +38,12 @@ def _ask(plugins: Selection, timeout: float) -> list[str]:
     command = [sys.executable, "-P", "-m", __name__]
     order = msgspec.json.encode(plugins.sendable())  # not in the arguments: settings may be secrets
     try:
-        answer = subprocess.run(
+        found = subprocess.run(
             command, input=order, env=executor_environment(), stdout=subprocess.PIPE, timeout=timeout, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise StartupError(f"cannot find out which devices there are: {error}. Name them with --device") from error
-    return [str(device) for device in json.loads(answer.stdout.splitlines()[-1])]
+    return [str(device) for device in json.loads(found.stdout.splitlines()[-1])]
 
 
 def main() -> None:

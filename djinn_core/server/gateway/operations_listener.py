@@ -167,13 +167,13 @@ class OperationsListener:
                 sock.close()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        answer = await self._answer(request)
-        if isinstance(answer, EventFeed):
-            return await self._feed(request, answer)
-        headers = _HEADERS | {"Content-Type": answer.content_type}
-        if answer.status == HTTPStatus.UNAUTHORIZED:
+        page = await self._answer(request)
+        if isinstance(page, EventFeed):
+            return await self._feed(request, page)
+        headers = _HEADERS | {"Content-Type": page.content_type}
+        if page.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
-        response = web.Response(status=answer.status, body=answer.body, headers=headers)
+        response = web.Response(status=page.status, body=page.body, headers=headers)
         response.force_close()
         return response
 
@@ -221,10 +221,10 @@ class OperationsListener:
             return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
         # In a thread: files are read, and metrics of many executors take a while.
         asked = (path, _credentials(request), request.headers.get("Accept", ""))
-        answer = await asyncio.to_thread(self._operations.answer, *asked)
-        if isinstance(answer, HttpResponse) and answer.status == HTTPStatus.UNAUTHORIZED:
+        response = await asyncio.to_thread(self._operations.answer, *asked)
+        if isinstance(response, HttpResponse) and response.status == HTTPStatus.UNAUTHORIZED:
             await asyncio.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
-        return answer
+        return response
 
 
 @attrs.frozen

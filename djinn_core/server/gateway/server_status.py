@@ -1,4 +1,4 @@
-"""The answer to `djinn status`, for clients and for the pages of the operations listener."""
+"""The reply to `djinn status`, for clients and for the pages of the operations listener."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_WITH_DECISIONS: Final = 100  # sessions
 
 
 def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
-    """The same without the decisions of plans where there are many sessions: an answer may have 4 MiB."""
+    """The same without the decisions of plans where there are many sessions: a reply may have 4 MiB."""
     if sum(len(executor.sessions) for executor in executors) <= MOST_WITH_DECISIONS:
         return executors
     replace = msgspec.structs.replace

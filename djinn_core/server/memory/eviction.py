@@ -46,7 +46,7 @@ class Decider:
             count = len(context.candidates)
             if sorted(found) == list(range(count)):
                 return found
-            error = f"`order` answered {len(found)} positions that are not each of the {count} candidates once"
+            error = f"`order` returned {len(found)} positions that are not each of the {count} candidates once"
         except Exception as raised:
             error = f"`order` raised {raised!r}"
         self._tell(error)

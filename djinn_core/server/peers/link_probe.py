@@ -11,9 +11,9 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe
 
-PATIENCE = 5.0  # seconds for which an answer is awaited
+PATIENCE = 5.0  # seconds for which a reply is awaited
 WORTH = 1 << 20  # bytes from which on a transfer says how fast a link is: less may lie in buffers on the way
-_KEPT = 32  # sightings that wait for the next answer
+_KEPT = 32  # sightings that wait for the next reply
 _PINGS = 3
 _BULK = 4 << 20  # bytes that measure a link, where a first small piece did not take long
 _SMALL = 64 << 10
@@ -54,7 +54,7 @@ class LinkMeasurements:
 def measure(send: Send, receive: Receive) -> tuple[float, float]:
     """The latency in seconds and the bandwidth in bytes a second of a link on which nothing else is on its way.
 
-    `receive` returns the next answer; its argument is a timeout in seconds.
+    `receive` returns the next reply; its argument is a timeout in seconds.
 
     Raises:
         TransportError: the connection has ended.

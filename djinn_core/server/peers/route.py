@@ -289,7 +289,7 @@ class Route:
         try:
             latency, bandwidth = measure(connection.send, self._echo)
         except TimeoutError:
-            _log.debug("a link was not measured: no answer in time", peer=self._peer)
+            _log.debug("a link was not measured: no reply in time", peer=self._peer)
         else:
             self._sightings.note(LinkMeasurement(self._peer, False, WORTH, WORTH / bandwidth, latency))
         self._unpaid += connection.bytes_sent - before
@@ -298,7 +298,7 @@ class Route:
         try:
             return self._echoes.get(timeout=timeout)
         except queue.Empty:
-            raise TimeoutError(f"no answer in {timeout:g} s") from None
+            raise TimeoutError(f"no reply in {timeout:g} s") from None
 
 
 def frames_of(header: TransferHeader, items: Sequence[Packed]) -> Iterator[Frame]:

@@ -37,7 +37,7 @@ from djinn_core.wire.peer_messages import (
 
 
 @attrs.frozen
-class Waits:
+class SessionWaits:
     """Functions with which a session waits, and takes in messages of its client meanwhile.
 
     Attributes:
@@ -60,7 +60,7 @@ class PeerValues:
     exchange: PeerExchange
     shares: SessionShares
     turn: Share
-    waits: Waits
+    waits: SessionWaits
 
     def answer(
         self, message: AnyMessage, connection: ExecutorChannel, timings: Timings | None, submissions: int

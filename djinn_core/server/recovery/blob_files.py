@@ -41,7 +41,7 @@ class BlobFrame(msgspec.Struct, frozen=True):
 
 
 @attrs.define
-class _Growing:
+class _UnfinishedBlob:
     digest: bytes
     size: int
     written: int
@@ -57,7 +57,7 @@ class BlobFiles:
     def __init__(self, folder: Path) -> None:
         """The folder is made when something is put into it."""
         self._folder = folder
-        self._growing: dict[int, _Growing] = {}
+        self._unfinished: dict[int, _UnfinishedBlob] = {}
         self._proven: set[bytes] = set()  # what has the digest that it is named by
         self.held: set[bytes] = set()
 
@@ -81,7 +81,7 @@ class BlobFiles:
             written = path.stat().st_size
             if not again or written > size:
                 return False
-        self._growing[handle] = _Growing(digest, size, written)
+        self._unfinished[handle] = _UnfinishedBlob(digest, size, written)
         return True
 
     def take(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
@@ -93,22 +93,22 @@ class BlobFiles:
             OSError: it cannot be written.
             ProtocolError: it cannot be decompressed.
         """
-        if not self._growing or len(frame.body) != 1:
+        if not self._unfinished or len(frame.body) != 1:
             return None
         upload = decode(frame.head)
-        growing = self._growing.get(upload.handle) if isinstance(upload, UploadPart) else None
+        growing = self._unfinished.get(upload.handle) if isinstance(upload, UploadPart) else None
         if growing is None or not isinstance(upload, UploadPart):
             return None
         data = flatten(_plain(upload, frame.body[0]))
         if not 0 <= upload.start <= growing.written or upload.start + len(data) > growing.size:
-            del self._growing[upload.handle]  # the session will not like it either
+            del self._unfinished[upload.handle]  # the session will not like it either
             return None
         if not self._write(growing, upload.start, data):
             return None
         head = encode(msgspec.structs.replace(upload, compression="", length=0)) if upload.compression else frame.head
         return Frame(head, [data]), BlobFrame(head, growing.digest, upload.start, len(data))
 
-    def _write(self, growing: _Growing, start: int, data: memoryview) -> bool:
+    def _write(self, growing: _UnfinishedBlob, start: int, data: memoryview) -> bool:
         """Write a part of a blob; False if it was not written. A file that the store has as well is never written to."""
         file = os.open(self.path(growing.digest), os.O_WRONLY | NOFOLLOW | CLOEXEC)
         try:
@@ -124,7 +124,7 @@ class BlobFiles:
 
     def whole(self, handle: int) -> Path | None:
         """The complete file of the upload `handle`, or None; ends the upload."""
-        growing = self._growing.pop(handle, None)
+        growing = self._unfinished.pop(handle, None)
         return self.path(growing.digest) if growing is not None and growing.written == growing.size else None
 
     def link(self, digest: bytes, file: Path) -> None:
@@ -187,7 +187,7 @@ class BlobFiles:
 
     def end(self) -> None:
         """Delete all blob files."""
-        self._growing.clear()
+        self._unfinished.clear()
         self._proven.clear()
         remove_contents(self._folder)
 
@@ -196,7 +196,7 @@ class BlobFiles:
         return self._folder / digest.hex()
 
     def _grows(self, digest: bytes) -> bool:
-        return any(growing.digest == digest for growing in self._growing.values())
+        return any(growing.digest == digest for growing in self._unfinished.values())
 
     def _files(self) -> list[Path]:
         return list(self._folder.iterdir()) if self._folder.exists() else []

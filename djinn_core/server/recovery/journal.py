@@ -377,7 +377,7 @@ class JournalReader:
         return self._read_at(self._frames.popleft())
 
     def kept(self) -> list[Frame]:
-        """Unacknowledged answers at the snapshot, oldest first."""
+        """Unacknowledged replies at the snapshot, oldest first."""
         return [self._read_at(start) for start in self._kept]
 
     def memory(self) -> Sequence[memoryview]:

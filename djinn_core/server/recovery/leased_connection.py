@@ -13,7 +13,7 @@ from typing import Final
 
 from djinn_core.delivery.reconnect_limit import STARTING_SECONDS
 from djinn_core.delivery.reliable_connection import ReliableConnection
-from djinn_core.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, answer_checksum
+from djinn_core.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, reply_checksum
 from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
@@ -38,7 +38,7 @@ from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire.frame_order import owning_small
 from djinn_core.wire.resume_messages import Resume, Resumed
 
-AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a response is being sent
+AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a reply is being sent
 TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
 SWEEP_SECONDS: Final = 60.0
 _CROWDED_SECONDS: Final = 1.0  # at least between snapshots, if a journal has reached half of its limit
@@ -86,7 +86,7 @@ class LeasedConnection(ReliableConnection):
         return journal.nbytes if journal is not None and journal.open else None
 
     def repeat(self, past: JournalReader, taken: int) -> None:
-        """Replay the journal `past`; the client has already received `taken` of its answers."""
+        """Replay the journal `past`; the client has already received `taken` of its replies."""
         self._past = self._replay = past
         self._inbox.take(past.taken)
         if past.base is not None:
@@ -157,9 +157,9 @@ class LeasedConnection(ReliableConnection):
         if frame.body and self._journal is not None:
             frame = owning_small(frame)
             if self._past is None:
-                self._journal.append(NOTE, b"%d" % answer_checksum(frame.body), ())
+                self._journal.append(NOTE, b"%d" % reply_checksum(frame.body), ())
             else:
-                self.decide(lambda _: b"%d" % answer_checksum(frame.body))
+                self.decide(lambda _: b"%d" % reply_checksum(frame.body))
         super().send(frame)
 
     def send_unchecked(self, frame: Frame) -> None:
@@ -344,7 +344,7 @@ class Leases:
         return past.owner, leased, past.taken
 
     def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
-        """A connection that continues the session of a journal; the client has received `taken` of its answers."""
+        """A connection that continues the session of a journal; the client has received `taken` of its replies."""
         # from here on no other process uses it
         journal = Journal(path, past.owner, self._config.journal_limit, self._disk)
         journal.contents = BlobFiles(contents_folder(path))

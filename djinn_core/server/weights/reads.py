@@ -24,7 +24,7 @@ from djinn_core.server.recovery.snapshot_format import StoredValue
 from djinn_core.server.running.values import ValueTable, memory_of
 from djinn_core.server.weights.shared_weights import Origin, SessionShares, WeightKey
 from djinn_core.server.weights.uploads import UploadAssembly, is_countable
-from djinn_core.server.weights.weight_reader import Reading, WeightReader
+from djinn_core.server.weights.weight_reader import PartRead, WeightReader
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import UploadPart
 from djinn_core.wire.weight_messages import ReadWeights
@@ -39,7 +39,7 @@ class _PendingRead:
 
     header: UploadPart
     origin: Origin
-    reading: Reading | None = None
+    reading: PartRead | None = None
 
 
 class WeightReads:
@@ -144,7 +144,7 @@ class WeightReads:
                 self._uploads.reading.discard(handle)
                 self._uploads.reading_bytes -= one.header.size if one.reading is not None else 0
 
-    def _finish(self, one: _PendingRead, reading: Reading) -> None:
+    def _finish(self, one: _PendingRead, reading: PartRead) -> None:
         try:
             data = reading.result()
             if not one.header.size:

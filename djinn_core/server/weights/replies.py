@@ -1,4 +1,4 @@
-"""Answers to messages about addresses: what one has, what was saved there, what is published, and whether something was removed."""
+"""Replies to messages about addresses: what one has, what was saved there, what is published, and whether something was removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from djinn_core.wire.weight_messages import (
 
 
 def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
-    """Answer to `OpenWeights`, of at most `most` bytes: the tensors at the address."""
+    """Reply to `OpenWeights`, of at most `most` bytes: the tensors at the address."""
     try:
         opened = found.result()
     except WeightsUnavailable as error:
@@ -54,7 +54,7 @@ def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> byt
 
 
 def list_published(published: PublishedWeights | None) -> PublishedReply:
-    """Answer to `PublishedRequest`."""
+    """Reply to `PublishedRequest`."""
     if published is None:
         return PublishedReply(
             refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
@@ -71,9 +71,9 @@ def list_published(published: PublishedWeights | None) -> PublishedReply:
 
 
 def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:
-    """Call `do`, which changes files, and send the answer that it returns. A recovered session sends the answer of its journal instead.
+    """Call `do`, which changes files, and send the reply that it returns. A recovered session sends the reply of its journal instead.
 
-    `do` gets True if an executor began it and died before the answer was in the journal: the files may have been changed already.
+    `do` gets True if an executor began it and died before the reply was in the journal: the files may have been changed already.
     """
     begun: list[bytes | None] = []
 
@@ -86,7 +86,7 @@ def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> N
 
 
 def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) -> RemoveWeightsReply:
-    """Remove what an address names, and return the answer. `again`: it may have been removed already."""
+    """Remove what an address names, and return the reply. `again`: it may have been removed already."""
     try:
         reader.remove(request.address)
     except WeightsUnavailable as error:
@@ -102,7 +102,7 @@ def answer_opening(
     connection: ExecutorChannel,
     read_ahead: Callable[[ExecutorChannel], None],
 ) -> None:
-    """Answer what is at an address, or that it is still being opened. A recovered session gives the same answer.
+    """Answer what is at an address, or that it is still being opened. A recovered session gives the same reply.
 
     `read_ahead`: takes in what the client has sent meanwhile.
     """
@@ -136,7 +136,7 @@ def save_values(
     deliver: Callable[[torch.Tensor], torch.Tensor],
     again: bool = False,
 ) -> SaveWeightsReply:
-    """Write values of a session at an address; the answer says what was wrong, if anything was.
+    """Write values of a session at an address; the reply says what was wrong, if anything was.
 
     `deliver`: gives the host's copy of a value. `again`: the file may be there already, and is looked for first. `reads`: shares the
     memory of values that were published with sessions that read them.

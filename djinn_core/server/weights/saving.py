@@ -54,7 +54,7 @@ def save(
     return size
 
 
-class DifferentContents(Exception):  # noqa: N818 - an answer, and no failure
+class DifferentContents(Exception):  # noqa: N818 - a result, and no failure
     """A file does not have the contents that were to be written."""
 
 

@@ -151,7 +151,7 @@ def _unheard(done: int, expected: int) -> None:
     """Ignore progress that no client asks for."""
 
 
-class Reading:
+class PartRead:
     """A part of a tensor that is being read. It is not begun if no session refers to this object by then.
 
     Attributes:
@@ -215,7 +215,7 @@ class WeightReader:
         self.published: PublishedWeights | None = None
         self._lock = threading.Lock()
         self._readers: ThreadPoolExecutor | None = None
-        self._under_way: weakref.WeakValueDictionary[WeightKey, Reading] = weakref.WeakValueDictionary()
+        self._under_way: weakref.WeakValueDictionary[WeightKey, PartRead] = weakref.WeakValueDictionary()
         self.shared = SharedWeights()
         self.reads = self.read_bytes = 0
 
@@ -349,7 +349,7 @@ class WeightReader:
     def _files(self) -> int:
         return sum(opened.files for opened in self._opened.values())
 
-    def read(self, address: str, key: WeightKey) -> Reading:
+    def read(self, address: str, key: WeightKey) -> PartRead:
         """Begin to read a part of a tensor, once for all who ask meanwhile.
 
         Raises:
@@ -363,7 +363,7 @@ class WeightReader:
         with self._lock:
             self.reads += 1
             self.read_bytes += key.size
-            begun = Reading()
+            begun = PartRead()
             begun.data = readers.submit(_read, weakref.ref(begun), address, place, key.start, key.size)
             self._under_way[key] = begun
         return begun

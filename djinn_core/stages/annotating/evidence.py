@@ -12,7 +12,7 @@ from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT
 from djinn_core.ir.profile import ExecutionPhase, Modality, PatternMatch, WorkloadType
 from djinn_core.stages.annotating.inputs import Inputs
 from djinn_core.stages.annotating.states import States
-from djinn_core.stages.annotating.training import Training
+from djinn_core.stages.annotating.training import TrainingParts
 
 _ATTENTIONS_PER_CACHE = 3
 CACHED = (ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE)
@@ -34,7 +34,7 @@ class Evidence:
     graph: Graph
     matches: Sequence[PatternMatch]
     inputs: Inputs
-    training: Training
+    training: TrainingParts
     states: States
     modalities: Sequence[Modality]
 

@@ -9,7 +9,7 @@ from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import DataResidency, ExecutionPhase
 from djinn_core.ir.values import storage_of
 from djinn_core.stages.annotating.inputs import Inputs
-from djinn_core.stages.annotating.training import Training
+from djinn_core.stages.annotating.training import TrainingParts
 
 # What is known from earlier programs of a value that this one takes. An activation that goes on is an input here.
 _CARRIED = frozenset({
@@ -18,7 +18,7 @@ _CARRIED = frozenset({
 
 
 def residency_of_inputs(
-    graph: Graph, inputs: Inputs, training: Training, known: Mapping[int, DataResidency]
+    graph: Graph, inputs: Inputs, training: TrainingParts, known: Mapping[int, DataResidency]
 ) -> dict[int, DataResidency]:
     """Residency of the graph's inputs.
 
@@ -44,7 +44,7 @@ def residency_of_inputs(
     return residency | dict.fromkeys(made, DataResidency.PERSISTENT_WEIGHT)
 
 
-def _used_before(graph: Graph, training: Training) -> set[int]:
+def _used_before(graph: Graph, training: TrainingParts) -> set[int]:
     """Storages that forward and backward passes look into."""
     return {
         storage_of(v)
@@ -54,7 +54,7 @@ def _used_before(graph: Graph, training: Training) -> set[int]:
     }
 
 
-def _written_by_optimizer(graph: Graph, training: Training) -> set[int]:
+def _written_by_optimizer(graph: Graph, training: TrainingParts) -> set[int]:
     return {
         storage_of(v)
         for i, phase in training.phases.items()
@@ -64,7 +64,7 @@ def _written_by_optimizer(graph: Graph, training: Training) -> set[int]:
 
 
 def residency_of_gradients(
-    graph: Graph, residency: Mapping[int, DataResidency], training: Training
+    graph: Graph, residency: Mapping[int, DataResidency], training: TrainingParts
 ) -> dict[int, DataResidency]:
     """Gradients that the backward pass leaves in the shape of a weight, and the first state that the optimizer keeps.
 

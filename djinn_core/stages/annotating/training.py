@@ -28,7 +28,7 @@ _OF_LAYERS = frozenset({
 
 
 @attrs.frozen
-class Training:
+class TrainingParts:
     """The parts of a program that belong to training steps.
 
     Attributes:
@@ -46,7 +46,7 @@ class Training:
         return bool(self.phases)
 
 
-def training_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> Training:
+def training_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> TrainingParts:
     """Find the training steps of a program.
 
     Args:
@@ -56,8 +56,8 @@ def training_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]
     """
     walk = _BackwardWalk(graph, inputs, known)
     if not (walk.layers or walk.updates):
-        return Training({}, 0, 0, walk.derived)
-    return Training(_phases(graph, walk), len(walk.layers), len(walk.updates), walk.derived)
+        return TrainingParts({}, 0, 0, walk.derived)
+    return TrainingParts(_phases(graph, walk), len(walk.layers), len(walk.updates), walk.derived)
 
 
 class _BackwardWalk:

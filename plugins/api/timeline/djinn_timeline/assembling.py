@@ -62,7 +62,7 @@ class ThreadTime:
 
 
 @attrs.frozen
-class Assembled:
+class AssembledTimeline:
     """A timeline.
 
     Attributes:
@@ -81,7 +81,7 @@ def executor_name(number: int) -> str:
     return f"executor {number}" if number else "executor"
 
 
-def assemble(recording: Recording) -> Assembled:
+def assemble(recording: Recording) -> AssembledTimeline:
     """The events of a recording."""
     by_executor: dict[int, list[SubmissionRecord]] = defaultdict(list)
     for record in recording.submissions:
@@ -99,7 +99,7 @@ def assemble(recording: Recording) -> Assembled:
     for executor, found in phases.items():
         runs += builder.add_executor(executor, found)
     events = tuple(sorted(builder.events, key=lambda event: (event.start, -event.seconds)))
-    return Assembled(events, threads, tuple([one for found in phases.values() for one in found]), tuple(runs))
+    return AssembledTimeline(events, threads, tuple([one for found in phases.values() for one in found]), tuple(runs))
 
 
 def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[float, float]]:

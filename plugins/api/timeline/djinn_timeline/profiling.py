@@ -12,7 +12,7 @@ from typing import Any
 
 from djinn.hooks import DjinnError
 from djinn.timelines import Recording, check_alone, duration, for_users, record_timeline
-from djinn_timeline.assembling import Assembled, assemble
+from djinn_timeline.assembling import AssembledTimeline, assemble
 from djinn_timeline.events import TimelineEvent
 from djinn_timeline.report import TimeTotals, table, totals
 from djinn_timeline.trace_file import save_trace, trace_of
@@ -23,10 +23,10 @@ class Timeline:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._assembled: Assembled | None = None
+        self._assembled: AssembledTimeline | None = None
         self._totals: TimeTotals | None = None
 
-    def _found(self) -> Assembled:
+    def _found(self) -> AssembledTimeline:
         if self._assembled is None:
             if not self._recording.ended:
                 raise DjinnError("the block of djinn.profile() has not ended: look at its timeline afterwards")

@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 
 from djinn.timelines import ADVICE, BACKWARD, duration, unit_of
-from djinn_timeline.assembling import Assembled, ThreadTime, executor_name
+from djinn_timeline.assembling import AssembledTimeline, ThreadTime, executor_name
 from djinn_timeline.events import (
     ANSWER,
     CAPTURE,
@@ -43,12 +43,12 @@ _WORDS: Final = {
     CAPTURE: "capture: recording ops",
     PLAN: "plan: analysing and finding plans",
     SEND: "send: encoding, and writing to the connection",
-    READ: "reading answers",
+    READ: "reading replies",
     UPLOAD: "uploads",
     CONNECT: "connecting",
     REQUEST: "requests on their way",
     RECOVERY: "finding an executor that goes on with the session",
-    ANSWER: "answers on their way",
+    ANSWER: "replies on their way",
     TRANSFER: "waiting for transfers between executors",
     EARLIER: "the executor does what was sent before",
     DECODE: "the executor reads what was sent",
@@ -125,7 +125,7 @@ class TimeTotals:
     calls: int
 
 
-def totals(assembled: Assembled, seconds: float) -> TimeTotals:
+def totals(assembled: AssembledTimeline, seconds: float) -> TimeTotals:
     """Add up a timeline; the first of its threads is that of the block."""
     first, *others = assembled.threads
     kinds = _kinds(first)
@@ -170,7 +170,7 @@ def _kinds(thread: ThreadTime) -> dict[str, float]:
     return found
 
 
-def _modules(assembled: Assembled) -> list[ModuleTime]:
+def _modules(assembled: AssembledTimeline) -> list[ModuleTime]:
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     device: dict[str, float] = defaultdict(float)
     for thread in assembled.threads:
@@ -186,7 +186,7 @@ def _modules(assembled: Assembled) -> list[ModuleTime]:
     return sorted(found, key=lambda one: -max(one.seconds, one.device))
 
 
-def _lines(assembled: Assembled) -> list[LineTime]:
+def _lines(assembled: AssembledTimeline) -> list[LineTime]:
     times: Counter[tuple[str, str, str]] = Counter()
     spent: dict[tuple[str, str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for wait in (wait for thread in assembled.threads for wait in thread.waits):
@@ -199,7 +199,7 @@ def _lines(assembled: Assembled) -> list[LineTime]:
     return sorted(found, key=lambda one: -one.seconds)
 
 
-def _executors(assembled: Assembled) -> Iterator[ExecutorTime]:
+def _executors(assembled: AssembledTimeline) -> Iterator[ExecutorTime]:
     numbers = dict.fromkeys(one.record.executor for one in assembled.phases)
     for number in numbers:
         mine = [one for one in assembled.phases if one.record.executor == number]

@@ -34,7 +34,7 @@ class Phases:
     Attributes:
         record: the submission. recovered: whether it ran on another process than the one before it, which was found only then. measured: whether the executor told them; otherwise they are put in the middle of the round trip.
         sent: its frame began to be sent. arrived: it was there. taken: its session took it up. ready, begun, executed, done: as in
-            `ExecutionTimes`. returned: its answer was there. read: the client had read it.
+            `ExecutionTimes`. returned: its reply was there. read: the client had read it.
     """
 
     record: SubmissionRecord
@@ -106,14 +106,14 @@ def _measured(
     # An executor that is idle takes a frame up as it arrives. What came while it was busy has been there since some moment.
     idle = recovered or taken > before + IDLE
     arrived = taken if idle else min(taken, record.sent + clock.one_way)
-    # A thread that waits reads an answer as it arrives; other answers lie there until one reads them.
+    # A thread that waits reads a reply as it arrives; other replies lie there until one reads them.
     returned = record.received if record.number in awaited else min(record.received, done + clock.one_way)
     way = record.sending, arrived, taken, ready, begun, executed, done, returned
     return Phases(record, recovered, True, *way, record.received)
 
 
 def _assumed(record: SubmissionRecord) -> Phases:
-    """As an executor's answer has durations alone: they lie in the middle of the round trip."""
+    """As an executor's reply has durations alone: they lie in the middle of the round trip."""
     timing, whole = record.timing, record.received - record.sending
     spent = timing.decode + timing.queue + timing.execute + timing.encode
     shrink = min(1.0, whole / spent) if spent else 1.0

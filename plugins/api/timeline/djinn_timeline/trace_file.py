@@ -120,7 +120,7 @@ def _flow(
     for event in found:
         begun, length = _nanoseconds(event)
         last = event is found[-1]
-        # An answer ends the wait for it, which may have begun long before.
+        # A reply ends the wait for it, which may have begun long before.
         moment = begun + max(0, length - 1) if last and event.kind == WAIT else begun
         phase = {"ph": "s"} if event is found[0] else {"ph": "f", "bp": "e"} if last else {"ph": "t"}
         place = {"pid": processes[event.process], "tid": lanes[event.process, event.lane], "ts": moment / 1e3}

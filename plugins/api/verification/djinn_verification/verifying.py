@@ -92,7 +92,7 @@ def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: boo
 
 
 @attrs.frozen
-class _Gathered:
+class _UncheckedOp:
     """An op that was recorded and not checked yet.
 
     Attributes:
@@ -125,7 +125,7 @@ class _Checker:
         self.report = Verification()
         self._tolerance = tolerance
         self._copies = CpuCopies(COPIES_BYTES)
-        self._gathered: list[_Gathered] = []
+        self._gathered: list[_UncheckedOp] = []
         self._used: set[int] = set()  # storages that gathered ops read, wrote or made
         self._nbytes = 0
         self._before: dict[int, torch.Tensor] = {}
@@ -162,7 +162,7 @@ class _Checker:
             if reason != _VIEW:
                 self.report.unchecked[reason] += 1
             return
-        op = _Gathered(
+        op = _UncheckedOp(
             call,
             slots,
             *place_of_op(),
@@ -190,7 +190,7 @@ class _Checker:
         for op in gathered:
             self._check_one(op)
 
-    def _check_one(self, op: _Gathered) -> None:
+    def _check_one(self, op: _UncheckedOp) -> None:
         call = op.call
         looks: dict[int, torch.Tensor] = {}
         for value, meta in op.operands:
@@ -212,7 +212,7 @@ class _Checker:
             if self._compare(op, index, operands[index], look):
                 return
 
-    def _compare(self, op: _Gathered, index: int, here: torch.Tensor, look: Look) -> bool:
+    def _compare(self, op: _UncheckedOp, index: int, here: torch.Tensor, look: Look) -> bool:
         """Compare the results of one op; true where they differ."""
         value, meta = look
         there = view_of(self._copies.of(value.storage.id), meta)

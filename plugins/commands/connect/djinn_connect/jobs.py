@@ -233,7 +233,7 @@ def remove_job(record: Record, job: str) -> None:
 
 
 @attrs.define
-class Fetched:
+class FetchedFiles:
     """Files that were copied: how many, and their bytes. `left_out`: links that lead out of what was asked for, and special files."""
 
     count: int = 0
@@ -241,7 +241,7 @@ class Fetched:
     left_out: list[str] = attrs.field(factory=list)
 
 
-def fetch(record: Record, job: str, path: str, into: Path) -> Fetched:
+def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
     """Copy a file or folder of a job into a folder here. Nothing else in that folder is written, whatever the remote machine sends.
 
     Args:
@@ -259,7 +259,7 @@ def fetch(record: Record, job: str, path: str, into: Path) -> Fetched:
     if wanted.is_absolute() or ".." in wanted.parts or not wanted.parts:
         raise refused(f"{path!r} must be below the working directory of the job, such as out/model.pt")
     into.mkdir(parents=True, exist_ok=True)
-    fetched = Fetched()
+    fetched = FetchedFiles()
     with connected(record) as connection:
         name = _find(record, connection, job).id
         with connection.running(Script(("fetch",), {**record.place, "job": name, "path": str(wanted)})) as process:
@@ -274,7 +274,7 @@ def fetch(record: Record, job: str, path: str, into: Path) -> Fetched:
     return fetched
 
 
-def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetched: Fetched) -> None:
+def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetched: FetchedFiles) -> None:
     archived.extraction_filter = lambda member, _: member  # `_safe` has looked at it
     for member in archived:
         name = PurePosixPath(member.name)

@@ -23,7 +23,7 @@ import attrs
 
 from djinn_connect.shown import one_line
 
-# Seconds without an answer after which a connection counts as broken: interval times count.
+# Seconds without a reply after which a connection counts as broken: interval times count.
 _ALIVE: Final = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
 _OPEN: Final = (
     "-o",

@@ -14,7 +14,7 @@ REMOTE = "remote_accelerator:0"
 
 
 @attrs.frozen
-class Recognised:
+class Findings:
     """Findings of the semantic stages: kinds of workload, phases, and the most matches of each pattern in one program."""
 
     workloads: tuple[str, ...]
@@ -56,7 +56,7 @@ class Measured:
     upload: MeasuredRun
     remote_first: MeasuredRun
     remote: MeasuredRun
-    recognised: Recognised
+    recognised: Findings
     highlights: tuple[str, ...]
 
 
@@ -115,7 +115,7 @@ def _worst(verdicts: Iterable[Verdict]) -> Verdict:
     return next((verdict for verdict in earlier if not verdict.equal), last)
 
 
-def summarise(profiles: Sequence[Any]) -> Recognised:
+def summarise(profiles: Sequence[Any]) -> Findings:
     """Summary of several profiles; unknown and generic count as nothing."""
     patterns: dict[str, int] = {}
     for profile in profiles:
@@ -123,4 +123,4 @@ def summarise(profiles: Sequence[Any]) -> Recognised:
             patterns[name] = max(count, patterns.get(name, 0))
     workloads = {p.workload.value for p in profiles} - {"generic"}
     phases = {phase.value for p in profiles for phase in p.phases} - {"unknown", "forward"}
-    return Recognised(tuple(sorted(workloads)), tuple(sorted(phases)), patterns)
+    return Findings(tuple(sorted(workloads)), tuple(sorted(phases)), patterns)

@@ -22,7 +22,7 @@ ACCURACY_TOLERANCE = 0.01
 
 
 @attrs.frozen
-class Trained:
+class TrainingResult:
     """Mean loss of each epoch, and the share of held-out digits that the network reads right."""
 
     losses: tuple[float, ...]
@@ -53,7 +53,7 @@ class DigitTraining:
         self._model = copy.deepcopy(self._origin).to(device)
         self._data = (self._images.to(device), self._labels.to(device))
 
-    def run(self, device: str, advance: Advance) -> Trained:
+    def run(self, device: str, advance: Advance) -> TrainingResult:
         """Train a copy of the untrained network, then read the digits that were held out."""
         del device
         model = copy.deepcopy(self._model)
@@ -63,7 +63,7 @@ class DigitTraining:
         for epoch in range(EPOCHS):
             losses.append(self._epoch(model, optimizer, shuffle))
             advance(epoch + 1, EPOCHS)
-        return Trained(tuple(losses), self._accuracy(model))
+        return TrainingResult(tuple(losses), self._accuracy(model))
 
     def _epoch(self, model: nn.Module, optimizer: torch.optim.Optimizer, shuffle: torch.Generator) -> float:
         images, labels = (data[HELD_OUT:] for data in self._data)
@@ -85,13 +85,13 @@ class DigitTraining:
         right: torch.Tensor = model(images).argmax(dim=1) == labels
         return right.float().mean().item()
 
-    def compare(self, local: Trained, remote: Trained) -> Verdict:
+    def compare(self, local: TrainingResult, remote: TrainingResult) -> Verdict:
         """The same loss curve and the same accuracy, within the tolerances."""
         worst = max(abs(a - b) for a, b in zip(local.losses, remote.losses, strict=True))
         close = worst <= LOSS_TOLERANCE and abs(local.accuracy - remote.accuracy) <= ACCURACY_TOLERANCE
         return Verdict(close, difference_text(worst))
 
-    def highlights(self, remote: Trained) -> list[str]:
+    def highlights(self, remote: TrainingResult) -> list[str]:
         """Accuracy and loss curve."""
         curve = " ".join(f"{loss:.3f}" for loss in remote.losses)
         return [f"{remote.accuracy:.1%} of {HELD_OUT} held-out digits read right", f"loss by epoch: {curve}"]

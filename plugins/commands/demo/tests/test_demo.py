@@ -18,10 +18,10 @@ from djinn.testing import CommandConformance, PluginConformance
 from djinn_demo import show, table
 from djinn_demo.command import PARTS, demo
 from djinn_demo.library import passages
-from djinn_demo.measure import Measured, MeasuredRun, Recognised, measure, summarise
+from djinn_demo.measure import Findings, Measured, MeasuredRun, measure, summarise
 from djinn_demo.server import running_server
 from djinn_demo.task import Verdict
-from djinn_demo.training import DigitTraining, Trained
+from djinn_demo.training import DigitTraining, TrainingResult
 
 
 class TestPlugin(PluginConformance):
@@ -52,7 +52,7 @@ def measured(name="a task", verdict=EQUAL, patterns=None):
     run = MeasuredRun(2.0, COUNTERS)
     return Measured(
         name, "all-MiniLM-L6-v2", verdict, run, attrs.evolve(run, seconds=1.0), attrs.evolve(run, seconds=0.5), run, run,
-        Recognised(("llm",), ("llm_decode", "llm_prefill"), patterns or {"attention": 12}), ("a highlight",),
+        Findings(("llm",), ("llm_decode", "llm_prefill"), patterns or {"attention": 12}), ("a highlight",),
     )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_training_learns():
 
 
 def test_a_different_result_is_seen():
-    task, good = DigitTraining(), Trained((1.0, 0.5), 0.9)
+    task, good = DigitTraining(), TrainingResult((1.0, 0.5), 0.9)
     assert task.compare(good, good).equal
     assert not task.compare(good, attrs.evolve(good, losses=(1.0, 0.6))).equal
     assert not task.compare(good, attrs.evolve(good, accuracy=0.8)).equal

@@ -116,17 +116,17 @@ def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[
         ConfigurationError: no server is named or configured.
         DjinnError: none answers.
     """
-    answers = ask_named(servers, connection_file)
+    replies = ask_named(servers, connection_file)
     found: dict[tuple[str, str], Executor] = {}
-    for number, (url, answer) in enumerate(answers.items()):
-        if isinstance(answer, Status):
-            for executor in answer.executors:  # tenants have executors of their own on one device
+    for number, (url, reply) in enumerate(replies.items()):
+        if isinstance(reply, Status):
+            for executor in reply.executors:  # tenants have executors of their own on one device
                 key = url, executor.device.id
                 device = attrs.evolve(capabilities_of(executor.device), id=f"{number}/{executor.device.id}")
                 known = found.get(key)
                 free = [d.memory_free for d in (device, known and known.device) if d and d.memory_free is not None]
                 found[key] = Executor(url, attrs.evolve(device, memory_free=min(free, default=None)))
-    silent = {url: answer for url, answer in answers.items() if isinstance(answer, DjinnError)}
+    silent = {url: reply for url, reply in replies.items() if isinstance(reply, DjinnError)}
     if not found:
         raise next(iter(silent.values()), _no_executor())
     for url, error in silent.items():
@@ -166,7 +166,7 @@ class Fit:
         return max(self.executors, key=lambda one: math.inf if (free := one.device.memory_free) is None else free)
 
     def described(self) -> dict[str, Any]:
-        """The answer, as JSON has it."""
+        """The result, as JSON has it."""
         programs = self.programs(self.step)
         fullest = max(programs, key=lambda one: one.needed)
         alone = [one.fits(fullest.needed) for one in self.executors]
@@ -314,7 +314,7 @@ class Fit:
     # --- in words -----------------------------------------------------------------------------------------------
 
     def lines(self, found: Mapping[str, Any]) -> Iterator[str]:
-        """The answer in words."""
+        """The result in words."""
         step = self.step
         more = f" and {step.new_tokens:,} new ones" if step.kind == "decode" and step.new_tokens > 1 else ""
         tokens = (

@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def ask(folder, monkeypatch):
-    """The answer about that model, of a server that says that so much is free on each of its devices."""
+    """The result for that model, of a server that says that so much is free on each of its devices."""
 
     def ask(free, *options, devices=1, spill=0, as_json=True):
         described = [

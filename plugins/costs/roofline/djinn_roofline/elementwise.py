@@ -23,7 +23,7 @@ _WIDTH = 256
 
 
 @attrs.frozen
-class Sized:
+class PointwiseProbe:
     """A probe of one op at one size."""
 
     operation: str
@@ -288,7 +288,7 @@ _FAMILIES: tuple[tuple[Kind, dict[str, Make]], ...] = (
 _LARGE = frozenset({"add", "add_", "relu", "clone", "sum", "clone transposed", "native_layer_norm", "_softmax"})
 
 
-def sized_probes() -> Iterator[Sized]:
+def sized_probes() -> Iterator[PointwiseProbe]:
     """Every op at every size."""
     for kind, makers in _FAMILIES:
         for operation, make in makers.items():
@@ -297,7 +297,7 @@ def sized_probes() -> Iterator[Sized]:
                 yield _sized(operation, kind, elements, make)
 
 
-def _sized(operation: str, kind: Kind, elements: int, make: Make) -> Sized:
+def _sized(operation: str, kind: Kind, elements: int, make: Make) -> PointwiseProbe:
     repeats = max(2, min(200, _BUDGET // elements))
 
     def prepare(device: torch.device) -> Callable[[], object]:
@@ -309,4 +309,4 @@ def _sized(operation: str, kind: Kind, elements: int, make: Make) -> Sized:
 
         return run
 
-    return Sized(operation, kind, elements, Probe(f"{operation} {elements}", prepare, repeats))
+    return PointwiseProbe(operation, kind, elements, Probe(f"{operation} {elements}", prepare, repeats))

@@ -13,9 +13,9 @@ import torch
 
 from djinn.costs import Work, distinct_bytes, work_of
 from djinn.hooks import Calibration, CostEstimate, DeviceCapabilities, Graph, Node, Probe, arguments, storage_of
-from djinn_roofline.elementwise import LARGE, SIZES, SPLIT, Sized, sized_probes
+from djinn_roofline.elementwise import LARGE, SIZES, SPLIT, PointwiseProbe, sized_probes
 from djinn_roofline.fitting import fit_seconds
-from djinn_roofline.products import Mixed, Shaped, Swept, mixed_probes, shaped_probes, swept_probes
+from djinn_roofline.products import ProductProbe, SmallOpsProbe, Swept, mixed_probes, shaped_probes, swept_probes
 from djinn_roofline.quick import QUICK
 from djinn_roofline.terms import product_terms, recurrent_terms, seconds, size_terms
 
@@ -180,8 +180,8 @@ def _interpolated(points: Sequence[Sequence[float]], at: float) -> float:
 # --- fitting ----------------------------------------------------------------------------------------------------
 
 
-def _shaped_coefficients(probes: Sequence[Shaped], took: Mapping[str, float]) -> dict[str, list[float]]:
-    by_family: dict[str, list[Shaped]] = defaultdict(list)
+def _shaped_coefficients(probes: Sequence[ProductProbe], took: Mapping[str, float]) -> dict[str, list[float]]:
+    by_family: dict[str, list[ProductProbe]] = defaultdict(list)
     for probe in probes:
         by_family[probe.family].append(probe)
     found: dict[str, list[float]] = {}
@@ -194,13 +194,13 @@ def _shaped_coefficients(probes: Sequence[Shaped], took: Mapping[str, float]) ->
     return found
 
 
-def _alone(parameters: Mapping[str, Any], mixed: Mixed) -> float:
+def _alone(parameters: Mapping[str, Any], mixed: SmallOpsProbe) -> float:
     """Median time of an op of the probe over repeated runs."""
     works = [Work(name, kind, 0.0, 0.0, 0, 0, dims, torch.float32) for name, kind, dims in mixed.ops]
     return sum(_warm_seconds(parameters, work) for work in works) / len(works)
 
 
-def _operation_coefficients(probes: Sequence[Sized], took: Mapping[str, float]) -> dict[str, list[float]]:
+def _operation_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str, float]) -> dict[str, list[float]]:
     by_operation: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for probe in probes:
         by_operation[probe.operation].append((probe.elements, took[probe.probe.name]))
@@ -235,7 +235,7 @@ def _view_seconds(took: Mapping[str, float]) -> list[float]:
     return [one, max(0.0, took.get("split", one) - one) / (SPLIT - 1)]
 
 
-def _kind_coefficients(probes: Sequence[Sized], took: Mapping[str, float]) -> dict[str, list[float]]:
+def _kind_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str, float]) -> dict[str, list[float]]:
     """For ops that were not measured: the median of those of their kind."""
     by_size: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for probe in probes:

@@ -23,7 +23,7 @@ _BUDGET = 2e8  # multiply-adds that one probe goes through
 
 
 @attrs.frozen
-class Shaped:
+class ProductProbe:
     """A probe of one op of the given dimensions: (batch, rows, columns, contracted)."""
 
     family: Family
@@ -31,7 +31,7 @@ class Shaped:
     probe: Probe
 
 
-def shaped_probes() -> Iterator[Shaped]:
+def shaped_probes() -> Iterator[ProductProbe]:
     """Every family at every size."""
     yield from _products()
     yield from _convolutions()
@@ -41,7 +41,7 @@ def shaped_probes() -> Iterator[Shaped]:
         yield _shaped("recurrent", f"{steps} {rows} {width}", dims, _recurrent(steps, rows, width))
 
 
-def _shaped(family: Family, label: str, dims: tuple[int, int, int, int], make: _Make) -> Shaped:
+def _shaped(family: Family, label: str, dims: tuple[int, int, int, int], make: _Make) -> ProductProbe:
     repeats = max(2, min(100, int(_BUDGET / math.prod(dims))))
 
     def prepare(device: torch.device) -> Callable[[], object]:
@@ -53,13 +53,13 @@ def _shaped(family: Family, label: str, dims: tuple[int, int, int, int], make: _
 
         return run
 
-    return Shaped(family, dims, Probe(f"{family} {label}", prepare, repeats))
+    return ProductProbe(family, dims, Probe(f"{family} {label}", prepare, repeats))
 
 
 _Make = Callable[[torch.device], Callable[[], object]]
 
 
-def _products() -> Iterator[Shaped]:
+def _products() -> Iterator[ProductProbe]:
     singles = itertools.product((1,), (1, 8, 64, 512), (16, 128, 1024), (16, 128, 1024))
     extremes = ((1, 2048, 1024, 256), (1, 1, 4096, 1024), (1, 128, 4096, 512), (1, 64, 2, 128))
     batched = itertools.product((8, 64), (16, 128), (16, 128), (64,))
@@ -81,7 +81,7 @@ def _product(batch: int, rows: int, columns: int, contracted: int) -> _Make:
     return make
 
 
-def _convolutions() -> Iterator[Shaped]:
+def _convolutions() -> Iterator[ProductProbe]:
     """Kernels of one position are products; larger ones have ways of their own."""
     for side, inside, outside, kernel in (
         *itertools.product((7, 28), (16, 64, 256), (16, 64, 256), (1,)),
@@ -121,7 +121,7 @@ def _convolution_backward(side: int, inside: int, outside: int, kernel: int) -> 
     return make
 
 
-def _attentions() -> Iterator[Shaped]:
+def _attentions() -> Iterator[ProductProbe]:
     full = [(heads, length, length, 64) for heads, length in ((4, 16), (12, 64), (8, 256), (4, 1024))]
     wide = [(4, 128, 128, 32), (8, 128, 128, 128)]
     decode = [(12, 1, length, 64) for length in (32, 256, 2048)]
@@ -206,7 +206,7 @@ def _sweep(footprint: int, count: int, passes: int) -> _Make:
 
 
 @attrs.frozen
-class Mixed:
+class SmallOpsProbe:
     """A probe of small ops in turns, as in a model: each finds less of its code in the caches than when it runs alone.
 
     `ops` is what a turn does: op, kind, dimensions.
@@ -248,10 +248,10 @@ _CELL: tuple[tuple[str, Kind, tuple[int, ...]], ...] = (
 )
 
 
-def mixed_probes() -> Iterator[Mixed]:
+def mixed_probes() -> Iterator[SmallOpsProbe]:
     """A block of a transformer, and a cell of a recurrent network."""
     for name, ops, make in (("block", _BLOCK, _block), ("cell", _CELL, _cell)):
-        yield Mixed(ops, Probe(f"mixed {name}", _in_turns(make), _TURNS * len(ops)))
+        yield SmallOpsProbe(ops, Probe(f"mixed {name}", _in_turns(make), _TURNS * len(ops)))
 
 
 def _in_turns(make: _Make) -> _Make:

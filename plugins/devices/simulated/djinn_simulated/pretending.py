@@ -34,7 +34,7 @@ class Layout:
 
 
 @attrs.frozen
-class Pretended:
+class SimulatedCall:
     """Cached simulation of a call: for each result its layout, the argument that it aliases, or None; and the seconds."""
 
     results: tuple[Layout | int | None, ...]
@@ -42,14 +42,14 @@ class Pretended:
     seconds: float
 
 
-class Pretending(DispatchMode):
+class SimulationMode(DispatchMode):
     """Dispatch mode in which ops return zeros of the right layout and take the time of a roofline.
 
     Views are computed, since they cost nothing. Ops whose result depends on data, or that have no meta kernel, are computed
     from the zeros.
     """
 
-    known: dict[Any, Pretended | None] = {}  # noqa: RUF012 - for all devices of a process; the device is part of the key
+    known: dict[Any, SimulatedCall | None] = {}  # noqa: RUF012 - for all devices of a process; the device is part of the key
     whole: set[Any] = set()  # noqa: RUF012 - ops without a decomposition
 
     def __init__(
@@ -93,7 +93,7 @@ class Pretending(DispatchMode):
             return memory.as_strided(result.shape, result.stride)
         return None if result is None else _argument(result, args, kwargs, func)
 
-    def _looked_at(self, func: Any, args: Any, kwargs: Any) -> Pretended | None:
+    def _looked_at(self, func: Any, args: Any, kwargs: Any) -> SimulatedCall | None:
         """Simulation of a call, for the cache; None if the op has to be run."""
         if _is_view(func):
             return None
@@ -114,7 +114,7 @@ class Pretending(DispatchMode):
         given = list(_tensors([*there[0], *there[1].values()]))
         formula = flop_counter.flop_registry.get(func.overloadpacket)
         flops = formula(*there[0], **there[1], out_val=made) if formula is not None else _kernel_flops(func, given)
-        return Pretended(results, several, self._seconds(flops, [*given, *_tensors(values)]))
+        return SimulatedCall(results, several, self._seconds(flops, [*given, *_tensors(values)]))
 
     def _seconds(self, flops: float, tensors: Sequence[torch.Tensor]) -> float:
         """Seconds of a call by the roofline: of its arithmetic or of its memory traffic, whichever is longer."""

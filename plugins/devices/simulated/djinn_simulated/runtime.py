@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from djinn.hooks import DeviceCapabilities
-from djinn_simulated.pretending import Pretending
+from djinn_simulated.pretending import SimulationMode
 
 # Uploads up to this size stay what they are: masks and indices, whose content decides about shapes.
 REAL_BYTES: Final = 1 << 20
@@ -57,7 +57,7 @@ class SimulatedRuntime:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Ops that are called inside take time and do nothing."""
-        with Pretending(self._described, self.zeros, self._pass):
+        with SimulationMode(self._described, self.zeros, self._pass):
             yield
 
     def take_seconds(self) -> float:

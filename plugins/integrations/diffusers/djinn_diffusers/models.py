@@ -27,7 +27,7 @@ class _ServerCheckpoint(str):
 
 
 @attrs.define
-class _Loading:
+class _LoadingModel:
     """A model that is being loaded onto a device, and what the server has of it."""
 
     device: torch.device
@@ -49,7 +49,7 @@ def adapt_reading(module: Any) -> None:
 
 def adapt_models(module: Any) -> None:
     """`diffusers.models.modeling_utils`."""
-    loading: ContextVar[_Loading | None] = ContextVar("loading", default=None)
+    loading: ContextVar[_LoadingModel | None] = ContextVar("loading", default=None)
     module.ModelMixin.from_pretrained = classmethod(_noting_device(module.ModelMixin.from_pretrained, loading))
     module._fetch_index_file = _asking_server(module._fetch_index_file, loading)
     found = module._get_model_file
@@ -66,11 +66,11 @@ def adapt_models(module: Any) -> None:
     module._get_model_file = get_model_file
 
 
-def _noting_device(from_pretrained: Any, loading: ContextVar[_Loading | None]) -> Callable[..., Any]:
+def _noting_device(from_pretrained: Any, loading: ContextVar[_LoadingModel | None]) -> Callable[..., Any]:
     @functools.wraps(from_pretrained.__func__)
     def noting(cls: Any, *args: Any, **options: Any) -> Any:
         device = whole_device(options.get("device_map"))
-        before = loading.set(None if device is None else _Loading(device))
+        before = loading.set(None if device is None else _LoadingModel(device))
         try:
             with nullcontext() if device is None else loading_stays_on(device):
                 return from_pretrained.__func__(cls, *args, **options)
@@ -80,7 +80,7 @@ def _noting_device(from_pretrained: Any, loading: ContextVar[_Loading | None]) -
     return noting
 
 
-def _asking_server(fetch_index: Callable[..., Any], loading: ContextVar[_Loading | None]) -> Callable[..., Any]:
+def _asking_server(fetch_index: Callable[..., Any], loading: ContextVar[_LoadingModel | None]) -> Callable[..., Any]:
     @functools.wraps(fetch_index)
     def asking(**options: Any) -> Any:
         one = loading.get()

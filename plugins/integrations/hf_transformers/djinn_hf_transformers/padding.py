@@ -1,4 +1,4 @@
-"""transformers' advice to pass an attention mask: given when the answer comes, in place of waiting for it in every forward pass.
+"""transformers' advice to pass an attention mask: given when the reply comes, in place of waiting for it in every forward pass.
 
 Without a mask its models look whether the first or the last token is padding, to warn once. A decoding step has one token,
 which the model itself has made: nothing is asked there.

@@ -1,4 +1,4 @@
-"""`torch.compile(backend="djinn")`: what Dynamo has traced is recorded at a stroke."""
+"""`torch.compile(backend="djinn")`: a graph that Dynamo has traced is recorded in one step."""
 
 from __future__ import annotations
 

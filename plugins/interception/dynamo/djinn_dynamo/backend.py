@@ -15,7 +15,7 @@ Compiled = Callable[..., Any]
 
 
 def djinn(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-    """A function that does what `graph_module` does, and records it at a stroke from the second time on."""
+    """A function that does what `graph_module` does, and records it in one step from the second call on."""
     if torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in example_inputs):
         return _differentiable(graph_module, example_inputs)
     return RecordedGraph(graph_module)

@@ -14,7 +14,7 @@ KEPT: Final = 64  # recordings of one graph, which differ in sizes or in what sh
 
 
 class RecordedGraph:
-    """Calls a graph: op by op where it is new to its inputs, otherwise at a stroke."""
+    """Calls a graph: op by op for inputs of a new kind, otherwise in one step."""
 
     def __init__(self, graph_module: torch.fx.GraphModule) -> None:
         self._run = graph_module.forward

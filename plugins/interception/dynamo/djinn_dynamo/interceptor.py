@@ -16,7 +16,7 @@ class DynamoInterceptor:
     name = "dynamo"
 
     def install(self) -> None:
-        """From now on graphs are recorded at a stroke."""
+        """From now on graphs are recorded in one step."""
         installed.now = True
 
     def uninstall(self) -> None:

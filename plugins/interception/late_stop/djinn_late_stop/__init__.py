@@ -1,4 +1,4 @@
-"""transformers' `generate()` on a remote device does not wait at each token for whether to stop."""
+"""transformers' `generate()` on a remote device does not wait at each token to learn if it should stop."""
 
 from __future__ import annotations
 

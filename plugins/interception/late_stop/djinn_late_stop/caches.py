@@ -1,4 +1,4 @@
-"""Caches that outlive `generate()`: what surplus steps have written to them is taken out again."""
+"""Caches that outlive `generate()`: the entries of surplus steps are removed from them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class CacheLayer(Protocol):
     """One layer of a cache, as far as surplus steps concern it."""
 
     def step(self) -> None:
-        """A step was taken; more than `MOST` steps will never be undone."""
+        """Count a step; more than `MOST` steps will never be undone."""
 
     def cut(self, steps: int) -> None:
-        """Restore the state after the first `steps` steps; undoes also one more that failed half way."""
+        """Restore the state after the first `steps` steps; undo one more that failed half way, too."""
 
     def release(self) -> None:
         """Nothing will be undone any more."""
 
 
 @attrs.define
-class _Growing:
+class _GrowingLayer:
     """A layer that grows by concatenation. One that is not initialised shares the states of another."""
 
     layer: Any
@@ -46,8 +46,8 @@ class _Growing:
 
 
 @attrs.define
-class _Window(_Growing):
-    """A layer that would keep the last states only; meanwhile it keeps as many more as may have to come back."""
+class _WindowLayer(_GrowingLayer):
+    """A layer that keeps the last states only. Until `release` it keeps as many more as may be needed again."""
 
     def step(self) -> None:
         most = self.layer.sliding_window - 1 + MOST + 1
@@ -62,7 +62,7 @@ class _Window(_Growing):
 
 
 @attrs.define
-class _Fixed:
+class _FixedLayer:
     """A layer of fixed size that is written in place. What lies beyond its length is zero, and becomes so again."""
 
     layer: Any
@@ -87,7 +87,7 @@ class _Fixed:
 
 
 @attrs.define
-class _Empty:
+class _EmptyLayer:
     """A layer that holds nothing."""
 
     def step(self) -> None:
@@ -101,16 +101,16 @@ class _Empty:
 
 
 def _growing(layer: Any) -> CacheLayer:
-    return _Growing(layer, layer.get_seq_length() - 1)
+    return _GrowingLayer(layer, layer.get_seq_length() - 1)
 
 
 def _window(layer: Any) -> CacheLayer:
     layer.activate_past_recording()
-    return _Window(layer, layer.get_seq_length() - 1)
+    return _WindowLayer(layer, layer.get_seq_length() - 1)
 
 
 def _fixed(layer: Any) -> CacheLayer:
-    return _Fixed(layer, layer.cumulative_length - 1) if layer.is_initialized else _Empty()
+    return _FixedLayer(layer, layer.cumulative_length - 1) if layer.is_initialized else _EmptyLayer()
 
 
 _LAYERS: Final[dict[str, Callable[[Any], CacheLayer]]] = {
@@ -118,7 +118,7 @@ _LAYERS: Final[dict[str, Callable[[Any], CacheLayer]]] = {
     "DynamicIndexedLayer": _growing,
     "DynamicSlidingWindowLayer": _window,
     "StaticLayer": _fixed,
-    "DummyLayer": lambda _: _Empty(),
+    "DummyLayer": lambda _: _EmptyLayer(),
 }
 _CACHES: Final = ("Cache", "DynamicCache", "StaticCache")
 
@@ -134,7 +134,7 @@ def can_be_cut(cache: Any) -> bool:
 
 
 class TruncatableCache:
-    """A cache whose next steps are counted. Made after its first step, which counts as well."""
+    """A cache whose next steps are counted. It is made after its first step, which counts as well."""
 
     def __init__(self, cache: Any) -> None:
         self._layers = [_LAYERS[_name(layer)](layer) for layer in _decoder(cache).layers]
@@ -145,22 +145,22 @@ class TruncatableCache:
             layer.step()
 
     def cut(self, steps: int) -> None:
-        """Take out what came after the first `steps` steps."""
+        """Remove what came after the first `steps` steps."""
         for layer in self._layers:
             layer.cut(steps)
 
     def release(self) -> None:
-        """Nothing will be taken out any more."""
+        """Nothing will be removed any more."""
         for layer in self._layers:
             layer.release()
 
 
 def _decoder(cache: Any) -> Any:
-    """Caches that grow with each token: of an encoder-decoder's caches the first."""
+    """The cache that grows with each token: the first of an encoder-decoder's caches."""
     return cache.self_attention_cache if _name(cache) == "EncoderDecoderCache" else cache
 
 
 def _name(thing: Any) -> str:
-    """The name of transformers' own class of which it is; empty for all others, derived ones too."""
+    """The name of the object's class, if that is transformers' own; empty for all others, derived classes among them."""
     made = type(thing)
     return made.__name__ if made.__module__ == "transformers.cache_utils" else ""

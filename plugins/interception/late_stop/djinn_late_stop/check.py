@@ -1,4 +1,4 @@
-"""A stop check whose answers come late. What was done meanwhile is undone as if it had never been."""
+"""A stop check whose replies come late. Steps that turn out to be surplus are undone without a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_late_stop.pace import StepTimes
 
 @attrs.frozen
 class _Step:
-    """A step of the loop: the answer to its check, on its way, and the random state after it."""
+    """A step of the loop: the pending reply to its check, and the random state after it."""
 
     number: int
     answer: Pending
@@ -54,7 +54,7 @@ class LateStopCheck:
         self._failed = False
 
     def __call__(self, unfinished_sequences: torch.Tensor, tokens: torch.Tensor, length: int) -> bool:
-        """Ask whether all sequences are finished; whether they were some steps ago."""
+        """Ask if all sequences are finished; return if they were some steps ago."""
         self._pace.issued()
         self.steps += 1
         if self._cache is not None:
@@ -83,7 +83,7 @@ class LateStopCheck:
         return self._broken_off
 
     def finish(self) -> int:
-        """Wait for the answers that are left, and undo the surplus; how many steps to take off what was collected."""
+        """Wait for the replies that are left, and undo the surplus; return how many steps to remove from what was collected."""
         self._take(0)
         if self._last is not None and (self._broken_off or self._last.number < self.steps):
             self._go_back_to(self._last)
@@ -93,7 +93,7 @@ class LateStopCheck:
         return 0
 
     def without_surplus(self, *recorded: Any) -> tuple[Any, ...]:
-        """The sequences and what else the loop has collected, up to the last step that counts."""
+        """The sequences, and what else the loop has collected, without the surplus steps."""
         assert self._last is not None
         kept = self._last.number
         # Not cut from the loop's last sequences: those are of no use where a surplus step has failed.
@@ -101,7 +101,7 @@ class LateStopCheck:
         return (sequences, *(record[:kept] if record else record for record in recorded))
 
     def _take(self, lateness: int) -> None:
-        """Take in the answers that are here, and wait for those that are later than `lateness` steps."""
+        """Take in the replies that are here, and wait for those that are later than `lateness` steps."""
         while self._asked and self._last is None:
             step = self._asked[0]
             if len(self._asked) <= lateness and not step.answer.done():

@@ -1,4 +1,4 @@
-"""Conditions under which a late stop check is not observable; everywhere else `generate()` waits."""
+"""Conditions under which a late stop check is not observable; otherwise `generate()` waits."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
 
 
 def longest_late(model: Any) -> float:
-    """The length from which a sequence is only continued when it is known that it must be."""
+    """The length from which a sequence is continued only after the reply to its check."""
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
     return most if isinstance(most, int) else float("inf")

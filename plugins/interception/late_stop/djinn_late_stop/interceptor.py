@@ -16,7 +16,7 @@ installed = _Installed()
 
 
 class LateStopInterceptor:
-    """Lets `generate()` go on while the answers to its stop checks are under way."""
+    """Lets `generate()` go on while the replies to its stop checks are under way."""
 
     name = "late_stop"
 

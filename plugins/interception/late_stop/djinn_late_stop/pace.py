@@ -1,4 +1,4 @@
-"""Number of steps that an answer may be late: as many as keep both ends busy over the link, and no more."""
+"""Number of steps that a reply may be late: as many as keep both ends busy over the link, and no more."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _JITTER_SECONDS: Final = 0.001
 class StepTimes:
     """Measures what a step takes on either side.
 
-    An answer takes a round trip. The slower one, the program that issues steps or the executor that runs them, decides how
-    many steps go by meanwhile.
+    A reply takes a round trip. The number of steps in that time depends on the slower of two: the program, which issues steps, and
+    the executor, which runs them.
     """
 
     def __init__(self, round_trip_seconds: float | None) -> None:
@@ -43,7 +43,7 @@ class StepTimes:
         self._spent = spent
 
     def lateness(self) -> int:
-        """Steps whose answers may be under way at a time."""
+        """Steps whose replies may be under way at a time."""
         step = max(min(self._issuing, default=0.0), min(self._running, default=0.0))
         if self._round_trip is None or step <= 0.0:
             return _UNKNOWN

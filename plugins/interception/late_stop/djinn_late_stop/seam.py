@@ -1,8 +1,8 @@
 """Hook into transformers' `generate()` for late stop checks, and the values passed there.
 
-`GenerationMixin._sample` makes a `DeferredStopCheck` where `is_supported` says so, asks it after each step, and has
-`_undo_generation_steps` take off what it says is surplus. It runs its steps inside `_optimize_model_for_decode`, past whose
-end it goes on where an error is not let through.
+`GenerationMixin._sample` makes a `DeferredStopCheck` if `is_supported` is true, asks it after each step, and has
+`_undo_generation_steps` remove the surplus that it reports. It runs its steps inside `_optimize_model_for_decode`, and goes on after
+that block if the block suppresses an error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _EXPECTED: Final = {
 
 @attrs.define
 class _Generation:
-    """A call of `_sample`: `check` once it has one that is late."""
+    """A call of `_sample`, and its late stop check, once it has one."""
 
     model: Any
     config: Any
@@ -51,7 +51,7 @@ class _Generation:
     check: LateStopCheck | None = None
 
 
-class _Running(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.stack: list[_Generation] = []
 
@@ -60,11 +60,11 @@ class _Running(threading.local):
         return self.stack[-1] if self.stack else None
 
 
-_running = _Running()
+_running = _ThreadState()
 
 
-class _Sampling:
-    """Number of calls that draw from the device's random state. Two at a time would each undo what the other has drawn."""
+class _SamplingCalls:
+    """Number of running calls that draw from the device's random state. Two at a time would undo each other's draws."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class _Sampling:
             self.calls -= 1
 
 
-_sampling = _Sampling()
+_sampling = _SamplingCalls()
 
 
 def adapt(module: Any) -> None:
@@ -105,7 +105,7 @@ def _fits(module: Any) -> bool:
 
 
 def _known(sample: Any) -> Any:
-    """`_sample`, of which the others know what it was called with."""
+    """Wrapper of `_sample` that keeps its arguments for the other wrappers."""
     signature = inspect.signature(sample)
 
     @functools.wraps(sample)
@@ -149,7 +149,7 @@ def _entered(generation: _Generation, draws: bool) -> Iterator[None]:
 
 def _deferred(original: Any) -> Any:
     class DeferredStopCheck(original):  # type: ignore[misc]
-        """transformers' own, or one that is later where the sequences are remote."""
+        """transformers' own check, or a late one if the sequences are remote."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             generation = _running.innermost
@@ -190,7 +190,7 @@ def _make_check(
 
 
 def _covered(optimize: Any) -> Any:
-    """`_optimize_model_for_decode`, out of which errors of surplus steps do not come."""
+    """Wrapper of `_optimize_model_for_decode` that suppresses errors of surplus steps."""
 
     @functools.wraps(optimize)
     def _optimize_model_for_decode(self: Any) -> Any:

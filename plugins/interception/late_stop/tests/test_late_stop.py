@@ -112,7 +112,7 @@ def checks(monkeypatch):
 
 @pytest.fixture
 def late(monkeypatch):
-    """Makes every answer so many steps late, in the place of a link that does."""
+    """Makes every reply so many steps late, in the place of a link that does."""
 
     def be_late(steps):
         monkeypatch.setattr(StepTimes, "lateness", lambda self: steps)

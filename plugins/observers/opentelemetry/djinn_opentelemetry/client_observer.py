@@ -36,9 +36,9 @@ class ClientObserver:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         meter = telemetry.meter
-        self._calls = telemetry.histogram("rpc.client.call.duration", "From a submission to its answer")
+        self._calls = telemetry.histogram("rpc.client.call.duration", "From a submission to its reply")
         self._plans = telemetry.histogram("djinn.client.plan.duration", "Planning a program")
-        self._waits = telemetry.histogram("djinn.client.wait.duration", "Waiting for an answer")
+        self._waits = telemetry.histogram("djinn.client.wait.duration", "Waiting for a reply")
         self._breaks = telemetry.histogram("djinn.client.reconnect.duration", "Without a connection to the executor")
         self._bytes = meter.create_counter("djinn.client.upload.io", unit="By", description="Bytes of uploaded tensors")
         self._lock = threading.Lock()

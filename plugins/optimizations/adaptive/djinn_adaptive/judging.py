@@ -8,21 +8,23 @@ from typing import Final
 from djinn.hooks import OptimizationContext, OptimizationResult, PlacementTrial, Trial
 from djinn_adaptive.ranks import chance_of_being_less
 
-LOOKS: Final = (8, 16, 24, 40)  # runs of each way after which something may be decided
-CHANCE: Final = 0.05 / len(LOOKS)  # of being wrong at one look; over all looks together one in twenty
-LEAST: Final = 0.02  # a share of the time that is worth anything, unless the setting `least` says otherwise
-CLEARLY: Final = 1.5  # as many times as long, all of the first four: no more is needed
-FEW: Final = 0.25  # a share of the time that a single run of each way has to save; of n runs each an n-th of it
-RUNS: Final = 8  # of a program in which several executors have to win back what moving its weights takes
+LOOKS: Final = (8, 16, 24, 40)  # runs of each way after which the test is made
+CHANCE: Final = 0.05 / len(LOOKS)  # of a wrong decision at one look; over all looks together one in twenty
+LEAST: Final = 0.02  # the smallest share of the time that is worth saving, unless the setting `least` says otherwise
+CLEARLY: Final = 1.5  # times as long in each of the first four runs: no more runs are needed
+FEW: Final = (
+    0.25  # share of the time that has to be saved after a single run of each way; after n runs each, an n-th of it
+)
+RUNS: Final = 8  # of a program in which several executors have to save the time for moving its weights
 
 
 class Adaptive:
-    """Rewrites nothing. Is told what the executor took with another optimization and without it, and says whether it pays.
+    """Rewrites nothing. It is given the executor's times with and without another optimization, and decides if that one pays.
 
-    The same of placements: what programs took on one executor, and over several.
+    It decides the same of placements, by times of programs on one executor and over several.
 
-    The comparison is the rank test of Mann and Whitney, so a slow run now and then does not count; it is made at a few
-    numbers of runs, set beforehand, and the chance of being wrong is shared among them. What is not decided at the last stays.
+    The comparison is the rank test of Mann and Whitney, on which a slow run now and then has no effect. It is made after a few fixed
+    numbers of runs, among which the chance of a wrong decision is shared. If the last look decides nothing, the optimization stays.
     """
 
     name = "adaptive"
@@ -57,10 +59,10 @@ class Adaptive:
         return True if looks[-1] == LOOKS[-1] else None
 
     def spreads(self, trial: PlacementTrial) -> bool | None:
-        """True if several executors save time, by medians, and in a few runs as much as moving weights takes; else one is better.
+        """True if several executors save time, by medians, and within a few runs as much as moving weights takes.
 
-        The fewer runs were measured the more has to be saved, because single runs mislead: one executor is right in doubt. The
-        decision is made again with each run that follows, and the other way is looked at again now and then.
+        The fewer runs were measured, the more time has to be saved, because single runs mislead; in doubt one executor is chosen. The
+        decision is made again with each later run, and the other way is tried again now and then.
         """
         if not trial.alone or not trial.apart:
             return None
@@ -70,5 +72,5 @@ class Adaptive:
 
 
 def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """True if every run of one way took much less time than any run of the other, which need not be run any more."""
+    """True if every run of one way took much less time than any run of the other, so that no more runs are needed."""
     return CLEARLY * max(ours) < min(other)

@@ -9,9 +9,9 @@ from statistics import NormalDist
 
 
 def chance_of_being_less(ours: Sequence[float], other: Sequence[float]) -> float:
-    """One-sided p-value: the probability that `ours` is as small against `other` if both are of one distribution.
+    """One-sided p-value: the probability that `ours` is as small as it is compared with `other`, if both are of one distribution.
 
-    By the normal approximation with corrections for ties and continuity, which is good from eight of each.
+    Computed by the normal approximation with corrections for ties and continuity, which is good from eight values of each.
     """
     first, second = len(ours), len(other)
     everything = sorted([*ours, *other])

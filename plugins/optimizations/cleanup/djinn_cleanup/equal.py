@@ -15,7 +15,7 @@ CANDIDATES: Final = 16  # equal nodes that may stand in for others; where none m
 
 
 @attrs.define
-class Merged:
+class MergedNodes:
     """Nodes that repeat others, which values stand in for theirs, and the pairs of scalars that were compared."""
 
     drop: set[int] = attrs.field(factory=set)
@@ -23,7 +23,7 @@ class Merged:
     equal_slots: list[tuple[int, int]] = attrs.field(factory=list)
 
 
-def merge(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> Merged:
+def merge(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> MergedNodes:
     """Find the nodes of `plan` that compute what an earlier node has computed."""
     search = _Search(graph, plan, kept)
     for node_id in plan.nodes:
@@ -44,7 +44,7 @@ class _Search:
         self.positions = dict(zip((n.id for n in graph.nodes), slot_positions(tuple(graph.nodes)), strict=True))
         self.versions: Counter[int] = Counter()
         self.known: dict[Hashable, list[Node]] = defaultdict(list)
-        self.merged = Merged()
+        self.merged = MergedNodes()
 
     def take(self, node: Node) -> None:
         if not node.writes and not node.random and node.outputs and node.form is not None and _comparable(node):

@@ -1,4 +1,4 @@
-"""A batch norm in evaluation is a scale and a shift for each channel: the convolution before it can do both."""
+"""Batch norms in evaluation are a scale and a shift for each channel: the convolution before one can do both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_traini
 class FoldBatchNorms:
     """The norm's scale and shift go into the weights of the convolution, once; the norm itself is gone.
 
-    It is always faster: a pass over the output less. Weights are folded again when they or the statistics change.
+    It is always faster, by one pass over the output. Weights are folded again when they or the statistics change.
     """
 
     name = "fold_batch_norms"
@@ -32,7 +32,7 @@ class FoldBatchNorms:
     after: frozenset[str] = frozenset()
     after_placement = False
     exact = False
-    tolerates_growth = True  # a substitution holds for the very calls that it looked at; without one, nothing is wrong
+    tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Substitutions for all convolutions with nothing but a norm after them."""

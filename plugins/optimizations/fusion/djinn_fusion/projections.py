@@ -27,10 +27,10 @@ CPU_BYTES: Final = 1 << 20
 
 
 class FuseProjections:
-    """One wide product in place of several that read the same input.
+    """One wide product in place of several products that read the same input.
 
-    It is faster where the input has few rows, as in decoding: then a product takes as long as its weights take to be read, and
-    each op costs something besides. On a CPU it is faster for one row and small weights. Weights are put together once.
+    It is faster if the input has few rows, as in decoding: then reading the weights takes most of a product's time, and starting each
+    op takes some. On a CPU it is faster for one row and small weights. Weights are concatenated once.
     """
 
     name = "fuse_projections"
@@ -38,7 +38,7 @@ class FuseProjections:
     after: frozenset[str] = frozenset()
     after_placement = False
     exact = False
-    tolerates_growth = True  # a substitution holds for the very calls that it looked at; without one, nothing is wrong
+    tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Substitutions for all groups of products that can be one."""

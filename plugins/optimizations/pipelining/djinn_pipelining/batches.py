@@ -1,4 +1,4 @@
-"""The part of a program that can be done for parts of its batch, one beside the other."""
+"""The part of a program that can run for parts of its batch independently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIRST_ONLY = frozenset({"native_batch_norm", "_native_batch_norm_legit_no_train
 
 @attrs.frozen(eq=False)
 class BatchRegion:
-    """Nodes that work on each input of a batch by itself.
+    """Nodes that work on each input of a batch independently.
 
     Attributes:
         size: inputs in the batch.

@@ -8,14 +8,14 @@ from djinn_pooling.pooling import pooling_of
 
 
 class PoolFirst:
-    """Swaps a pooling with the op before it, or has two poolings done as one.
+    """Swaps a pooling with the op before it, or does two poolings as one.
 
-    - An average of what a pointwise convolution makes is that convolution of an average: a fraction of the products.
-    - The largest of what an increasing activation makes is that activation of the largest: a fraction of the elements.
-    - Windows of windows that lie beside each other are larger windows: a pass over the elements less.
+    - The average of a pointwise convolution's results is the convolution of the average: a fraction of the products.
+    - The maximum of an increasing activation's results is the activation of the maximum: a fraction of the elements.
+    - Pooling adjacent windows of windows is pooling larger windows: one pass over the elements less.
 
-    It is always faster where the pooling leaves fewer elements than there were, and is asked for there only. Sums are rounded
-    in another order, and zeros may have another sign.
+    It is always faster if the pooling leaves fewer elements, and is done only then. Sums are rounded in another order, and zeros may
+    have another sign.
     """
 
     name = "pool_first"
@@ -23,7 +23,7 @@ class PoolFirst:
     after = frozenset({"fold_batch_norms"})
     after_placement = False
     exact = False
-    tolerates_growth = True  # a substitution holds for the very calls that it looked at; without one, nothing is wrong
+    tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Substitutions for all poolings that had better come first."""

@@ -1,4 +1,4 @@
-"""A pooling and the op before it, and how both are done in the other order or at once."""
+"""Pairs of a pooling and the op before it, done in the other order or at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djinn.recording import call_again
 from djinn_pooling.pooling import Pooling, pooling_of
 
 Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-# What never decreases; where it depends on arguments, those that it needs to.
+# Increasing functions, with the arguments that they must have for that.
 _INCREASING: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
     "relu": lambda _: True,
     "hardtanh": lambda _: True,
@@ -26,7 +26,7 @@ _INCREASING: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
 
 @attrs.frozen(eq=False)
 class Pair:
-    """Ops that `compute` does in another way.
+    """A pooling and another op, and `compute`, which does both in another way.
 
     Attributes:
         name: what is done, in words.
@@ -50,7 +50,7 @@ def pair_of(graph: Graph, pooling: Pooling) -> Pair | None:
 
 
 def _after_activation(graph: Graph, pooling: Pooling) -> Pair | None:
-    """The largest of what an increasing function makes. In place, it comes with what it writes into."""
+    """The maximum of an increasing function. An in-place function comes with the tensor that it writes into."""
     before = _last_change(graph, pooling)
     condition = _INCREASING.get(before.operation.removesuffix("_")) if before is not None else None
     if before is None or condition is None or pooling.kind != "largest" or len(before.inputs) != 1:
@@ -73,7 +73,7 @@ def _after_activation(graph: Graph, pooling: Pooling) -> Pair | None:
 
 
 def _after_convolution(graph: Graph, pooling: Pooling) -> Pair | None:
-    """The average of what a pointwise convolution makes."""
+    """The average of a pointwise convolution."""
     before = _last_change(graph, pooling)
     if before is None or before.operation != "convolution" or pooling.kind != "average" or not pooling.inside:
         return None
@@ -90,7 +90,7 @@ def _after_convolution(graph: Graph, pooling: Pooling) -> Pair | None:
 
 
 def _after_pooling(graph: Graph, pooling: Pooling) -> Pair | None:
-    """Windows over windows that lie beside each other."""
+    """Windows over adjacent windows."""
     before = _last_change(graph, pooling)
     first = pooling_of(graph, before) if before is not None else None
     if first is None or first.kind != pooling.kind or not (first.inside and pooling.inside):
@@ -110,6 +110,6 @@ def _pooled(pooling: Pooling, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _last_change(graph: Graph, pooling: Pooling) -> Node | None:
-    """The op that made what is pooled, or wrote into it last."""
+    """The op that made the pooled value, or wrote into it last."""
     writers = [n for n in graph.consumers(pooling.source) if pooling.source in n.writes and n.id < pooling.node.id]
     return writers[-1] if writers else graph.producer(pooling.source)

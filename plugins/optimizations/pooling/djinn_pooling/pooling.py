@@ -17,9 +17,9 @@ class Pooling:
 
     Attributes:
         node, source: the op, and the value that it takes.
-        kind: whether it is the largest or the average.
+        kind: maximum or average.
         window, step: elements along each dimension; empty if windows are not all of one size.
-        inside: whether no window reaches beyond what there is.
+        inside: whether all windows lie within the input.
     """
 
     node: Node
@@ -31,7 +31,7 @@ class Pooling:
 
 
 def pooling_of(graph: Graph, node: Node) -> Pooling | None:
-    """The pooling that a node does and that leaves fewer elements; None if it does none."""
+    """The pooling that a node does, if it leaves fewer elements; None otherwise."""
     if node.operation not in {"max_pool2d", "max_pool2d_with_indices", "avg_pool2d", _ADAPTIVE, "mean"}:
         return None
     if not node.inputs or not node.outputs or len(graph.meta(node.inputs[0]).shape) != 4:

@@ -1,4 +1,4 @@
-"""Has several devices work on one long prompt."""
+"""Divides one long prompt among several devices."""
 
 from __future__ import annotations
 

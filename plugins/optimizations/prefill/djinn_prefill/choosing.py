@@ -12,9 +12,9 @@ from djinn.hooks import DataResidency, OptimizationContext, storage_of
 from djinn_prefill.rows import NotDivisible, Rows
 
 PAYS: Final = 0.9  # of the time on one device: predictions are not exact
-PART: Final = 4e-4  # seconds for each time that something is sent and awaited
+PART: Final = 4e-4  # seconds for each transfer that is waited for
 PLANNING: Final = 1e-4  # seconds for an op and a chunk, when prompts of a length come for the first time
-RUNS: Final = 8  # prompts of that length that share it
+RUNS: Final = 8  # prompts of that length that share the time for planning
 STEP: Final = 8  # chunks are so many rows, or several times as many
 FULL: Final = 0.9  # of a device's free memory that weights may fill
 
@@ -42,12 +42,12 @@ class _Times:
 
     @property
     def alone(self) -> float:
-        """On one device."""
+        """Seconds on one device."""
         return self.between(0.0, 1.0) + self.whole
 
 
 def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
-    """The number of chunks that is through first.
+    """The number of chunks with the earliest predicted end.
 
     Raises:
         Refused: none is enough faster than one device.
@@ -87,7 +87,7 @@ def _times(context: OptimizationContext, rows: Rows) -> _Times:
 def _divided(
     context: OptimizationContext, rows: Rows, times: _Times, count: int
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Seconds until `count` chunks are computed, and their ends; None if that cannot be."""
+    """Seconds until `count` chunks are computed, and their ends; None if that is not possible."""
     if rows.rows < 2 * STEP * count or not _weights_fit(context, count):
         return None
     ends = _ends(rows.rows, times, count)
@@ -103,9 +103,9 @@ def _divided(
 
 
 def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
-    """Ends of chunks that take about the same time, each with all before it to look at."""
+    """Ends of chunks that take about the same time, where each chunk attends to all rows before it."""
     low, high = 0.0, times.between(0.0, 1.0)
-    for _ in range(30):  # the least time for each in which all of them reach the end
+    for _ in range(30):  # bisection for the least time of each chunk in which all rows are covered
         middle = (low + high) / 2
         low, high = (low, middle) if _reached(times, count, middle)[-1] >= 1.0 else (middle, high)
     ends = [round(share * rows / STEP) * STEP for share in _reached(times, count, high)[:-1]]

@@ -33,7 +33,7 @@ class Chunks:
 
 
 @attrs.define(eq=False)
-class Computing:
+class ChunkedRun:
     """One run of the code.
 
     Attributes:

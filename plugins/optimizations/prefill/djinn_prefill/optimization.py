@@ -18,7 +18,7 @@ from djinn.hooks import (
     storage_of,
 )
 from djinn_prefill.choosing import ChunkChoice, choose
-from djinn_prefill.computing import Chunks, Computing
+from djinn_prefill.computing import ChunkedRun, Chunks
 from djinn_prefill.rows import NotDivisible, Rows, first_row, rows_of
 
 NAME: Final = "prefill"
@@ -26,15 +26,14 @@ Chooser = Callable[[OptimizationContext, Rows], ChunkChoice]
 
 
 class DivideSequences:
-    """Keys and values of each chunk go to the devices of later chunks; caches and what follows are on the last one's.
+    """Sends keys and values of each chunk to the devices of later chunks; caches, and ops after the layers, are on the last chunk's device.
 
-    It is faster where a prompt is so long that its time, divided, is still more than what sending keys and values, and handing out
-    more parts, take.
+    It is faster for prompts so long that the time saved exceeds the time for sending keys and values and for submitting more parts.
     """
 
     name = NAME
     tolerates_growth = True
-    # Which see what comes of it once more.
+    # Other optimizations, which see the result of this one.
     before: frozenset[str] = frozenset({"common_subexpressions", "dead_code", "fuse_projections", "split_batches"})
     after: frozenset[str] = frozenset()
     after_placement = False
@@ -45,7 +44,7 @@ class DivideSequences:
         self._choose = chooser
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """One substitution for all layers; or why not."""
+        """One substitution for all layers, or the reason why there is none."""
         if len(context.topology.devices) < 2:
             return OptimizationResult(self.name, applied=False, reason="there is one device")
         try:
@@ -72,7 +71,7 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice)
     inputs = tuple(dict.fromkeys(v for node in run for v in node.inputs if v not in made))
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        computing = Computing(rows, chunks, cut, dict(zip(inputs, tensors, strict=True)))
+        computing = ChunkedRun(rows, chunks, cut, dict(zip(inputs, tensors, strict=True)))
         computing.run(run)
         return [computing.all_of(value) for value in outputs]
 
@@ -89,7 +88,7 @@ def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node:
 
 
 def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
-    """Check kept values: the program might write into them later, which has to show in what shares their memory."""
+    """Check kept values: if the program may write into one later, values that share its memory must show that."""
     before = {storage_of(v) for v in context.graph.inputs}
     several = Counter(map(storage_of, outputs))
     for value in outputs:
@@ -100,7 +99,7 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
 
 
 def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
-    """The divided nodes, and those after the first that they need: all inputs have to be there before it."""
+    """The divided nodes, and nodes between them that they need: all inputs of a substitution must exist before its first node."""
     graph, first = rows.graph, rows.nodes[0]
     needed = {*rows.nodes, *cut}
     for node in reversed(graph.nodes[first:]):
@@ -115,7 +114,7 @@ def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
 
 
 def _from_rows(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
-    """The nodes that depend on what is divided."""
+    """The nodes that depend on divided values."""
     divided, values = frozenset(rows.nodes), set(rows.dims)
     found = set()
     for node in run:
@@ -126,7 +125,7 @@ def _from_rows(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
 
 
 def _not_wanted_elsewhere(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
-    """The divided nodes, and those whose results no other node needs."""
+    """The divided nodes, and nodes whose results only they need."""
     gone = set(divided)
     for node in reversed(run):
         if node.id not in gone and not any(_is_wanted(context, v, gone) for v in node.outputs):

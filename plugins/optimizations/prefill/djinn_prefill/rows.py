@@ -29,13 +29,13 @@ class CausalAttention:
 
 @attrs.define(eq=False)
 class Rows:
-    """A program seen by rows.
+    """The rows of a program: which values have them, and how nodes run for some of them.
 
     Attributes:
         rows: how many there are.
         dims: by value the dimension of the rows.
         splits: by node how it runs for some of the rows.
-        attention: by node, where rows look at each other.
+        attention: by node, where rows attend to each other.
         whole: nodes that need all rows at once.
     """
 

@@ -1,8 +1,7 @@
 """Propagation rules of the sequence dimension: from the operands of an op to its result.
 
-A rule is told a node, its arguments by name, and by value the dimension of the rows. It answers with the dimension for each
-result, and the arguments that are other ones for a part of the rows; or with None if parts of the rows do not give the
-same parts of the results.
+A rule gets a node, its arguments by name, and by value the dimension of the rows. It returns the dimension for each result, and the
+arguments that differ for a part of the rows; or None if parts of the rows do not give the same parts of the results.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def aligned_dim(shape: Sequence[int], made: int, dim: int, rows: int) -> int | N
 
 
 def _aligned(case: Case) -> Split | None:
-    """Element by element, with operands broadcast from the right."""
+    """Pointwise ops, with operands broadcast from the right."""
     ends = {len(case.shape(v)) - case.dims[v] for v in case.node.inputs if v in case.dims}
     dim = len(case.made) - next(iter(ends))
     return Split((dim,), broadcast=True) if len(ends) == 1 and case.made[dim] == case.rows else None
@@ -141,7 +140,7 @@ def _reduced(case: Case) -> Split | None:
 
 
 def _within(case: Case) -> Split | None:
-    """Along one dimension, which is not that of the rows, and the result has the same shape: softmax, sums so far."""
+    """Ops along one dimension other than that of the rows, with a result of the same shape, such as softmax and cumulative sums."""
     value = case.node.inputs[0]
     dim = case.dim(value)
     return Split((dim,)) if dim is not None and case.given["dim"] % len(case.shape(value)) != dim else None
@@ -215,7 +214,7 @@ def _parted(case: Case) -> Split | None:
 
 
 def _joined(case: Case) -> Split | None:
-    """Side by side; or one after the other with nothing before it: a cache that was empty."""
+    """Concatenation along another dimension than that of the rows, or along it with nothing before them, as of an empty cache."""
     along = case.given["dim"] % len(case.made)
     dims = {case.dims[v] for v in case.node.inputs if v in case.dims}
     whole = [v for v in case.node.inputs if v not in case.dims]

@@ -1,4 +1,4 @@
-"""Computes values again where they are wanted, in place of sending them, where that is quicker."""
+"""Computes values again on the device that needs them, if that is quicker than sending them."""
 
 from __future__ import annotations
 

@@ -12,19 +12,19 @@ from djinn.scheduling import duration, simulate, size, with_replicas, write_step
 from djinn_recomputation.cone import RUNS, Cone
 from djinn_recomputation.cut import cheapest
 
-# How much a second of computing counts beside one of sending: as much; and nothing, for devices that would wait meanwhile.
+# Weights of a second of computing against a second of sending: the same, or none, for devices that would wait meanwhile.
 WEIGHTS = (1.0, 0.0)
 SPARE = 0.1  # of a device's memory, which copies of weights may not take
 
 
 @attrs.frozen(eq=False)
 class ReplicaChoice:
-    """A set of replicas, and what the program takes with them.
+    """A set of replicas, and the predicted time of the program with them.
 
     Attributes:
         replicas: empty if everything is sent.
-        seconds: from the start of the program to its end, as predicted; with what it takes to bring inputs there, shared by
-            the runs that follow.
+        seconds: predicted, from the start of the program to its end, with the time for copying inputs of replicas, spread over the
+            following runs.
         interval: seconds between runs that follow each other without waiting.
         computing: seconds of the replicas. sending: seconds of what is not sent because of them, and of how many bytes.
     """
@@ -38,7 +38,7 @@ class ReplicaChoice:
 
 
 def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
-    """Options, the one without replicas first."""
+    """Choices, the one without replicas first."""
     made, seen = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
     for weight in WEIGHTS:
         runs = [(cone, nodes) for cone in found if (nodes := cheapest(cone, weight))]

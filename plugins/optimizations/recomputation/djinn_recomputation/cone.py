@@ -1,4 +1,4 @@
-"""Nodes that one device would have to run itself, to have its inputs without waiting for them."""
+"""The nodes that a device would have to run itself instead of receiving its inputs from others."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import attrs
 from djinn.hooks import DataResidency, DeviceCapabilities, Node, OptimizationContext, Placement, storage_of
 from djinn.scheduling import repeatable
 
-# What is computed again may take this factor longer than what is sent: it runs while the other device computes the same.
+# Recomputing may take this many times as long as sending: it runs while the other device computes the same.
 DEPTH = 16.0
 SIZE = 512  # nodes that are looked at for one device
-RUNS = 8  # a weight stays where it was copied to, so its way is shared by this many runs
+RUNS = 8  # a weight stays where it was copied to, so this many runs share the time of its transfer
 
 
 @attrs.frozen(eq=False)
@@ -47,7 +47,7 @@ def cones(context: OptimizationContext, placement: Placement) -> list[Cone]:
 
 
 def _make(device: DeviceCapabilities) -> tuple[str, str]:
-    """Devices of one make give the same results."""
+    """The make of a device: devices of one make give the same results."""
     return device.kind, device.name
 
 
@@ -110,7 +110,7 @@ class _Search:
         self.needs: dict[int, tuple[int, ...]] = {}
 
     def cone(self) -> Cone | None:
-        """Nodes that are not dearer than what they would save; None if there are none."""
+        """The nodes that cost no more than they would save; None if there are none."""
         for value in self.wanted:
             self.sending[value] = self._sent(value)
         budget = DEPTH * sum(self.sending.values())

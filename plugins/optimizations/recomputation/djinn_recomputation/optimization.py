@@ -9,16 +9,16 @@ from djinn.scheduling import duration, size
 from djinn_recomputation.choices import ReplicaChoice, choices
 from djinn_recomputation.cone import cones
 
-PAYS = 0.97  # of the time without, which a program with replicas has to be predicted to take at most
-WORTH = 0.2  # seconds that a second of computing again has to save: devices have other things to do
-MATTERS = 0.02  # of the program's time, which sending has to take for anything to be thought through
+PAYS = 0.97  # predicted time with replicas, as a share of the time without, at most
+WORTH = 0.2  # seconds that a second of recomputing has to save: devices have other things to do
+MATTERS = 0.02  # of the program's time, which sending has to take for choices to be evaluated
 _MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
 
 Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
 
 
 def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
-    """The choice with which programs are done soonest; without replicas, where others do not pay."""
+    """The choice with the shortest time; the one without replicas, if no other pays."""
     takes = [choice.interval if streaming else choice.seconds for choice in found]
     best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
     saved = takes[0] - takes[best]
@@ -26,7 +26,7 @@ def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
 
 
 class Recomputation:
-    """Has a device compute what it needs of another one's work itself, where that is quicker than having it sent."""
+    """Has a device compute values itself that another device makes, if that is quicker than receiving them."""
 
     name = "recomputation"
     tolerates_growth = True
@@ -35,7 +35,7 @@ class Recomputation:
     after_placement = True
 
     def __init__(self, judge: Judge = quickest) -> None:
-        """`judge`: who chooses."""
+        """`judge`: chooses among them."""
         self._judge = judge
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
@@ -73,7 +73,7 @@ _NOTHING = "nothing that is sent can be computed where it is used"
 
 
 def _least(context: OptimizationContext) -> float:
-    """Seconds that the program takes on the devices that it is placed on, if they all worked all the time."""
+    """Seconds that the program would take if all devices that it is placed on were busy all the time."""
     placement = context.placement
     rows = context.costs.by_device
     return (
@@ -82,7 +82,7 @@ def _least(context: OptimizationContext) -> float:
 
 
 def _sent(thought: Sequence[ReplicaChoice], sending: float) -> str:
-    """Reason why everything is sent."""
+    """Reason why all values are sent."""
     if len(thought) == 1:
         return f"sent in {duration(sending)}: nothing cheaper can be computed where it is used"
     other = min(thought[1:], key=lambda choice: choice.seconds)

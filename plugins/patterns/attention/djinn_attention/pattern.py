@@ -11,7 +11,7 @@ from djinn_attention.diamonds import ANCHOR, diamonds
 from djinn_attention.heads import count
 from djinn_attention.linear import linear_attentions
 from djinn_attention.masks import Masks, Reach
-from djinn_attention.projections import Feeding, feeding, kind, latent
+from djinn_attention.projections import FeedingLayers, feeding, kind, latent
 from djinn_attention.scattered import scattered
 from djinn_attention.sites import PRODUCTS, Site, find
 from djinn_attention.whole import Parts, wholes
@@ -56,7 +56,7 @@ def _match(graph: Graph, parts: Parts, masks: Masks) -> PatternMatch:
     )
 
 
-def _facts(graph: Graph, site: Site, feeds: Feeding, masks: Masks) -> dict[str, object]:
+def _facts(graph: Graph, site: Site, feeds: FeedingLayers, masks: Masks) -> dict[str, object]:
     heads = count(graph, site)
     reach = Reach(None, None)  # what windows and blocks leave out, no mask says
     if not site.scattered:
@@ -78,7 +78,7 @@ def _facts(graph: Graph, site: Site, feeds: Feeding, masks: Masks) -> dict[str, 
     }
 
 
-def _alike(feeds: Feeding) -> tuple[Nodes, ...]:
+def _alike(feeds: FeedingLayers) -> tuple[Nodes, ...]:
     """Layers for queries, keys and values that project the same: one product could do for all of them."""
     firsts = [layers[0] for layers in (feeds.query, feeds.key, feeds.value) if layers]
     nodes = sorted({p.node for p in firsts})

@@ -41,7 +41,7 @@ class Projection:
 
 
 @attrs.frozen
-class Feeding:
+class FeedingLayers:
     """The layers that feed an attention, nearest first, and the one that takes its result, if there is one."""
 
     query: tuple[Projection, ...]
@@ -56,11 +56,11 @@ class Feeding:
         return found | {"output": () if self.output is None else (self.output,)}
 
 
-def feeding(graph: Graph, site: Site) -> Feeding:
+def feeding(graph: Graph, site: Site) -> FeedingLayers:
     """The layers around an attention."""
     operands = ((site.query, site.nodes[0]), (site.key, site.nodes[0]), (site.value, site.nodes[-1]))
     query, key, value = (_before(graph, _source(graph, v, at)) for v, at in operands)
-    return Feeding(query, key, value, _after(graph, site.nodes[-1]))
+    return FeedingLayers(query, key, value, _after(graph, site.nodes[-1]))
 
 
 def _source(graph: Graph, value: int, at: int) -> int:
@@ -110,7 +110,7 @@ def _after(graph: Graph, node: int) -> int | None:
     return None
 
 
-def kind(graph: Graph, site: Site, feeds: Feeding) -> str | None:
+def kind(graph: Graph, site: Site, feeds: FeedingLayers) -> str | None:
     """`self` where queries and keys are of the same thing, perhaps made shorter; `cross` where not; None if it is not seen.
 
     Keys that were there before, as they are, are those of something that was looked at once, such as what is translated.
@@ -161,7 +161,7 @@ def _is_weight(graph: Graph, source: int) -> bool:
     return source < 0 and len(graph.meta(graph.flow.value(source)).shape) < 2
 
 
-def latent(graph: Graph, feeds: Feeding) -> bool:
+def latent(graph: Graph, feeds: FeedingLayers) -> bool:
     """True if one layer computes keys and values from a low-rank projection (multi-head latent attention)."""
     values, queries = {p.node for p in feeds.value}, {p.node for p in feeds.query}
     both = [p for p in feeds.key if p.node in values and p.node not in queries]

@@ -47,7 +47,7 @@ class Site:
 
 
 @attrs.frozen
-class _Scored:
+class _ScoreProduct:
     """The product that makes the scores, the ops on the way to the softmax, and the shape before sinks were put beside."""
 
     product: Node
@@ -85,7 +85,7 @@ def _unfused(graph: Graph, softmax: Node) -> Site | None:
     return Site(tuple(sorted(nodes)), query, key, value, masks, scored.shape, fused=False)
 
 
-def _scores(graph: Graph, softmax: Node, shape: tuple[int, ...]) -> _Scored | None:
+def _scores(graph: Graph, softmax: Node, shape: tuple[int, ...]) -> _ScoreProduct | None:
     """Go back from the softmax, past ops that change scores one by one, to the nearest product of as many."""
     flow, limit = graph.flow, _REACH
     start = flow.sources[softmax.id][0]
@@ -100,7 +100,7 @@ def _scores(graph: Graph, softmax: Node, shape: tuple[int, ...]) -> _Scored | No
         operation = node.operation.removesuffix("_")
         count = math.prod(shape)
         if operation in PRODUCTS and node.outputs and graph.meta(node.outputs[0]).numel == count:
-            return _Scored(node, path, shape)
+            return _ScoreProduct(node, path, shape)
         operands = flow.sources[source]
         if operation == "cat" and (narrow := _without_sinks(graph, node)) is not None:
             shape, operands = narrow, operands[:1]
@@ -121,7 +121,7 @@ def _without_sinks(graph: Graph, node: Node) -> tuple[int, ...] | None:
     return shapes[0]
 
 
-def _masks(graph: Graph, scored: _Scored) -> tuple[int, ...]:
+def _masks(graph: Graph, scored: _ScoreProduct) -> tuple[int, ...]:
     """Operands of the ops on the way that do not come from the product, but for single numbers."""
     on_the_way, flow = {scored.product.id, *scored.path}, graph.flow
     found = []

@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from djinn.hooks import Graph
-from djinn_attention.projections import Feeding
+from djinn_attention.projections import FeedingLayers
 from djinn_attention.sites import Site
 
 _SEVERAL = 3  # softmaxes of the same layers: two may be two streams, more are parts of one pattern
 _WRITES = frozenset({"copy_", "index_copy_", "index_put", "index_put_", "scatter", "slice_scatter"})
 _NEAR = 12  # ops between what a site gives and where it is written
 
-Parts = list[tuple[Site, Feeding]]
+Parts = list[tuple[Site, FeedingLayers]]
 
 
-def wholes(graph: Graph, found: Sequence[tuple[Site, Feeding]]) -> list[Parts]:
+def wholes(graph: Graph, found: Sequence[tuple[Site, FeedingLayers]]) -> list[Parts]:
     """The sites by attention, in order. Most are one by themselves."""
     if len(found) < 2 or all(site.fused for site, _ in found):
         return [[part] for part in found]

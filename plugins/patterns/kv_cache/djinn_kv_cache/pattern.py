@@ -12,7 +12,7 @@ from djinn.hooks import DataResidency, ExecutionPhase, Graph, Node, Nodes, Patte
 from djinn_kv_cache.caches import Cache, Caches, Kind
 from djinn_kv_cache.reads import Read, reads
 from djinn_kv_cache.sides import attends
-from djinn_kv_cache.tracing import Tracing
+from djinn_kv_cache.tracing import CacheTracer
 
 # How sure each kind is: a value that is merely held after attention read it may be held for another reason.
 _CONFIDENCE: dict[Kind, float] = {"appended": 0.98, "written": 0.98, "created": 0.95, "kept": 0.75, "read": 0.7}
@@ -59,7 +59,7 @@ def _found(graph: Graph, candidates: list[Node]) -> list[_Found]:
     caches = Caches(graph)
     if not (caches.kept or caches.by_storage):
         return []  # nothing outlives the program
-    tracing = Tracing(graph, caches)
+    tracing = CacheTracer(graph, caches)
     found = [
         _Found(read, key, value, (read.nodes[-1],))
         for read in reads(graph, candidates)

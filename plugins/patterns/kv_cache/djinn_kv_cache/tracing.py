@@ -22,7 +22,7 @@ _FAR = 40  # ops between a cache and the attention that reads from it
 
 
 @attrs.define
-class Tracing:
+class CacheTracer:
     """Finds the cache behind an operand of attention."""
 
     graph: Graph

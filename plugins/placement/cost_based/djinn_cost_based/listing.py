@@ -19,7 +19,7 @@ _CANDIDATES: Final = 8  # devices in use that are asked for each unit
 
 
 @attrs.define(eq=False, slots=False)
-class Listed:
+class PlacedUnits:
     """Units on devices.
 
     Attributes:
@@ -48,7 +48,7 @@ class Listed:
         return tuple(dict.fromkeys(self.where))
 
 
-Choose = Callable[[int, Unit, "Listing"], Sequence[str]]
+Choose = Callable[[int, Unit, "ListScheduler"], Sequence[str]]
 
 
 def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
@@ -73,7 +73,7 @@ def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
     return sorted(range(len(units)), key=lambda i: (-ranks[i], i))
 
 
-class Listing:
+class ListScheduler:
     """Places units one after the other and keeps time."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Listing:
         self.kept = {storage: {*devices} for storage, devices in copies.items()}
         self.free: dict[str, float] = {}  # by device in use: when it is idle
         self.tokens: str | None = None  # where a language model generates
-        self.result = Listed([""] * len(work.units), [0.0] * len(work.units), {}, dict(homes))
+        self.result = PlacedUnits([""] * len(work.units), [0.0] * len(work.units), {}, dict(homes))
         self._groups()
 
     def _groups(self) -> None:
@@ -103,7 +103,7 @@ class Listing:
         for device in reversed(self.hardware.devices):
             self.first_idle.setdefault(self.hardware.row_of[device.id], []).append(device.id)
 
-    def run(self, order: Sequence[int], choose: Choose) -> Listed | None:
+    def run(self, order: Sequence[int], choose: Choose) -> PlacedUnits | None:
         """All units placed, on one of the devices that `choose` names; None if memory does not suffice."""
         units, result = self.work.units, self.result
         for index in order:

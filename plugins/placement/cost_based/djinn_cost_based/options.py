@@ -12,7 +12,7 @@ import attrs
 from djinn.hooks import DeviceCapabilities, DoesNotFit, InvalidStage, PlacementContext, storage_of
 from djinn.scheduling import resident_blocks, together
 from djinn_cost_based.hardware import Hardware
-from djinn_cost_based.listing import Choose, Listed, Listing, ranked
+from djinn_cost_based.listing import Choose, ListScheduler, PlacedUnits, ranked
 from djinn_cost_based.memory import SPARE, missing, room, transient_bytes
 from djinn_cost_based.parts import cuts
 from djinn_cost_based.units import Unit, work_of
@@ -33,7 +33,7 @@ class Option:
         instead: the option that was not taken.
     """
 
-    listed: Listed
+    listed: PlacedUnits
     why: Callable[[int], str]
     instead: Option | None = None
 
@@ -83,20 +83,20 @@ class Options:
         for storage, home in self.work.homes.items():
             self._held[home] += self.work.sizes[storage]
 
-    def listed(self, choose: Choose, fresh: str | None = None) -> Listed | None:
+    def listed(self, choose: Choose, fresh: str | None = None) -> PlacedUnits | None:
         """The units on the devices that `choose` names, in an order in which they may run; None if memory does not suffice.
 
         `fresh`: where inputs come to that live nowhere yet, where that is not where they are used first.
         """
         if fresh is None:
-            return Listing(self.work, self.hardware, self._homes, self.copies, self.room).run(self._order, choose)
+            return ListScheduler(self.work, self.hardware, self._homes, self.copies, self.room).run(self._order, choose)
         homes, room = dict(self._homes), dict(self.room)
         for storage, size in self.work.sizes.items():
             if homes.setdefault(self.work.blocks.leader(storage), fresh) == fresh and storage not in self.work.homes:
                 room[fresh] = room.get(fresh, math.inf) - size
         if room.get(fresh, 0.0) < 0:
             return None
-        return Listing(self.work, self.hardware, homes, self.copies, room).run(self._order, choose)
+        return ListScheduler(self.work, self.hardware, homes, self.copies, room).run(self._order, choose)
 
     def in_place(self) -> Option | None:
         """Device of the inputs; where they live nowhere, the quickest device that holds everything."""
@@ -151,7 +151,7 @@ class Options:
                 return self._part_option(listed, list(dict.fromkeys(where.values())))
         return None
 
-    def _part_option(self, listed: Listed, devices: Sequence[str]) -> Option:
+    def _part_option(self, listed: PlacedUnits, devices: Sequence[str]) -> Option:
         reasons = {device: self._why_part(number, len(devices)) for number, device in enumerate(devices, 1)}
         return Option(listed, lambda index: reasons.get(listed.where[index], "what it writes lives there"))
 
@@ -177,7 +177,7 @@ class Options:
         refused = "".join(f" (not {other}: it lacks {what})" for other, what in self._refused.items())
         return f"the only device{refused}" if len(self.devices) == 1 else f"all of it fits on {device}{refused}"
 
-    def _why_soonest(self, listed: Listed, index: int) -> str:
+    def _why_soonest(self, listed: PlacedUnits, index: int) -> str:
         if index in listed.second:
             other, when = listed.second[index]
             late = "not enough memory" if math.isinf(when) else shown(when)
@@ -189,14 +189,14 @@ class Options:
         return f"part {number} of {count} in program order: {total:,} bytes of inputs fit into no device"
 
 
-def followed(unit: Unit, listing: Listing) -> str | None:
+def followed(unit: Unit, listing: ListScheduler) -> str | None:
     """The home of a unit or of most of the inputs that it reads, or where most of what it needs was made."""
     if unit.home is not None:
         return unit.home
     return _settled(unit, listing) or _made(unit, listing)
 
 
-def _settled(unit: Unit, listing: Listing, fresh: int = 0) -> str | None:
+def _settled(unit: Unit, listing: ListScheduler, fresh: int = 0) -> str | None:
     """Device of most of the inputs that a unit reads, if these are more than `fresh` bytes."""
     work, homes = listing.work, listing.result.homes
     there: dict[str, int] = {}
@@ -208,7 +208,7 @@ def _settled(unit: Unit, listing: Listing, fresh: int = 0) -> str | None:
     return best if best is not None and there[best] > fresh else None
 
 
-def _made(unit: Unit, listing: Listing) -> str | None:
+def _made(unit: Unit, listing: ListScheduler) -> str | None:
     """Device that made most of what a unit needs; of equally much, what was made last."""
     result = listing.result
     makers = [(size, result.done[m], result.where[m]) for m, size in unit.needs.items() if result.where[m]]
@@ -219,14 +219,14 @@ def _by_parts(where: Mapping[int, str]) -> Choose:
     return lambda index, unit, listing: [_next_part(unit, listing, where[index])]
 
 
-def _next_part(unit: Unit, listing: Listing, part: str) -> str:
+def _next_part(unit: Unit, listing: ListScheduler, part: str) -> str:
     """`part` for what brings inputs along; the rest follows its inputs and operands."""
     homes, leader = listing.result.homes, listing.work.blocks.leader
     fresh = unit.kept + sum(listing.work.sizes[s] for s in unit.reads if leader(s) not in homes)
     return unit.home or _settled(unit, listing, fresh) or (None if fresh else _made(unit, listing)) or part
 
 
-def _soonest(index: int, unit: Unit, listing: Listing) -> Sequence[str]:
+def _soonest(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
     """Devices that have what the unit needs, and idle ones. What generates tokens stays together: decoding follows."""
     del index
     if unit.tokens and listing.tokens is not None:

@@ -9,7 +9,7 @@ import attrs
 from djinn.hooks import DoesNotFit, Placement, PlacementContext, PlacementDecision, storage_of
 from djinn.scheduling import homes_of_values
 from djinn_cost_based.grouped import for_groups
-from djinn_cost_based.listing import Listed
+from djinn_cost_based.listing import PlacedUnits
 from djinn_cost_based.options import Option, Options
 from djinn_cost_based.successive import for_successive
 
@@ -66,7 +66,7 @@ def _placement(context: PlacementContext, options: Options, best: Option, policy
     return Placement(decisions, values, policy, _copies(context, listed, values))
 
 
-def _copies(context: PlacementContext, listed: Listed, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
+def _copies(context: PlacementContext, listed: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
     """Weights of which other devices keep a copy, by value: those that came for this program, and those from before."""
     found: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if listed.copies or context.copies else ():

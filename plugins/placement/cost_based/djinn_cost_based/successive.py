@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from djinn_cost_based.listing import RUNS, Listed
+from djinn_cost_based.listing import RUNS, PlacedUnits
 from djinn_cost_based.options import PAYS, Option, Options, shown
 from djinn_cost_based.parts import stages
 
@@ -104,7 +104,7 @@ def _in_stages(options: Options, wanted: int) -> Rate | None:
     return Rate(Option(listed, lambda index: told.get(listed.where[index], "what it writes lives there")), interval)
 
 
-def _travelling(options: Options, listed: Listed) -> float:
+def _travelling(options: Options, listed: PlacedUnits) -> float:
     """Seconds in which links are busy with what one input sends from stage to stage, the busiest one."""
     busy = Counter[tuple[str, str]]()
     for unit, device in zip(options.work.units, listed.where, strict=True):

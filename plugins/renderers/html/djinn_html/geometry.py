@@ -21,7 +21,7 @@ BAR = 5
 
 
 @attrs.frozen
-class Placed:
+class PlacedBox:
     """A box with its place; of an open one also those in it, and its arrows as the points that they go through."""
 
     box: Box
@@ -30,7 +30,7 @@ class Placed:
     width: float
     height: float
     is_open: bool
-    inner: tuple[Placed, ...] = ()
+    inner: tuple[PlacedBox, ...] = ()
     wires: tuple[tuple[tuple[float, float], ...], ...] = ()
 
 
@@ -55,11 +55,11 @@ def chip_width(chip: str) -> float:
     return len(chip) * SMALL + 12
 
 
-def place(box: Box, opened: frozenset[int]) -> Placed:
+def place(box: Box, opened: frozenset[int]) -> PlacedBox:
     """The places of a box and of all that is seen in it, with the upper left corner at 0, 0."""
     layout = box.layout
     if id(box) not in opened or layout is None:
-        return Placed(box, 0, 0, head_width(box, is_open=False), head_height(box, is_open=False), is_open=False)
+        return PlacedBox(box, 0, 0, head_width(box, is_open=False), head_height(box, is_open=False), is_open=False)
     inner = [place(b, opened) for b in box.inner]
     widths = {cell: inner[cell].width if cell < layout.boxes else BEND for row in layout.rows for cell in row}
     spans = [_span(row, widths, layout.boxes) for row in layout.rows]
@@ -78,7 +78,7 @@ def place(box: Box, opened: frozenset[int]) -> Placed:
     bottom = top - GAP + (0 if layout.boxes + 1 in layout.rows[-1] else PAD)
     wires = tuple(_way(wire, boxes, points) for wire in layout.wires)
     placed = tuple(boxes[c] for c in sorted(boxes))
-    return Placed(box, 0, 0, 2 * middle, bottom, is_open=True, inner=placed, wires=wires)
+    return PlacedBox(box, 0, 0, 2 * middle, bottom, is_open=True, inner=placed, wires=wires)
 
 
 def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[float, float]:
@@ -94,7 +94,7 @@ def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[
 
 
 def _way(
-    wire: Sequence[int], boxes: Mapping[int, Placed], points: Mapping[int, tuple[float, float, float]]
+    wire: Sequence[int], boxes: Mapping[int, PlacedBox], points: Mapping[int, tuple[float, float, float]]
 ) -> tuple[tuple[float, float], ...]:
     """The points of an arrow: out of its source below, down through each bend, into its target above."""
     way: list[tuple[float, float]] = []

@@ -17,7 +17,7 @@ _SWEEPS = 6
 
 
 @attrs.frozen
-class Layered:
+class LayeredRows:
     """Rows of cells and the ways of the arrows.
 
     Cells below `boxes` are boxes; all others are points: bends, and where arrows enter and leave the container.
@@ -32,7 +32,9 @@ class Layered:
     wires: tuple[tuple[int, ...], ...]
 
 
-def layered(boxes: int, edges: Iterable[tuple[int, int]], entering: Iterable[int], leaving: Iterable[int]) -> Layered:
+def layered(
+    boxes: int, edges: Iterable[tuple[int, int]], entering: Iterable[int], leaving: Iterable[int]
+) -> LayeredRows:
     """Lay out boxes 0, 1, 2... with arrows between them, and from and to the world outside.
 
     Args:
@@ -51,7 +53,7 @@ def layered(boxes: int, edges: Iterable[tuple[int, int]], entering: Iterable[int
         rows[ranks[cell]].append(cell)
     wires = _wires(sorted(graph.edges), ranks, rows, boxes + 2)
     ordered = _ordered([rows[r] for r in sorted(rows)], wires)
-    return Layered(boxes, tuple(map(tuple, ordered)), tuple(wires))
+    return LayeredRows(boxes, tuple(map(tuple, ordered)), tuple(wires))
 
 
 def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:

@@ -13,7 +13,7 @@ import networkx as nx
 from djinn.hooks import ExecutionPhase, PipelineResult
 from djinn.rendering import Facts, Part, Survey, by_call, duration, outline, share, size, some, work
 from djinn_html.colours import MIXED
-from djinn_html.layering import Layered, layered
+from djinn_html.layering import LayeredRows, layered
 
 BOXES = 40  # that are shown at first
 _LITTLE = 0.03  # of the time: boxes that take less stay closed
@@ -45,7 +45,7 @@ class Box:
     count: int
     is_own: bool
     inner: tuple[Box, ...] = ()
-    layout: Layered | None = None
+    layout: LayeredRows | None = None
 
     def __iter__(self) -> Iterator[Box]:
         """This box and all in it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from djinn.hooks import PipelineResult
 from djinn_html.colours import MIXED, colours
-from djinn_html.geometry import BAR, CHIP, LINE, Placed, chip_width, chips_of, head_height, place
+from djinn_html.geometry import BAR, CHIP, LINE, PlacedBox, chip_width, chips_of, head_height, place
 from djinn_html.markup import text
 from djinn_html.scene import Box, scene, shown_open
 
@@ -72,7 +72,7 @@ def legend(whole: Box, bars: str) -> tuple[str, float]:
     return "".join(parts), x + 46 + len(bars) * 6.4
 
 
-def _box(placed: Placed) -> Iterator[str]:
+def _box(placed: PlacedBox) -> Iterator[str]:
     box = placed.box
     fill, line = colours(box.phase)
     yield f'<g transform="translate({placed.x:.1f},{placed.y:.1f})">'
@@ -93,7 +93,7 @@ def _box(placed: Placed) -> Iterator[str]:
     yield "</g>"
 
 
-def _frame(x: float, y: float, placed: Placed, fill: str, line: str, opacity: float, *, dashed: bool = False) -> str:
+def _frame(x: float, y: float, placed: PlacedBox, fill: str, line: str, opacity: float, *, dashed: bool = False) -> str:
     dashes = ' stroke-dasharray="4 3"' if dashed else ""
     return (
         f'<rect x="{x}" y="{y}" width="{placed.width:.1f}" height="{placed.height:.1f}" rx="6" fill="{fill}" '
@@ -101,7 +101,7 @@ def _frame(x: float, y: float, placed: Placed, fill: str, line: str, opacity: fl
     )
 
 
-def _head(placed: Placed, line: str) -> Iterator[str]:
+def _head(placed: PlacedBox, line: str) -> Iterator[str]:
     box, middle, y = placed.box, placed.width / 2, 8.0 + LINE - 5
     weight = "normal" if box.is_own else "bold"
     yield f'<text x="{middle:.1f}" y="{y:.1f}" text-anchor="middle" font-weight="{weight}" fill="#222">{text(box.title)}</text>'

@@ -21,7 +21,7 @@ import djinn
 import djinn_html
 from djinn.hooks import PatternMatch, PipelineResult
 from djinn.testing import PluginConformance, RendererConformance
-from djinn_html.geometry import Placed, place
+from djinn_html.geometry import PlacedBox, place
 from djinn_html.layering import layered
 from djinn_html.page import page
 from djinn_html.scene import BOXES, scene, shown_open
@@ -129,7 +129,7 @@ def test_names_are_escaped_and_nothing_comes_from_elsewhere() -> None:
     assert "<script>alert" not in captured.graph._repr_svg_() + captured._repr_svg_()
 
 
-def seen(placed: Placed) -> Iterator[tuple[Placed, Placed | None]]:
+def seen(placed: PlacedBox) -> Iterator[tuple[PlacedBox, PlacedBox | None]]:
     yield placed, None
     for inner in placed.inner:
         yield inner, placed

@@ -23,7 +23,7 @@ class Dynamic:
         Raises:
             InvalidStage: no order keeps to the limits of memory.
         """
-        tried = [_Tried.of(context, name, made) for name, made in _orders(context, self.name)]
+        tried = [_TriedOrder.of(context, name, made) for name, made in _orders(context, self.name)]
         allowed = [t for t in tried if t.excess <= 0]
         if not allowed:
             best = min(tried, key=lambda t: t.excess)
@@ -54,7 +54,7 @@ def _orders(context: SchedulingContext, scheduler: str) -> Iterator[tuple[str, E
 
 
 @attrs.frozen(eq=False)
-class _Tried:
+class _TriedOrder:
     """One order, and what came of it: `excess` is by how many bytes it breaks the limit that it breaks most."""
 
     name: str
@@ -64,7 +64,7 @@ class _Tried:
     excess: int
 
     @classmethod
-    def of(cls, context: SchedulingContext, name: str, made: ExecutionSchedule) -> _Tried:
+    def of(cls, context: SchedulingContext, name: str, made: ExecutionSchedule) -> _TriedOrder:
         peaks, limits = memory_peaks(context, made.steps), context.memory_limits
         excess = max((peaks[d] - limit for d, limit in limits.items() if d in peaks), default=0)
         return cls(name, made, simulate(context, made), max(peaks.values(), default=0), excess)

@@ -17,7 +17,7 @@ from djinn_http.inbox import FrameInbox
 from djinn_http.outbox import FrameOutbox, Parcel
 from djinn_http.pace import RequestTimeLimit
 
-# An answer up to this size goes out in one piece, with its headers; larger ones are written bit by bit from where they
+# A response up to this size goes out in one piece, with its headers; larger ones are written bit by bit from where they
 # lie, because asyncio copies what the socket does not take at once.
 _WHOLE_BYTES: Final = 64 << 10
 _WRITE_BYTES: Final = 256 << 10
@@ -55,7 +55,7 @@ class Channel:
         # What follows belongs to the event loop.
         self._next_send = 0
         self._next_receive = 0
-        self._last_answer = b""
+        self._last_response = b""
         self._turns = asyncio.Condition()
         self._waiting: asyncio.Task[None] | None = None
         self._requests = 0
@@ -164,15 +164,15 @@ class Channel:
 
     async def hand_out(self, request: web.BaseRequest, sequence: int) -> web.StreamResponse:
         """A `receive`: the frames that wait, or 204 when none come in time, or 410 when none ever will."""
-        if sequence == self._next_receive - 1 and self._last_answer:
+        if sequence == self._next_receive - 1 and self._last_response:
             # It was lost with the connection that it was written to.
-            return web.Response(body=self._last_answer, content_type=dialect.CONTENT_TYPE)
+            return web.Response(body=self._last_response, content_type=dialect.CONTENT_TYPE)
         if sequence != self._next_receive:
             return web.Response(status=409, text=f"receive {sequence} came where {self._next_receive} was due")
         if self._waiting is not None:
             # The client asks again because its connection broke; the old request would take its frames.
             self._waiting.cancel()
-        self._last_answer = b""
+        self._last_response = b""
         self._waiting = asyncio.current_task()
         try:
             batch = await self._outbox.batch(dialect.WAIT_SECONDS)
@@ -211,9 +211,9 @@ class Channel:
     async def _write(self, request: web.BaseRequest, parcels: Sequence[Parcel]) -> web.StreamResponse:
         size = sum(parcel.size for parcel in parcels)
         if size <= _WHOLE_BYTES:
-            self._last_answer = b"".join(buffer for parcel in parcels for buffer in parcel.buffers)
+            self._last_response = b"".join(buffer for parcel in parcels for buffer in parcel.buffers)
             self._outbox.written(parcels)
-            return web.Response(body=self._last_answer, content_type=dialect.CONTENT_TYPE)
+            return web.Response(body=self._last_response, content_type=dialect.CONTENT_TYPE)
         response = web.StreamResponse(headers={"Content-Type": dialect.CONTENT_TYPE, "Content-Length": str(size)})
         try:
             await response.prepare(request)

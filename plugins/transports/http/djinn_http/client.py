@@ -16,7 +16,7 @@ from djinn.transports import (
     ProtocolError,
     StreamConnection,
     TransportError,
-    held,
+    interrupt_mask,
 )
 from djinn_http import dialect
 from djinn_http.exchange import Endpoint, HttpExchange
@@ -28,11 +28,11 @@ _NO_CONTENT: Final = 204
 _GONE: Final = 410
 # How long the server may take to answer when the channel is closed.
 _LEAVE_SECONDS: Final = 1.0
-# Characters of an answer that is not Djinn's which go into an error.
+# Characters of a response that is not Djinn's which go into an error.
 _SAID_LIMIT: Final = 200
 # How long `close` waits for another thread's `send` before it cuts it off.
 _PATIENCE_SECONDS: Final = 0.2
-# Attempts at a `receive` whose connection broke before an answer came.
+# Attempts at a `receive` whose connection broke before a response came.
 _ATTEMPTS: Final = 3
 
 
@@ -64,8 +64,8 @@ class HttpConnection(StreamConnection):
 
     @property
     def bytes_received(self) -> int:
-        """Bytes taken off the wire, HTTP's own included, and with them answers to sends that were not read yet."""
-        self._collect_answers()
+        """Bytes taken off the wire, HTTP's own included, and with them responses to sends that were not read yet."""
+        self._collect_responses()
         return self._receive.bytes_received + sum(exchange.bytes_received for exchange in self._sends)
 
     def close(self) -> None:
@@ -94,15 +94,15 @@ class HttpConnection(StreamConnection):
         try:
             exchange.request(dialect.OPEN, "")
             if not exchange.read(deadline):
-                raise TimeoutError(f"no answer in {timeout} s")
+                raise TimeoutError(f"no response in {timeout} s")
         except (OSError, ProtocolError) as error:
             exchange.reopen()
             raise TransportError(f"no Djinn server answers at {self.peer.removeprefix('server ')}: {error}") from error
         response = exchange.response
         if response is None or response.status != _CREATED or not response.header(dialect.CHANNEL):
-            answer = _describe(exchange)
+            told = _describe(exchange)
             exchange.reopen()
-            raise TransportError(f"no Djinn server answers at {self.peer.removeprefix('server ')}: {answer}")
+            raise TransportError(f"no Djinn server answers at {self.peer.removeprefix('server ')}: {told}")
         return response.header(dialect.CHANNEL)
 
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -113,7 +113,7 @@ class HttpConnection(StreamConnection):
         return ()
 
     def _send_piece(self, piece: Sequence[Buffer]) -> bool:
-        """True if the piece was sent; False if an earlier one is unanswered while an interrupt is held back."""
+        """True if the piece was sent; False if an earlier one is unanswered while an interrupt is pending."""
         exchange = self._sends[self._sent_pieces % len(self._sends)]
         if not self._settle(exchange):
             return False
@@ -125,17 +125,17 @@ class HttpConnection(StreamConnection):
         return True
 
     def _settle(self, exchange: HttpExchange) -> bool:
-        """Wait for the answer to the last request on `exchange`, which must be a good one; whether it came."""
+        """Wait for the response to the last request on `exchange`, which must be a good one; whether it came."""
         while not exchange.read(time.monotonic() + LOOK_SECONDS):
-            if held.pending:
+            if interrupt_mask.pending:
                 return False
         response = exchange.response
         if response is not None and response.status not in {_NO_CONTENT, _CREATED}:
             raise TransportError(_describe(exchange))
         return True
 
-    def _collect_answers(self) -> None:
-        """Read the answers to sends that have come. Never blocks; trouble is left to the next `send`."""
+    def _collect_responses(self) -> None:
+        """Read the responses to sends that have come. Never blocks; trouble is left to the next `send`."""
         if self._ended or not self._sending.acquire(blocking=False):
             return
         try:
@@ -205,10 +205,10 @@ class HttpConnection(StreamConnection):
             self._ask_again(error)
             return True
         if self._receive.response is not None and self._receive.response.complete:
-            self._take_answer(self._receive.response.status)
+            self._take_response(self._receive.response.status)
         return came
 
-    def _take_answer(self, status: int) -> None:
+    def _take_response(self, status: int) -> None:
         self._failures = 0
         if status == _OK:
             self._answered += 1
@@ -221,7 +221,7 @@ class HttpConnection(StreamConnection):
             self._ask()
 
     def _ask_again(self, error: OSError) -> None:
-        """After a break: nothing is lost as long as no answer had begun."""
+        """After a break: nothing is lost as long as no response had begun."""
         response = self._receive.response
         self._failures += 1
         begun = response is not None and response.begun
@@ -253,10 +253,10 @@ def pieces(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
 def _describe(exchange: HttpExchange) -> str:
     response = exchange.response
     if response is None:
-        return "there was no answer"
+        return "there was no response"
     said = " ".join(response.text.split())[:_SAID_LIMIT]
     # A page for people to look at says no more than its status does.
-    return f"the answer was HTTP {response.status}" + (f": {said}" if said and not said.startswith("<") else "")
+    return f"the response was HTTP {response.status}" + (f": {said}" if said and not said.startswith("<") else "")
 
 
 def _last_words(exchange: HttpExchange) -> str:

@@ -92,7 +92,7 @@ class HttpExchange:
         )
         self.torn = True
         left: Sequence[Buffer] = [head.encode("ascii"), *body]
-        while left:  # where writes do not wait, an interrupt that is held back ends them, too
+        while left:  # where writes do not wait, a pending interrupt ends them, too
             left = send_buffers(sock, left, self._count_sent)  # type: ignore[arg-type] # has what is called
         if isinstance(sock, TlsSocket):
             sock.flush()

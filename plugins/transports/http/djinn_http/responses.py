@@ -71,7 +71,7 @@ class ResponseReader:
         try:
             self._parser.feed_data(self._scratch[:count])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise ProtocolError(f"the answer is not HTTP/1.1: {error}") from error
+            raise ProtocolError(f"the response is not HTTP/1.1: {error}") from error
         taken = self._take_parts()
         self._read_rest_past_the_parser(taken)
 
@@ -91,7 +91,7 @@ class ResponseReader:
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """The end, unless it was one of the messages that come before the answer."""
+        """The end, unless it was one of the messages that come before the response."""
         if self.status < _OK:
             self._headers.clear()
             self.status = 0

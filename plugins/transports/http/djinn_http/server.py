@@ -309,7 +309,7 @@ def _certificate(request: web.BaseRequest) -> bytes:
 
 
 def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | None:
-    """The answer to a request that no Djinn client makes: one from a browser, above all. None for all others."""
+    """The response to a request that no Djinn client makes: one from a browser, above all. None for all others."""
     hosts = request.headers.getall("Host", [])
     if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
         return web.Response(status=403, text="this server does not talk to web pages")

@@ -359,7 +359,7 @@ def test_what_another_server_answers_is_told_in_one_line(page, told):
 
 
 def test_a_server_that_accepts_and_says_nothing():
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(TransportError, match="no answer in"):
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(TransportError, match="no response in"):
         HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}", LIMITS, 0.3)
 
 

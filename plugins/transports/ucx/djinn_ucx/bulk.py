@@ -29,7 +29,7 @@ _MESSAGES: Final = 1 << 16  # of different tags
 log = get_logger("djinn.ucx")
 
 
-class Stranded:
+class StrandedChannels:
     """Number of channels of this process whose memory and file descriptors UCX keeps. There are `_MOST_STRANDED` at most: then UCX is not used any more."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class BulkChannel:
     by any thread.
     """
 
-    def __init__(self, local: bool, stranded: Stranded) -> None:
+    def __init__(self, local: bool, stranded: StrandedChannels) -> None:
         """`local`: the other end is on this machine, and UCX need not listen at other interfaces.
 
         Raises:

@@ -23,9 +23,9 @@ from djinn.transports import (
     allocate,
     flatten,
     get_logger,
-    held,
+    interrupt_mask,
 )
-from djinn_ucx.bulk import BulkChannel, Message, Stranded
+from djinn_ucx.bulk import BulkChannel, Message, StrandedChannels
 from djinn_ucx.endpoints import AddressTrials
 from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket
 
@@ -48,7 +48,7 @@ class _Arriving:
 class Shared:
     """State that all connections of this process share."""
 
-    stranded: Stranded = attrs.field(factory=Stranded)
+    stranded: StrandedChannels = attrs.field(factory=StrandedChannels)
     trials: AddressTrials = attrs.field(factory=AddressTrials)
 
 
@@ -126,7 +126,7 @@ class UcxConnection:
         """As `Connection.send`. Ctrl-C ends the connection if the other end does not take in a large buffer within a second."""
         views = [flatten(buffer) for buffer in frame.body]
         self._limits.check(len(frame.head), len(views), sum(map(len, views)))
-        with held, self._sending:
+        with interrupt_mask, self._sending:
             self._check_sending()
             channel = self._outgoing
             large = [] if channel is None else [n for n, view in enumerate(views) if len(view) >= self._bulk_bytes]
@@ -301,7 +301,7 @@ class UcxConnection:
                 raise TransportError(self._ended)
             if self._carrier.hung_up and lasts("hung up", _GRACE_SECONDS):
                 raise TransportError("the other end closed the connection in the middle of a frame")
-            if interruptible and held.pending and lasts("interrupted", _INTERRUPTED_SECONDS):
+            if interruptible and interrupt_mask.pending and lasts("interrupted", _INTERRUPTED_SECONDS):
                 raise TransportError("interrupted while the other end took in nothing")
 
         return look

@@ -21,7 +21,7 @@ from two_processes import TwoProcesses, usage
 from warm import SECONDS, warm_ucx
 
 from djinn_ucx import UcxTransport
-from djinn_ucx.bulk import BulkChannel, Stranded
+from djinn_ucx.bulk import BulkChannel, StrandedChannels
 from djinn_ucx.endpoints import AddressTrials
 from djinn_ucx.opening import Offer, Opening, encode_opening
 
@@ -120,7 +120,7 @@ def broken(connection, far, way):
 
 def test_an_address_that_is_none_ends_only_the_process_that_tries_it():
     """UCX ends a process that is given such an address: the connection goes on, over the socket."""
-    stranded = Stranded()
+    stranded = StrandedChannels()
     channel, trials = BulkChannel(True, stranded), AddressTrials()
     good = channel.offer.address
     broken = (b"\xaa" + good[1:], b"\xaa" * 4096, good[: len(good) // 2], b"\x20")

@@ -19,11 +19,11 @@ import attrs
 from djinn.hooks import FileHeader, HeaderEntry, WeightFile
 from djinn.weights import read_bytes
 from djinn_checkpoints.pickled import PickledTensor, pickled_tensors
-from djinn_checkpoints.strided import Strided, overlaps_itself, reach_of
+from djinn_checkpoints.strided import StridedElements, overlaps_itself, reach_of
 
 DIRECTORY_LIMIT: Final = 8 << 20  # bytes of the archive's directory: about 70,000 records
 PICKLE_LIMIT: Final = 32 << 20  # bytes
-READERS: Final = 8  # threads that ask for the places of records; over a network each waits for an answer
+READERS: Final = 8  # threads that ask for the places of records; over a network each waits for a reply
 _LOCAL_HEADER: Final = struct.Struct(
     "<4s22xHH"
 )  # what stands before a record: a signature, the lengths of its name and extra field
@@ -154,7 +154,7 @@ def _entry(name: str, tensor: PickledTensor, start: int, size: int) -> HeaderEnt
         return HeaderEntry(dtype, shape, first, nbytes)
     if overlaps_itself(shape, tensor.strides):
         raise ValueError(f"elements of its tensor {name!r} share memory (an expanded tensor): save a clone of it")
-    return HeaderEntry(dtype, shape, first, nbytes, decoding=Strided(first, dtype, shape, tensor.strides))
+    return HeaderEntry(dtype, shape, first, nbytes, decoding=StridedElements(first, dtype, shape, tensor.strides))
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -87,10 +87,10 @@ def pickled_tensors(data: bytes) -> dict[str, PickledTensor]:
         raise ValueError(f"its pickle is malformed ({type(error).__name__})") from error
     if not isinstance(value, dict):
         raise ValueError("it holds no dictionary of tensors: save the model's state_dict()")  # noqa: TRY004 - the file is wrong
-    return _Flattening().tensors(value)
+    return _Flattener().tensors(value)
 
 
-class _Flattening:
+class _Flattener:
     """The tensors of nested dictionaries and lists."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ PIECE: Final = 8 << 20  # bytes of the file that are in memory at a time, beside
 
 
 @attrs.frozen
-class Strided:
+class StridedElements:
     """Elements in a file with gaps between them, or in another order than that of a contiguous tensor.
 
     Attributes:

@@ -28,7 +28,7 @@ _KINDS: Final = (
 _WHOLE: Final = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
 _INDEX_LIMIT: Final = 64 << 20
 _AT_A_TIME: Final = 4
-_PATIENCE: Final = 20.0  # seconds for an answer about a model
+_PATIENCE: Final = 20.0  # seconds for a response about a model
 RESERVE: Final = 1 << 30  # bytes of the disk that stay free
 
 

@@ -13,7 +13,7 @@ djinn_api_version = 1
 
 __all__ = ["BucketSource", "HttpsSource"]
 
-# Seconds after which an answer is given up, as the libraries name them.
+# Seconds after which a response is given up, as the libraries name them.
 _PATIENCE = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 4}}
 
 

@@ -32,7 +32,7 @@ _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 
 
 class _TransientError(OSError):
-    """An answer that another attempt may make good."""
+    """A response that another attempt may make good."""
 
 
 _TRANSIENT: Final = (_TransientError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLEOFError)
@@ -59,7 +59,7 @@ class Connections:
         return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=PATIENCE, context=self._context)
 
     def give(self, host: str, connection: http.client.HTTPSConnection) -> None:
-        """Keep a connection whose answer was read to its end."""
+        """Keep a connection whose response was read to its end."""
         with self._lock:
             self._idle.append((host, connection))
             dropped = self._idle[:-_IDLE]
@@ -136,33 +136,33 @@ class HttpsFile:
         try:
             last = start + len(buffer) - 1
             connection.request("GET", target, headers={"Range": f"bytes={start}-{last}", "Accept-Encoding": "identity"})
-            with connection.getresponse() as answer:
-                moved = self._take(answer, start, buffer)
-                whole = not moved and answer.length == 0
+            with connection.getresponse() as response:
+                moved = self._take(response, start, buffer)
+                whole = not moved and response.length == 0
         except BaseException:
             connection.close()
             raise
-        if whole and not answer.will_close:
+        if whole and not response.will_close:
             self._connections.give(parts.netloc, connection)
         else:
             connection.close()
         return moved
 
-    def _take(self, answer: http.client.HTTPResponse, start: int, buffer: memoryview) -> str:
-        if answer.status in _MOVED:
-            return answer.headers.get("Location") or "nowhere:"
-        if answer.status in _BUSY or (answer.status >= 400 and self._place != self._address):
-            raise _TransientError(f"its server answers {answer.status}")
-        if answer.status != http.client.PARTIAL_CONTENT:
-            told = "does not read ranges of it" if answer.status == http.client.OK else f"answers {answer.status}"
+    def _take(self, response: http.client.HTTPResponse, start: int, buffer: memoryview) -> str:
+        if response.status in _MOVED:
+            return response.headers.get("Location") or "nowhere:"
+        if response.status in _BUSY or (response.status >= 400 and self._place != self._address):
+            raise _TransientError(f"its server answers {response.status}")
+        if response.status != http.client.PARTIAL_CONTENT:
+            told = "does not read ranges of it" if response.status == http.client.OK else f"answers {response.status}"
             raise OSError(f"its server {told}")
-        given = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        given = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if given is None or (int(given[1]), int(given[2])) != (start, start + len(buffer) - 1):
             raise OSError("its server answers with another range")
-        if answer.headers.get("Content-Encoding", "identity") != "identity":
+        if response.headers.get("Content-Encoding", "identity") != "identity":
             raise OSError("its server compresses it")
-        self._compare(f"{answer.headers.get('ETag', '')} {answer.headers.get('Last-Modified', '')}", int(given[3]))
-        _fill(answer, buffer)
+        self._compare(f"{response.headers.get('ETag', '')} {response.headers.get('Last-Modified', '')}", int(given[3]))
+        _fill(response, buffer)
         return ""
 
     def _compare(self, said: str, size: int) -> None:
@@ -239,7 +239,7 @@ def _shards(index: HttpsFile) -> list[str]:
     return names
 
 
-def _fill(answer: http.client.HTTPResponse, buffer: memoryview) -> None:
+def _fill(response: http.client.HTTPResponse, buffer: memoryview) -> None:
     """Read as many bytes as there is room for.
 
     Raises:
@@ -248,12 +248,12 @@ def _fill(answer: http.client.HTTPResponse, buffer: memoryview) -> None:
     until = time.monotonic() + PATIENCE + len(buffer) / SLOWEST
     at = 0
     while at < len(buffer):
-        data = answer.read1(min(_READ, len(buffer) - at))
+        data = response.read1(min(_READ, len(buffer) - at))
         if not data:
             raise _TransientError("it ends early")
         buffer[at : at + len(data)] = data
         at += len(data)
         if time.monotonic() > until:
             raise OSError("its server sends too slowly")
-    if answer.length or (answer.length is None and answer.read1(1)):
+    if response.length or (response.length is None and response.read1(1)):
         raise OSError("its server sends more than it was asked for")

@@ -26,7 +26,7 @@ def calibrate_session(
     processor_time: bool = False,
     quick: bool = False,
     told: Callable[[str], None] = lambda _: None,
-) -> Calibrated:
+) -> CalibrationResult:
     """Measure the device of the session that `open_session` opened, for all cost models, and keep what they make of it.
 
     `quick`: by a fifth of the probes.
@@ -50,11 +50,11 @@ def calibrate_session(
     assert device is not None
     file = keep_calibration(device, bench.fit())
     names = tuple(model.name for model in models)
-    return Calibrated(device, file, names, len(bench.seconds), len(bench.failed), time.monotonic() - began)
+    return CalibrationResult(device, file, names, len(bench.seconds), len(bench.failed), time.monotonic() - began)
 
 
 @attrs.frozen
-class Calibrated:
+class CalibrationResult:
     """Result of a calibration: the device, the result's path, the models, the number of probes, and seconds taken."""
 
     device: session.DeviceInfo

@@ -1,4 +1,4 @@
-"""Deferred responses: those that no thread waits for yet, and the link's round-trip time."""
+"""Deferred replies: those that no thread waits for yet, and the link's round-trip time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Container
 from typing import Final
 
-# While the executor sends an answer larger than this it may not read, for no thread takes the answer in.
+# While the executor sends a reply larger than this it may not read, for no thread takes the reply in.
 LARGE_BYTES: Final = 2048
 # What fits into the buffers of every kind of connection, so that sending it never waits for the other end to read.
 ROOM_BYTES: Final = 64 << 10
@@ -16,13 +16,13 @@ SAMPLED_AT_FIRST: Final = 64  # submissions whose round trips are measured where
 SAMPLED_EVERY: Final = 8  # one in so many
 
 
-class DeferredResponses:
-    """Responses left for later, those among them that were discarded, and what the executor is known to have read.
+class DeferredReplies:
+    """Replies left for later, those among them that were discarded, and what the executor is known to have read.
 
     Attributes:
-        left: numbers of the submissions whose answers will be asked for later.
+        left: numbers of the submissions whose replies will be asked for later.
         read: byte of the connection up to which the executor has read what was sent.
-        large: submissions left for later whose answers are large, oldest first.
+        large: submissions left for later whose replies are large, oldest first.
         forgotten: those that were discarded.
     """
 
@@ -33,23 +33,23 @@ class DeferredResponses:
         self.read = 0
 
     def defer(self, number: int, nbytes: int) -> None:
-        """Note that the answer to submission `number`, of `nbytes` bytes, will be asked for later."""
+        """Note that the reply to submission `number`, of `nbytes` bytes, will be asked for later."""
         self.left.add(number)
         if nbytes > LARGE_BYTES:
             self.large.append(number)
 
     def discard(self, number: int) -> None:
-        """Mark a response as one that will not be asked for."""
+        """Mark a reply as one that will not be asked for."""
         self.forgotten.append(number)
 
     def blocked_by(self, position: int, pending: Container[int]) -> int | None:
-        """The large answer that must be taken in before the connection's bytes up to `position` can be sent; or None."""
+        """The large reply that must be taken in before the connection's bytes up to `position` can be sent; or None."""
         while self.large and self.large[0] not in pending:
             self.large.popleft()
         return self.large[0] if self.large and position - self.read > ROOM_BYTES else None
 
     def take_forgotten(self) -> list[int]:
-        """Take the discarded responses; each is returned once."""
+        """Take the discarded replies; each is returned once."""
         taken: list[int] = []
         while self.forgotten:
             number = self.forgotten.popleft()
@@ -75,7 +75,7 @@ class RoundTrips:
         return min(self._samples, default=None)
 
     def came(self, number: int, server_seconds: float) -> None:
-        """Note the response that a thread has waited for; `server_seconds` of the wait were the server's."""
+        """Note the reply that a thread has waited for; `server_seconds` of the wait were the server's."""
         alone, began = self.alone
         if alone == number:
             seconds = time.perf_counter() - began - server_seconds

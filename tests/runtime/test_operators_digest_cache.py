@@ -8,8 +8,8 @@ import pytest
 from djinn_core.directories import cache_directory
 from djinn_core.ir import operators
 from djinn_core.ir.operators import operators_digest
-from djinn_core.runtime.connecting import kept_digest
-from djinn_core.runtime.connecting.kept_digest import kept_operators_digest
+from djinn_core.runtime.connecting import operators_digest_cache
+from djinn_core.runtime.connecting.operators_digest_cache import cached_operators_digest
 
 
 @pytest.fixture(autouse=True)
@@ -18,26 +18,28 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def test_it_is_made_once_and_found_again(monkeypatch):
-    made = kept_operators_digest()
+    made = cached_operators_digest()
     assert made == operators_digest()
     monkeypatch.setattr(operators, "operators_digest", lambda: "made anew")
-    assert kept_operators_digest() == made
+    assert cached_operators_digest() == made
 
 
 def test_other_files_or_ops_are_another_list(monkeypatch):
-    kept_operators_digest()
+    cached_operators_digest()
     monkeypatch.setattr(operators, "operators_digest", lambda: "made anew")
-    known = kept_digest.torch_private.dispatched_operators()
-    monkeypatch.setattr(kept_digest.torch_private, "dispatched_operators", lambda: [*known, "aten::new_one"])
-    assert kept_operators_digest() == "made anew"
+    known = operators_digest_cache.torch_private.dispatched_operators()
+    monkeypatch.setattr(operators_digest_cache.torch_private, "dispatched_operators", lambda: [*known, "aten::new_one"])
+    assert cached_operators_digest() == "made anew"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"a": 1}', b"\xff", b" " * (kept_digest.BYTES_LIMIT + 1)])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b'{"a": 1}', b"\xff", b" " * (operators_digest_cache.BYTES_LIMIT + 1)]
+)
 def test_a_file_that_cannot_be_used_is_replaced(content):
     path = cache_directory() / "operators.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    assert kept_operators_digest() == operators_digest()
+    assert cached_operators_digest() == operators_digest()
     assert operators_digest() in msgspec.json.decode(path.read_bytes()).values()
 
 
@@ -45,4 +47,4 @@ def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch)
     file = tmp_path / "a file"
     file.write_bytes(b"")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    assert kept_operators_digest() == operators_digest()
+    assert cached_operators_digest() == operators_digest()

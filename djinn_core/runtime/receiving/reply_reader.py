@@ -1,4 +1,4 @@
-"""Decoding of an executor's responses into tensors, descriptions and errors."""
+"""Decoding of an executor's replies into tensors, descriptions and errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LARGEST: Final = 2**63 - 1  # what PyTorch counts to
 
 
 @attrs.frozen
-class AnswerReader:
-    """Reads the answers of one executor, which has `number` in its pool; what failed is raised as the op's error."""
+class ReplyReader:
+    """Reads the replies of one executor, which has `number` in its pool; what failed is raised as the op's error."""
 
     failures: Failures
     number: int

@@ -1,6 +1,6 @@
-"""Digest of the allow-list of ops, kept on disk: a client, which looks at the list for nothing else, does not make it at each start.
+"""Disk cache of the digest of the allow-list of ops. A client needs the list for nothing else, so it need not make it at each start.
 
-It is kept under what it follows from: the names of PyTorch's own ops that the dispatcher knows, PyTorch's build, and Djinn's files
+The key is what the digest follows from: the names of PyTorch's own ops that the dispatcher knows, PyTorch's build, and Djinn's files
 that decide. Executors make theirs each time: what they allow comes from no file that can be written.
 """
 
@@ -25,7 +25,7 @@ _NAME: Final = "operators.json"
 _log = get_logger("djinn.runtime")
 
 
-def kept_operators_digest() -> str:
+def cached_operators_digest() -> str:
     """As `operators_digest`, from the disk where an earlier process has kept it."""
     path = cache_directory() / _NAME
     try:

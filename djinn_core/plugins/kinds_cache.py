@@ -1,4 +1,4 @@
-"""Kinds of hooks that each installed plugin implements, kept between processes by the times of its files.
+"""Disk cache of the kinds of hooks that each installed plugin implements, by the times of its files.
 
 A process that a client or a gateway has started leaves plugins unimported that implement none of the kinds that it asks for.
 """
@@ -33,7 +33,7 @@ _KINDS: Final = frozenset(kind.name for kind in KINDS)
 Known = dict[str, tuple[str, ...]]
 
 
-class KeptKinds:
+class KindsCache:
     """Kinds of plugins, as the last process that loaded them found them. Used by one thread."""
 
     def __init__(self) -> None:
