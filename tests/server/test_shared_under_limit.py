@@ -111,8 +111,9 @@ def test_what_is_shared_is_counted_once_and_dropped_without_writing_it(limited, 
         figures = executor_figures()
         assert figures["memory_shared"] == 16 * MIB
         assert figures["evictions"] == 0
-        # In one program, which also frees it: what is in use is not written to the disk in the place of weights.
-        assert torch.ones(6 * MIB, device="remote_accelerator:0").sum().item() == 6 * MIB
+        # What is in use is not written to the disk in the place of weights. It is less than half of the limit: up to the other half is
+        # kept free for as much as the process has grown beside its values, which depends on PyTorch's libraries.
+        assert torch.ones(4 * MIB, device="remote_accelerator:0").sum().item() == 4 * MIB
         dropped = executor_figures()
         assert dropped["evictions"] > 0
         assert dropped["spilled_bytes"] == 0
