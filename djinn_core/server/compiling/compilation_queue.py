@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import queue
 import threading
@@ -168,7 +169,8 @@ class CompilationQueue:
         self._thresholds = thresholds or Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[tuple[float, int, Job]] = queue.PriorityQueue()  # what takes longest first
+        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._told: set[tuple[str, str]] = set()
         self.counts = CompilationCounters()
@@ -201,7 +203,7 @@ class CompilationQueue:
         elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
             job.hot.leave(f"{COMPILED_LIMIT} templates are compiled already")
         else:
-            self._jobs.put(job)
+            self._jobs.put((-job.seconds, next(self._numbers), job))
             self._work()
 
     def _work(self) -> None:
@@ -212,7 +214,7 @@ class CompilationQueue:
 
     def _serve(self) -> None:
         while True:
-            self._compile(self._jobs.get())
+            self._compile(self._jobs.get()[-1])
 
     def _compile(self, job: Job) -> None:
         compiler = self._compilers[job.compiler]
