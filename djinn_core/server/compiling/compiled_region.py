@@ -21,15 +21,22 @@ class CompiledRegion:
     """A region as a compiler made it. `difference` verifies its results."""
 
     def __init__(
-        self, compiler: str, replay: Replay, template: CompiledTemplate, region: Region, law: SizeRelation
+        self,
+        compiler: str,
+        replay: Replay,
+        template: CompiledTemplate,
+        region: Region,
+        law: SizeRelation,
+        device: torch.device,
     ) -> None:
-        self.compiler = compiler
+        self.compiler, self._device = compiler, device
         self.region, self.law = region, law
         self.steps = template.steps[region.start : region.stop]
         self._replay = replay
         self._inputs = inputs_getter(region)
         self._slots = slots_of(template)
         self._views = [template.steps[index].store for index in region.views]
+        self._floats = [self._slots.start + slot for slot in law.floats]
         self._guard = law.guard()
 
     def follows(self, env: Environment) -> int | None:
@@ -40,7 +47,11 @@ class CompiledRegion:
 
     def run(self, env: Environment) -> None:
         """Do the region's work in `env`."""
-        made = self._replay(self._inputs(env))
+        inputs = self._inputs(env)
+        if self._floats:
+            numbers = [env[place] for place in self._floats]
+            inputs = (*inputs, torch.tensor(numbers, dtype=torch.float64, device=self._device))
+        made = self._replay(inputs)
         for place, tensor in zip(self.region.fresh, made, strict=True):
             env[place] = tensor
         for view in self._views:

@@ -16,6 +16,7 @@ import attrs
 from djinn_core.logs import get_logger
 from djinn_core.server.compiling.compiled_region import CompiledRegion, difference, inputs_getter, slots_of
 from djinn_core.server.compiling.region import Region, find_region
+from djinn_core.server.compiling.scalars import movable_slots
 from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
 from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, run_template
 from djinn_core.server.running.run_request import RunRequest
@@ -257,7 +258,8 @@ class ObservingPhase(_ShortcutPhase):
         if self._odd >= self.hot.thresholds.misses:
             self.hot.leave("its inputs are not plain tensors of real numbers")
         elif len(self._observed) >= self.hot.thresholds.observed:
-            law = find_law(self._observed)
+            # What was compiled before was dropped, for a number that changes seldom among other things: now those may that can.
+            law = find_law(self._observed, movable_slots(self.hot.template, self.region), still=not self.hot.tries)
             if law is None:
                 self.hot.again("what differs from run to run follows no law")
             else:
