@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import djinn
+from djinn.compiling import pack, unpack
 from djinn.hooks import hookimpl
 from djinn_core.server import inline
 from djinn_core.server.compiling import compilation_queue
@@ -213,6 +214,29 @@ def test_inputs_that_share_what_is_written_run_as_they_are(compiling_with, opera
     both, there = torch.ones(16), torch.ones(16).to(DEVICE)
     (found,) = repeat(step, there, there.view(16), times=1)
     torch.testing.assert_close(found, step(both, both.view(16)))
+    assert compiler.runs == runs
+
+
+def test_views_of_what_is_written_are_compiled(compiling_with):
+    compiler = compiling_with(Compiler())
+
+    def step(weight, turned):
+        before = (turned * 2.0 + 1.0).tanh()
+        weight.mul_(0.9).add_(0.1)
+        return before + turned
+
+    weight = torch.rand(3, 4)
+    remote = weight.to(DEVICE)
+    turned, there = weight.t(), remote.t()
+    for _ in range(RUNS):
+        torch.testing.assert_close(step(remote, there).cpu(), step(weight, turned))
+        phases()
+    (context,) = compiler.contexts
+    unpack(pack(context))
+    assert compiler.runs > 2
+    runs = compiler.runs
+    (found,) = repeat(step, remote, remote.clone().t(), times=1)  # a view of something else
+    torch.testing.assert_close(found, step(weight, weight.clone().t()))
     assert compiler.runs == runs
 
 

@@ -7,7 +7,7 @@ import operator
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -43,27 +43,35 @@ from djinn_core.server.compiling.hot_template import (
     Thresholds,
     TimingPhase,
 )
-from djinn_core.server.compiling.region import Region
+from djinn_core.server.compiling.input_aliases import InputAlias
 from djinn_core.server.compiling.scalars import call_with_tensors
 from djinn_core.server.compiling.sizes import LinearSize, SizeRelation
 from djinn_core.server.running.template_compiler import CompiledTemplate, enumerated
 
 
-def region_graph(template: CompiledTemplate, region: Region, law: SizeRelation, device: torch.device) -> fx.GraphModule:
-    """The region as a graph over its inputs; numbers that follow from a size of an input are computed from it."""
-    return _RegionGraphBuilder(template, region, law, device).make()
+def region_graph(job: Job, device: torch.device) -> fx.GraphModule:
+    """A job's region as a graph over its inputs; numbers that follow from a size of an input are computed from it."""
+    return _RegionGraphBuilder(job, device).make()
 
 
 class _RegionGraphBuilder:
-    def __init__(self, template: CompiledTemplate, region: Region, law: SizeRelation, device: torch.device) -> None:
-        self.template, self.region, self.law, self.device = template, region, law, device
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self.template, self.region, self.law, self.device = job.template, job.region, job.law, device
         self.graph = fx.Graph()
-        self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in region.inputs}
-        self.floats = self.graph.placeholder("floats") if law.floats else None
+        self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in self.region.inputs}
+        self.floats = self.graph.placeholder("floats") if self.law.floats else None
+        self._look_into_written(job.aliases)
         self.moved = False  # whether the call that is being made has one of them
         self.slot = 0  # the next one to be taken
         self.n: Any = None
         self.lines: dict[LinearSize, Any] = {}
+
+    def _look_into_written(self, aliases: Iterable[InputAlias]) -> None:
+        inputs, metas = self.region.inputs, self.law.example.metas
+        for alias in aliases:
+            base, meta = self.nodes[inputs[alias.base]], metas[alias.view]
+            view = (base, list(meta.shape), list(meta.stride), alias.offset)
+            self.nodes[inputs[alias.view]] = self.graph.call_function(torch.ops.aten.as_strided.default, view)
 
     def make(self) -> fx.GraphModule:
         source = self.template.source
@@ -257,7 +265,7 @@ class CompilationQueue:
             job.hot.check(job, compiled)
 
     def _region(self, compiler: str, replay: Replay, job: Job) -> CompiledRegion:
-        return CompiledRegion(compiler, replay, job.template, job.region, job.law, self._runtime.device)
+        return CompiledRegion(compiler, replay, job.template, job.region, job.law, self._runtime.device, job.aliases)
 
     def _tell(self, compiler: str, template: str, error: str) -> None:
         """Warn once of each reason: what is missing is missing for every template."""
@@ -274,7 +282,7 @@ class CompilationQueue:
         device = self._runtime.device
         grows = {index: tuple(sizes) for index, sizes in job.law.sizes.items()}
         return CompilerContext(
-            region_graph(job.template, job.region, job.law, device),
+            region_graph(job, device),
             (*job.law.example.metas, *_float_metas(job.law)),
             device,
             tuple([i for i, place in enumerate(job.region.inputs) if place in job.region.written]),

@@ -15,6 +15,7 @@ import attrs
 
 from djinn_core.logs import get_logger
 from djinn_core.server.compiling.compiled_region import CompiledRegion, difference, inputs_getter, slots_of
+from djinn_core.server.compiling.input_aliases import InputAlias, input_aliases
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.scalars import movable_slots
 from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
@@ -87,6 +88,7 @@ class Job:
 
     Attributes:
         seconds: what a run of the template takes uncompiled.
+        aliases: inputs that look into memory which it writes.
         compiler: which of the compilers is asked.
     """
 
@@ -95,6 +97,7 @@ class Job:
     region: Region
     law: SizeRelation
     seconds: float = 0.0
+    aliases: tuple[InputAlias, ...] = ()
     compiler: int = 0
 
 
@@ -242,15 +245,18 @@ class ObservingPhase(_ShortcutPhase):
         self.hot, self.region, self._seconds = hot, region, seconds
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
         self._observed: list[ObservedRun] = []
+        self._aliases: tuple[InputAlias, ...] = ()  # of the latest run
         self._odd = 0
 
     def take(self, env: Environment) -> bool:
         """Only look."""
-        seen = observe(self._inputs(env), env[self._slots])
+        tensors = self._inputs(env)
+        seen = observe(tensors, env[self._slots])
         if seen is None:
             self._odd += 1
         else:
             self._observed.append(seen)
+            self._aliases = input_aliases(self.region, tensors)
         return False
 
     def ran(self, _: float, /) -> None:
@@ -263,7 +269,12 @@ class ObservingPhase(_ShortcutPhase):
             if law is None:
                 self.hot.again("what differs from run to run follows no law")
             else:
-                self.hot.begin(Job(self.hot, self.hot.template, self.region, law, self._seconds))
+                self.hot.begin(Job(self.hot, self.hot.template, self.region, law, self._seconds, self._still(law)))
+
+    def _still(self, law: SizeRelation) -> tuple[InputAlias, ...]:
+        """The aliases whose sizes do not differ."""
+        moving = {*law.sizes, *law.strides}
+        return tuple([alias for alias in self._aliases if moving.isdisjoint((alias.view, alias.base))])
 
 
 class _RegionPhase(_ShortcutPhase):

@@ -17,7 +17,9 @@ from djinn_core.server.compiling.region import Region
 from djinn_core.server.running.template_compiler import CompiledTemplate
 
 aten: Final = torch.ops.aten
-_NAME: Final = re.compile(r"aten::(?P<lists>_foreach_)?(?P<name>[a-z]+)(?P<in_place>_)?(\.(Scalar|ScalarList|Tensor|List))?")
+_NAME: Final = re.compile(
+    r"aten::(?P<lists>_foreach_)?(?P<name>[a-z]+)(?P<in_place>_)?(\.(Scalar|ScalarList|Tensor|List))?"
+)
 _PLAIN: Final = frozenset({"add", "sub", "mul", "div"})
 _OF_TWO: Final[Mapping[str, Any]] = {"addcmul": aten.mul.Tensor, "addcdiv": aten.div.Tensor}
 _WEIGHT: Final = {"add": (2, "alpha"), "sub": (2, "alpha"), "addcmul": (3, "value"), "addcdiv": (3, "value")}

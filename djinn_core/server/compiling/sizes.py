@@ -64,9 +64,7 @@ class SizeRelation:
         return SizeGuard(self)
 
 
-def find_law(
-    observed: Sequence[ObservedRun], movable: Collection[int] = (), still: bool = True
-) -> SizeRelation | None:
+def find_law(observed: Sequence[ObservedRun], movable: Collection[int] = (), still: bool = True) -> SizeRelation | None:
     """The law that all of `observed` follow, the last of which is the example; None if there is none.
 
     Args:
