@@ -102,7 +102,7 @@ def _compile_extension(
     """An extension module; None if it would not stand for itself. It is run once here, on `inputs`: what crashes does it here."""
     compiling = importlib.import_module("torch._inductor.compile_fx")
     if grows:  # the placeholders say which sizes are symbols
-        module = _exported(module, inputs, grows).module(check_guards=False)  # type: ignore[assignment]
+        module = _exported(module, inputs, grows).module(check_guards=False)
         module.graph.set_codegen(torch.fx.graph.CodeGen())
         module.recompile()
     outputs = len(next(iter(reversed(module.graph.nodes))).args[0])
@@ -178,16 +178,14 @@ def _load_extension(content: bytes) -> Callable[[list[torch.Tensor]], list[torch
 
 
 def _runner(extension: ModuleType) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    run, handles, tensors = getattr(extension, _EXTENSION), _handles_of, _tensors_of
+    run = getattr(extension, _EXTENSION)
+    handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+    tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
 
     def run_extension(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         return tensors(run(handles(inputs)))
 
     return run_extension
-
-
-_handles_of: Callable[[list[torch.Tensor]], list[object]] = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-_tensors_of: Callable[[list[object]], list[torch.Tensor]] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
 
 
 def load_early() -> None:

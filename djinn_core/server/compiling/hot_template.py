@@ -214,7 +214,7 @@ class ColdPhase:
             self.hot.phase = ObservingPhase(self.hot, region, self.seconds / self.runs)
 
     def _is_hot(self) -> bool:
-        limits, factor = self.hot.thresholds, 4**self.hot.tries
+        limits, factor = self.hot.thresholds, float(4**self.hot.tries)
         runs, seconds = self.runs / factor, self.seconds / factor
         often = runs >= limits.runs and seconds >= limits.seconds
         return often or (runs >= limits.long_runs and seconds >= limits.long_seconds)

@@ -34,7 +34,7 @@ def input_aliases(region: Region, tensors: Sequence[torch.Tensor]) -> tuple[Inpu
     for index, (place, tensor) in enumerate(zip(region.inputs, tensors, strict=True)):
         base = written.get(address_of(tensor))
         if base is not None and place not in region.written and _lies_within(tensor, tensors[base]):
-            found.append(InputAlias(index, base, tensor.storage_offset()))
+            found.append(InputAlias(index, base, int(tensor.storage_offset())))
     return tuple(found)
 
 

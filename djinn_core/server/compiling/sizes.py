@@ -68,6 +68,7 @@ def find_law(observed: Sequence[ObservedRun], movable: Collection[int] = (), sti
     """The law that all of `observed` follow, the last of which is the example; None if there is none.
 
     Args:
+        observed: some runs.
         movable: slots that need follow none as long as they are numbers with a fraction.
         still: those of them that do not differ have to stay as they are.
     """
