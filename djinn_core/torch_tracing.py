@@ -5,13 +5,16 @@ PyTorch imports some of them, for a second, where it only has to ask whether the
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final, TypeVar
@@ -62,14 +65,77 @@ def compile_library(
     grows: Mapping[int, Sequence[int]],
     options: Mapping[str, Any],
 ) -> bytes:
-    """A package with `module` as a native library, for inputs like `inputs`. Takes seconds.
+    """A native library for `module`, for inputs like `inputs`, as `load_library` takes it. Takes seconds.
+
+    On CPUs it is the extension module that inductor makes for `torch.compile` with a wrapper in C++, a third of the C++ of an ahead-of-time
+    package. Such a package it is on other devices, and where an op would have to be called through Python.
 
     `grows` has by input the dimensions whose sizes may be others, `options` what is set of inductor beside its defaults.
     """
+    on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
+    made = _compile_extension(copy.deepcopy(module), inputs, grows, options) if on_cpu else None
+    return _compile_package(module, inputs, grows, options) if made is None else made
+
+
+def _exported(
+    module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], grows: Mapping[int, Sequence[int]]
+) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
     sizes = tuple([dict.fromkeys(grows[i], auto) if grows.get(i) else None for i in range(len(inputs))])
     with torch.no_grad():
-        exported = torch.export.export(module, tuple(inputs), dynamic_shapes=sizes, strict=False)
+        return torch.export.export(module, tuple(inputs), dynamic_shapes=sizes, strict=False)
+
+
+_EXTENSION: Final = (
+    "inductor_entry_cpp"  # the function in inductor's extension modules, and the last part of their names
+)
+_THROUGH_PYTHON: Final = b"custom_op_wrapper"  # what an extension module looks up that calls an op through Python
+_ELF: Final = b"\x7fELF"
+
+
+def _compile_extension(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    grows: Mapping[int, Sequence[int]],
+    options: Mapping[str, Any],
+) -> bytes | None:
+    """An extension module; None if it would not stand for itself. It is run once here, on `inputs`: what crashes does it here."""
+    compiling = importlib.import_module("torch._inductor.compile_fx")
+    if grows:  # the placeholders say which sizes are symbols
+        module = _exported(module, inputs, grows).module(check_guards=False)
+        module.graph.set_codegen(torch.fx.graph.CodeGen())
+        module.recompile()
+    outputs = len(next(iter(reversed(module.graph.nodes))).args[0])
+    constants: list[object] = []
+
+    def compile_graph(*args: Any, **kwargs: Any) -> Any:
+        code = compiling.compile_fx_inner(*args, **kwargs)
+        constants.extend(code.constants or ())
+        return code
+
+    before = set(sys.modules)
+    with torch.no_grad():
+        patches = {"cpp_wrapper": True, "fx_graph_cache": False, **options}
+        compiling.compile_fx(module, list(inputs), inner_compile=compile_graph, config_patches=patches)
+    made = [name for name in sys.modules.keys() - before if name.rpartition(".")[2] == _EXTENSION]
+    if constants or len(made) != 1:
+        return None
+    extension = sys.modules.pop(made[0])
+    content = Path(str(extension.__file__)).read_bytes()
+    if _THROUGH_PYTHON in content or not content.startswith(_ELF):
+        return None
+    with torch.inference_mode():
+        found = _runner(extension)(list(inputs))
+    return content if len(found) == outputs else None
+
+
+def _compile_package(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    grows: Mapping[int, Sequence[int]],
+    options: Mapping[str, Any],
+) -> bytes:
+    exported = _exported(module, inputs, grows)
     inductor = importlib.import_module("torch._inductor")
     with tempfile.TemporaryDirectory(prefix="djinn-compile-") as folder:
         path = os.fspath(Path(folder) / "template.pt2")
@@ -78,15 +144,48 @@ def compile_library(
 
 
 def load_library(package: bytes, device: torch.device) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """The function in a package that `compile_library` made. One thread at a time may call it."""
-    with tempfile.NamedTemporaryFile(prefix="djinn-compiled-", suffix=".pt2") as file:
-        file.write(package)
-        file.flush()
+    """The function in a library that `compile_library` made. One thread at a time may call it.
+
+    `torch._inductor` is not imported: it takes a second, with the interpreter's lock held.
+    """
+    if package.startswith(_ELF):
+        return _load_extension(package)
+    with _file_of(package, ".pt2") as path:
         index = device.index if device.type != "cpu" else -1
-        # The loader itself: `torch._inductor` takes a second to import, with the interpreter's lock held.
-        loader = torch._C._aoti.AOTIModelPackageLoader(file.name, "model", True, 1, index)
+        loader = torch._C._aoti.AOTIModelPackageLoader(path, "model", True, 1, index)
     run: Callable[[list[torch.Tensor]], list[torch.Tensor]] = loader.run
     return run
+
+
+@contextmanager
+def _file_of(content: bytes, suffix: str) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile(prefix="djinn-compiled-", suffix=suffix) as file:
+        file.write(content)
+        file.flush()
+        yield file.name
+
+
+def _load_extension(content: bytes) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    address = str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = address  # where such a module expects it when it is loaded
+    with _file_of(content, ".so") as path:
+        spec = importlib.util.spec_from_file_location(f"{Path(path).stem}.{_EXTENSION}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        extension = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(extension)
+    return _runner(extension)
+
+
+def _runner(extension: ModuleType) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    run = getattr(extension, _EXTENSION)
+    handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+    tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+
+    def run_extension(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return tensors(run(handles(inputs)))
+
+    return run_extension
 
 
 def load_early() -> None:

@@ -51,7 +51,7 @@ from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.executor_metrics import metered
 from djinn_core.server.handshake import complain, instance, refuse, send_message
-from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
+from djinn_core.server.malloc_trim import keep_few_arenas, keep_freed_for_next_run, set_start_aside
 from djinn_core.server.memory.eviction import decider
 from djinn_core.server.peers.exchange import PeerListener, serve_control_channel
 from djinn_core.server.peers.inbox import PeerConnection
@@ -417,6 +417,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
     """
     become_server("executor")
     keep_few_arenas()
+    keep_freed_for_next_run()
     if sys.stderr is not None:
         faulthandler.enable(all_threads=False)  # a kernel that crashes leaves no more than a signal otherwise
     control = Control(_take_standard_input(), reports)

@@ -19,6 +19,7 @@ from djinn_core.system import memory
 
 PAUSE_SECONDS: Final = 2.0
 _ARENAS: Final = 2
+_KEPT_BYTES: Final = 128 << 20  # of what an executor's programs free, for their next runs
 _log = get_logger("djinn.server")
 
 
@@ -38,6 +39,11 @@ def keep_few_arenas() -> None:
     Only for processes whose threads mostly wait for Python's lock anyway.
     """
     memory.keep_few_arenas(_ARENAS)
+
+
+def keep_freed_for_next_run() -> None:
+    """Have an executor's process keep what a run has freed: the next one needs as much. It is given back as `MemoryTrimmer` says."""
+    memory.keep_freed(_KEPT_BYTES)
 
 
 def set_start_aside() -> None:

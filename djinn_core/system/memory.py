@@ -20,7 +20,11 @@ _RESET_PEAK: Final = "5"
 # Of the second and of the first version of Linux control groups; a machine has one of them.
 _CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CGROUP_USE: Final = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
-_M_ARENA_MAX: Final = -8  # of glibc's <malloc.h>
+# Of glibc's <malloc.h>.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+_MMAP_BYTES: Final = 32 << 20  # the most that glibc allows for
 
 
 class LinuxResident:
@@ -147,3 +151,15 @@ def keep_few_arenas(count: int) -> None:
     """Have all threads allocate from `count` places; other C libraries than glibc have none, or another number of them."""
     if "glibc" in platform.libc_ver() and "MALLOC_ARENA_MAX" not in os.environ:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, count)
+
+
+def keep_freed(nbytes: int) -> None:
+    """Have glibc keep up to so many freed bytes at the end of an arena for what is allocated next, and larger blocks there, too.
+
+    By itself it begins with 128 KiB and goes up with the largest block that was freed: intermediate values of some megabytes are given
+    back to the system at each run, and each of their pages is cleared and mapped anew.
+    """
+    if "glibc" in platform.libc_ver() and not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, nbytes)

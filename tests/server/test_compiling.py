@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import djinn
+from djinn.compiling import pack, unpack
 from djinn.hooks import hookimpl
 from djinn_core.server import inline
 from djinn_core.server.compiling import compilation_queue
@@ -216,6 +217,29 @@ def test_inputs_that_share_what_is_written_run_as_they_are(compiling_with, opera
     assert compiler.runs == runs
 
 
+def test_views_of_what_is_written_are_compiled(compiling_with):
+    compiler = compiling_with(Compiler())
+
+    def step(weight, turned):
+        before = (turned * 2.0 + 1.0).tanh()
+        weight.mul_(0.9).add_(0.1)
+        return before + turned
+
+    weight = torch.rand(3, 4)
+    remote = weight.to(DEVICE)
+    turned, there = weight.t(), remote.t()
+    for _ in range(RUNS):
+        torch.testing.assert_close(step(remote, there).cpu(), step(weight, turned))
+        phases()
+    (context,) = compiler.contexts
+    unpack(pack(context))
+    assert compiler.runs > 2
+    runs = compiler.runs
+    (found,) = repeat(step, remote, remote.clone().t(), times=1)  # a view of something else
+    torch.testing.assert_close(found, step(weight, weight.clone().t()))
+    assert compiler.runs == runs
+
+
 def test_a_compiler_that_computes_something_else_is_not_used(compiling_with, operands):
     compiler = compiling_with(Compiler(spoil=lambda result: result + 0.01))
     remote = [tensor.to(DEVICE) for tensor in operands]
@@ -323,3 +347,30 @@ def test_ops_that_fail_while_results_are_compared_end_nothing(compiling_with):
     (found,) = repeat(look_up, remote, right)
     torch.testing.assert_close(found, look_up(table, right.cpu()))
     assert any(isinstance(phase, AdoptedPhase) for phase in phases())
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_training_step_is_compiled_whole(compiling_with, foreach):
+    compiler = compiling_with(Compiler())
+
+    def losses(device, steps=2 * RUNS):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=foreach)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        x, y = torch.randn(32, 8).to(device), torch.randint(0, 4, (32,)).to(device)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            yield loss.item()
+            phases()
+
+    torch.testing.assert_close(list(losses(DEVICE)), list(losses("cpu")), rtol=1e-5, atol=1e-6)
+    context = max(compiler.contexts, key=lambda context: len(context.graph_module.graph.nodes))
+    targets = [str(node.target) for node in context.graph_module.graph.nodes if node.op == "call_function"]
+    assert {"aten.addmm.default", "aten.native_layer_norm_backward.default"} <= {*targets}, "forward and backward"
+    assert context.metas[-1].dtype is torch.float64, "bias corrections and learning rates"
+    assert any(isinstance(phase, AdoptedPhase) and phase.job.law.floats for phase in phases())

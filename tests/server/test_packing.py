@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from djinn.compiling import pack, run_apart, unpack
+from djinn.compiling import pack, unpack
 from djinn.hooks import CompilerContext, ProtocolError, UnsupportedOperation
 from djinn_core.ir.values import meta_of
 
@@ -57,9 +57,3 @@ def test_what_is_no_context_is_refused():
 def test_what_cannot_be_packed_says_so():
     with pytest.raises(UnsupportedOperation, match="cannot be packed"):
         pack(context(lambda call, x: (call(torch.relu, (x,)),), torch.rand(2)))
-
-
-def test_a_process_apart_answers_in_bytes_and_tells_why_it_failed():
-    assert run_apart("base64:b64encode", b"djinn", 600.0) == b"ZGppbm4="
-    with pytest.raises(UnsupportedOperation, match=r"binascii\.Error"):
-        run_apart("base64:b64decode", b"a", 600.0)

@@ -237,7 +237,7 @@ def executors_forked(forks):
     class Popen(subprocess.Popen):
         def __new__(cls, command, *_, **options):
             if tuple(command[-3:]) == HOLDER:  # whatever stands before it
-                return start_holder(forks, options["env"])
+                return start_piped(forks, HOLDER, options["env"])
             if isinstance(command, list) and command[:2] == [SCRIPT, "serve"]:
                 streams = {name: options[name] for name in ("stdout", "stderr")}
                 return forks.start("-m", "djinn_core.cli", *command[1:], env=dict(os.environ), **streams)
@@ -249,6 +249,8 @@ def executors_forked(forks):
                 return super().__new__(cls)
             if "--report-fd" in command:
                 return start_executor(forks, command[1:], options["env"], options["pass_fds"])
+            if "compile_worker" in command[3]:
+                return start_piped(forks, command[1:], options["env"], options["stderr"])
             return Worker(forks, command, **options)
 
     return Popen
@@ -268,16 +270,16 @@ def start_executor(forks, arguments, environment, pass_fds):
     return started
 
 
-def start_holder(forks, environment):
-    """Process that `PipedCalls` starts, without the command before it; `stdin` and `stdout` are pipes."""
+def start_piped(forks, arguments, environment, errors=None):
+    """Process whose `stdin` and `stdout` are pipes: one of `PipedCalls`, without the command before it, or a compiler's."""
     given, calls = os.pipe()
     answers, said = os.pipe()
     with (
         os.fdopen(given, "rb", 0) as stdin,
         os.fdopen(said, "wb", 0) as stdout,
-        os.fdopen(os.dup(2), "wb", 0) as stderr,
+        os.fdopen(os.dup(2 if errors is None else errors.fileno()), "wb", 0) as stderr,
     ):
-        started = forks.start(*HOLDER, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, group=True)
+        started = forks.start(*arguments, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, group=True)
     started.stdin, started.stdout = os.fdopen(calls, "wb", 0), os.fdopen(answers, "rb")
     return started
 

@@ -35,6 +35,7 @@ limits.allow_open_files()  # again: nothing is to be done
 limits.leave_no_cores()
 assert refused(memory.trimmer)
 memory.keep_few_arenas(2)
+memory.keep_freed(1 << 20)
 assert refused(memory.LinuxResident)
 resident = memory.resident()
 assert isinstance(resident, memory.OtherResident)

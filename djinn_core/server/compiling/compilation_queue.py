@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 from torch import fx
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.compilers import Compiler, CompilerContext
+from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.form import (
     Argument,
@@ -28,6 +29,7 @@ from djinn_core.ir.form import (
     SlotArg,
 )
 from djinn_core.ir.operators import resolve
+from djinn_core.ir.values import TensorMeta, tensor_meta
 from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
 from djinn_core.server.compiling.compiled_region import CompiledRegion
@@ -41,24 +43,35 @@ from djinn_core.server.compiling.hot_template import (
     Thresholds,
     TimingPhase,
 )
-from djinn_core.server.compiling.region import Region
+from djinn_core.server.compiling.input_aliases import InputAlias
+from djinn_core.server.compiling.scalars import call_with_tensors
 from djinn_core.server.compiling.sizes import LinearSize, SizeRelation
 from djinn_core.server.running.template_compiler import CompiledTemplate, enumerated
 
 
-def region_graph(template: CompiledTemplate, region: Region, law: SizeRelation, device: torch.device) -> fx.GraphModule:
-    """The region as a graph over its inputs; numbers that follow from a size of an input are computed from it."""
-    return _RegionGraphBuilder(template, region, law, device).make()
+def region_graph(job: Job, device: torch.device) -> fx.GraphModule:
+    """A job's region as a graph over its inputs; numbers that follow from a size of an input are computed from it."""
+    return _RegionGraphBuilder(job, device).make()
 
 
 class _RegionGraphBuilder:
-    def __init__(self, template: CompiledTemplate, region: Region, law: SizeRelation, device: torch.device) -> None:
-        self.template, self.region, self.law, self.device = template, region, law, device
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self.template, self.region, self.law, self.device = job.template, job.region, job.law, device
         self.graph = fx.Graph()
-        self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in region.inputs}
+        self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in self.region.inputs}
+        self.floats = self.graph.placeholder("floats") if self.law.floats else None
+        self._look_into_written(job.aliases)
+        self.moved = False  # whether the call that is being made has one of them
         self.slot = 0  # the next one to be taken
         self.n: Any = None
         self.lines: dict[LinearSize, Any] = {}
+
+    def _look_into_written(self, aliases: Iterable[InputAlias]) -> None:
+        inputs, metas = self.region.inputs, self.law.example.metas
+        for alias in aliases:
+            base, meta = self.nodes[inputs[alias.base]], metas[alias.view]
+            view = (base, list(meta.shape), list(meta.stride), alias.offset)
+            self.nodes[inputs[alias.view]] = self.graph.call_function(torch.ops.aten.as_strided.default, view)
 
     def make(self) -> fx.GraphModule:
         source = self.template.source
@@ -74,12 +87,20 @@ class _RegionGraphBuilder:
     def _call(self, form: Form, index: int) -> None:
         step = self.template.steps[index]
         operands = iter([self.nodes[place] for place in step.reads])
+        self.moved = False
         args = tuple([self._argument(a, operands) for a in form.args])
         kwargs = {name: self._argument(a, operands) for name, a in form.kwargs}
-        result = self.graph.call_function(resolve(form.op), args, kwargs)
+        if self.moved:
+            result = call_with_tensors(form.op, args, kwargs, self.graph.call_function)
+        else:
+            result = self.graph.call_function(resolve(form.op), args, kwargs)
         for number, place in step.makes:
-            taken = self.graph.call_function(operator.getitem, (result, number)) if form.sequence else result
-            self.nodes[place] = taken
+            self.nodes[place] = self._taken(result, number) if form.sequence else result
+
+    def _taken(self, result: Any, number: int) -> Any:
+        if isinstance(result, list):
+            return result[number]
+        return self.graph.call_function(operator.getitem, (result, number))
 
     def _argument(self, argument: Argument, operands: Iterator[Any]) -> Any:
         if isinstance(argument, Operand):
@@ -108,6 +129,10 @@ class _RegionGraphBuilder:
 
     def _slot(self) -> Any:
         index, self.slot = self.slot, self.slot + 1
+        if index in self.law.floats:
+            self.moved = True
+            place = self.law.floats.index(index)
+            return self.graph.call_function(torch.ops.aten.select.int, (self.floats, 0, place))
         line = self.law.slots.get(index)
         return self.law.example.slots[index] if line is None else self._line(line)
 
@@ -129,6 +154,11 @@ class _RegionGraphBuilder:
             tensor = self.nodes[self.region.inputs[source]]
             self.n = self.graph.call_function(torch.ops.aten.sym_size.int, (tensor, dimension))
         return self.n
+
+
+def _float_metas(law: SizeRelation) -> tuple[TensorMeta, ...]:
+    """The input that contains the numbers with a fraction that differ, if there are any."""
+    return (tensor_meta((len(law.floats),), (1,), 0, torch.float64),) if law.floats else ()
 
 
 TEMPLATES: Final = 1024  # that are counted
@@ -168,7 +198,8 @@ class CompilationQueue:
         self._thresholds = thresholds or Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[tuple[float, int, Job]] = queue.PriorityQueue()  # what takes longest first
+        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._told: set[tuple[str, str]] = set()
         self.counts = CompilationCounters()
@@ -201,7 +232,7 @@ class CompilationQueue:
         elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
             job.hot.leave(f"{COMPILED_LIMIT} templates are compiled already")
         else:
-            self._jobs.put(job)
+            self._jobs.put((-job.seconds, next(self._numbers), job))
             self._work()
 
     def _work(self) -> None:
@@ -212,7 +243,7 @@ class CompilationQueue:
 
     def _serve(self) -> None:
         while True:
-            self._compile(self._jobs.get())
+            self._compile(self._jobs.get()[-1])
 
     def _compile(self, job: Job) -> None:
         compiler = self._compilers[job.compiler]
@@ -220,7 +251,7 @@ class CompilationQueue:
         self.counts.compilations += 1
         try:
             replay = compiler.compile(self._context(job))
-            compiled = replay and CompiledRegion(compiler.name, replay, job.template, job.region, job.law)
+            compiled = replay and self._region(compiler.name, replay, job)
         except Exception as error:
             self.counts.failures += 1
             self._tell(compiler.name, job.hot.name, repr(error))
@@ -232,6 +263,9 @@ class CompilationQueue:
             job.hot.refuse(job, compiler.name, "it has nothing better")
         else:
             job.hot.check(job, compiled)
+
+    def _region(self, compiler: str, replay: Replay, job: Job) -> CompiledRegion:
+        return CompiledRegion(compiler, replay, job.template, job.region, job.law, self._runtime.device, job.aliases)
 
     def _tell(self, compiler: str, template: str, error: str) -> None:
         """Warn once of each reason: what is missing is missing for every template."""
@@ -248,8 +282,8 @@ class CompilationQueue:
         device = self._runtime.device
         grows = {index: tuple(sizes) for index, sizes in job.law.sizes.items()}
         return CompilerContext(
-            region_graph(job.template, job.region, job.law, device),
-            job.law.example.metas,
+            region_graph(job, device),
+            (*job.law.example.metas, *_float_metas(job.law)),
             device,
             tuple([i for i, place in enumerate(job.region.inputs) if place in job.region.written]),
             grows,

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from djinn_core.hookspecs.compilers import Replay
+from djinn_core.server.compiling.input_aliases import InputAlias, address_of, are_followed
 from djinn_core.server.compiling.region import Region
 from djinn_core.server.compiling.sizes import SizeRelation
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
@@ -21,15 +22,23 @@ class CompiledRegion:
     """A region as a compiler made it. `difference` verifies its results."""
 
     def __init__(
-        self, compiler: str, replay: Replay, template: CompiledTemplate, region: Region, law: SizeRelation
+        self,
+        compiler: str,
+        replay: Replay,
+        template: CompiledTemplate,
+        region: Region,
+        law: SizeRelation,
+        device: torch.device,
+        aliases: Sequence[InputAlias] = (),
     ) -> None:
-        self.compiler = compiler
+        self.compiler, self._device, self._aliases = compiler, device, aliases
         self.region, self.law = region, law
         self.steps = template.steps[region.start : region.stop]
         self._replay = replay
         self._inputs = inputs_getter(region)
         self._slots = slots_of(template)
         self._views = [template.steps[index].store for index in region.views]
+        self._floats = [self._slots.start + slot for slot in law.floats]
         self._guard = law.guard()
 
     def follows(self, env: Environment) -> int | None:
@@ -40,16 +49,23 @@ class CompiledRegion:
 
     def run(self, env: Environment) -> None:
         """Do the region's work in `env`."""
-        made = self._replay(self._inputs(env))
+        inputs = self._inputs(env)
+        if self._floats:
+            numbers = [env[place] for place in self._floats]
+            inputs = (*inputs, torch.tensor(numbers, dtype=torch.float64, device=self._device))
+        made = self._replay(inputs)
         for place, tensor in zip(self.region.fresh, made, strict=True):
             env[place] = tensor
         for view in self._views:
             view(env)
 
     def _shares(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
-        """True if another input aliases memory that is written."""
-        addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-        return any(addresses.count(env[place].untyped_storage().data_ptr()) > 1 for place in self.region.written)
+        """True if another input aliases memory that is written, and was not compiled as such."""
+        known = {alias.view for alias in self._aliases}
+        addresses = [address_of(tensor) for index, tensor in enumerate(tensors) if index not in known]
+        if any(addresses.count(address_of(env[place])) > 1 for place in self.region.written):
+            return True
+        return not are_followed(self._aliases, tensors)
 
 
 def inputs_getter(region: Region) -> Any:
@@ -93,28 +109,31 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
 
 
 def _copy(compiled: CompiledRegion, env: Environment) -> Environment:
+    """An environment whose inputs are copies, which share memory as those of `env` do."""
     copied = list(env)
-    for place in compiled.region.inputs:
-        if place in compiled.region.written or env[place].nbytes <= COPIED_BYTES:
-            copied[place] = _twin(env[place])
+    region = compiled.region
+    storages = {
+        address_of(env[place]): env[place].untyped_storage().clone()
+        for place in region.inputs
+        if place in region.written or env[place].nbytes <= COPIED_BYTES
+    }
+    for place in region.inputs:
+        if (storage := storages.get(address_of(env[place]))) is not None:
+            copied[place] = _twin(env[place], storage)
     return copied
 
 
-def _twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with memory of its own that looks the same."""
-    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
+def _twin(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor that looks the same in other memory."""
+    twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _shares_memory(compiled: CompiledRegion, ours: Environment, env: Environment) -> bool:
     places = compiled.region.fresh
-    inputs = {_address(values[place]) for place in compiled.region.inputs for values in (ours, env)}
-    fresh = [_address(ours[place]) for place in places if _address(ours[place])]
+    inputs = {address_of(values[place]) for place in compiled.region.inputs for values in (ours, env)}
+    fresh = [address_of(ours[place]) for place in places if address_of(ours[place])]
     return len(set(fresh)) < len(fresh) or not inputs.isdisjoint(fresh)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _unlike(expected: object, found: object) -> str:

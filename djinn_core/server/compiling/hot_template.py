@@ -15,7 +15,9 @@ import attrs
 
 from djinn_core.logs import get_logger
 from djinn_core.server.compiling.compiled_region import CompiledRegion, difference, inputs_getter, slots_of
+from djinn_core.server.compiling.input_aliases import InputAlias, input_aliases
 from djinn_core.server.compiling.region import Region, find_region
+from djinn_core.server.compiling.scalars import movable_slots
 from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
 from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, run_template
 from djinn_core.server.running.run_request import RunRequest
@@ -31,18 +33,23 @@ class Thresholds:
 
     Attributes:
         runs, seconds: number of runs and their total time, both of which a template must reach to be hot.
+        long_runs, long_seconds: the same for a template that takes long; either pair will do.
         observed: runs from which the law of its sizes is found.
         checks: runs on which results must have been the same.
         timed: runs of each version that are timed. gain: the largest share of the uncompiled time that a compiled run may take.
+        plain: runs of each version that are enough where all runs of one are faster than all of the other.
         misses: consecutive runs that the compiled version does not apply to, after which it is dropped.
         tries: how often a template is compiled at most.
     """
 
     runs: int = 16
     seconds: float = 0.05
+    long_runs: int = 4
+    long_seconds: float = 2.0
     observed: int = 3
     checks: int = 2
     timed: int = 8
+    plain: int = 3
     gain: float = 0.95
     misses: int = 32
     tries: int = 3
@@ -77,13 +84,21 @@ class Phase(Protocol):
 
 @attrs.frozen
 class Job:
-    """A compilation job."""
+    """A compilation job.
+
+    Attributes:
+        seconds: what a run of the template takes uncompiled.
+        aliases: inputs that look into memory which it writes.
+        compiler: which of the compilers is asked.
+    """
 
     hot: HotTemplate
     template: CompiledTemplate
     region: Region
     law: SizeRelation
-    compiler: int = 0  # which of the compilers is asked
+    seconds: float = 0.0
+    aliases: tuple[InputAlias, ...] = ()
+    compiler: int = 0
 
 
 @attrs.define(eq=False)
@@ -190,14 +205,19 @@ class ColdPhase:
         """Count a run; the template is hot once the thresholds of runs and seconds are reached."""
         self.runs += 1
         self.seconds += seconds
-        limits, factor = self.hot.thresholds, 4**self.hot.tries
-        if self.runs < limits.runs * factor or self.seconds < limits.seconds * factor:
+        if not self._is_hot():
             return
         region = find_region(self.hot.template, self.hot.slots)
         if region is None:
             self.hot.leave("it has no ops in a row that can be compiled")
         else:
-            self.hot.phase = ObservingPhase(self.hot, region)
+            self.hot.phase = ObservingPhase(self.hot, region, self.seconds / self.runs)
+
+    def _is_hot(self) -> bool:
+        limits, factor = self.hot.thresholds, float(4**self.hot.tries)
+        runs, seconds = self.runs / factor, self.seconds / factor
+        often = runs >= limits.runs and seconds >= limits.seconds
+        return often or (runs >= limits.long_runs and seconds >= limits.long_seconds)
 
 
 class _ShortcutPhase:
@@ -221,19 +241,22 @@ class _ShortcutPhase:
 class ObservingPhase(_ShortcutPhase):
     """Phase that observes how sizes and slots differ between runs."""
 
-    def __init__(self, hot: HotTemplate, region: Region) -> None:
-        self.hot, self.region = hot, region
+    def __init__(self, hot: HotTemplate, region: Region, seconds: float) -> None:
+        self.hot, self.region, self._seconds = hot, region, seconds
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
         self._observed: list[ObservedRun] = []
+        self._aliases: tuple[InputAlias, ...] = ()  # of the latest run
         self._odd = 0
 
     def take(self, env: Environment) -> bool:
         """Only look."""
-        seen = observe(self._inputs(env), env[self._slots])
+        tensors = self._inputs(env)
+        seen = observe(tensors, env[self._slots])
         if seen is None:
             self._odd += 1
         else:
             self._observed.append(seen)
+            self._aliases = input_aliases(self.region, tensors)
         return False
 
     def ran(self, _: float, /) -> None:
@@ -241,11 +264,17 @@ class ObservingPhase(_ShortcutPhase):
         if self._odd >= self.hot.thresholds.misses:
             self.hot.leave("its inputs are not plain tensors of real numbers")
         elif len(self._observed) >= self.hot.thresholds.observed:
-            law = find_law(self._observed)
+            # What was compiled before was dropped, for a number that changes seldom among other things: now those may that can.
+            law = find_law(self._observed, movable_slots(self.hot.template, self.region), still=not self.hot.tries)
             if law is None:
                 self.hot.again("what differs from run to run follows no law")
             else:
-                self.hot.begin(Job(self.hot, self.hot.template, self.region, law))
+                self.hot.begin(Job(self.hot, self.hot.template, self.region, law, self._seconds, self._still(law)))
+
+    def _still(self, law: SizeRelation) -> tuple[InputAlias, ...]:
+        """The aliases whose sizes do not differ."""
+        moving = {*law.sizes, *law.strides}
+        return tuple([alias for alias in self._aliases if moving.isdisjoint((alias.view, alias.base))])
 
 
 class _RegionPhase(_ShortcutPhase):
@@ -345,13 +374,21 @@ class TimingPhase(_RegionPhase):
             return
         if self._turn is not None:
             self._times[self._turn].append(seconds)
-        if len(self._times[True]) < self.hot.thresholds.timed:
+        ratio = _ratio(self._times[False], self._times[True], self.hot.thresholds)
+        if ratio is None:
             return
-        ratio = statistics.median(self._times[True]) / max(statistics.median(self._times[False]), 1e-9)
         if ratio > self.hot.thresholds.gain:
             self.hot.refuse(self.job, self.compiled.compiler, f"it takes {ratio:.2f} of the time")
         else:
             self.hot.adopt(self.job, self.compiled, ratio)
+
+
+def _ratio(before: Sequence[float], compiled: Sequence[float], limits: Thresholds) -> float | None:
+    """The share of the uncompiled time that compiled runs take; None as long as more runs are needed to tell."""
+    enough = len(compiled) >= limits.timed
+    if not enough and len(compiled) >= limits.plain:
+        enough = max(compiled) < limits.gain * min(before) or min(compiled) > max(before)
+    return statistics.median(compiled) / max(statistics.median(before), 1e-9) if enough else None
 
 
 class AdoptedPhase(_RegionPhase):

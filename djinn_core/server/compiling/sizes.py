@@ -6,7 +6,7 @@ same `n`. The law is inferred from a few runs, and a guard checks it before each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import attrs
@@ -48,6 +48,7 @@ class SizeRelation:
         base: the input and the dimension whose size is `n`; None if nothing differs.
         sizes: by input the dimensions that differ. strides: likewise. slots: the slots that differ.
         smallest: the least `n` for which no size is below 2.
+        floats: slots that may be any numbers with a fraction.
     """
 
     example: ObservedRun
@@ -56,27 +57,37 @@ class SizeRelation:
     strides: dict[int, dict[int, LinearSize]] = attrs.field(factory=dict)
     slots: dict[int, LinearSize] = attrs.field(factory=dict)
     smallest: int = 0
+    floats: tuple[int, ...] = ()
 
     def guard(self) -> SizeGuard:
         """A guard that checks this law."""
         return SizeGuard(self)
 
 
-def find_law(observed: Sequence[ObservedRun]) -> SizeRelation | None:
-    """The law that all of `observed` follow, the last of which is the example; None if there is none."""
+def find_law(observed: Sequence[ObservedRun], movable: Collection[int] = (), still: bool = True) -> SizeRelation | None:
+    """The law that all of `observed` follow, the last of which is the example; None if there is none.
+
+    Args:
+        observed: some runs.
+        movable: slots that need follow none as long as they are numbers with a fraction.
+        still: those of them that do not differ have to stay as they are.
+    """
     example = observed[-1]
     flat = [_flat(run) for run in observed]
     if len({len(numbers) for numbers in flat}) > 1 or len({tuple(m.dtype for m in run.metas) for run in observed}) > 1:
         return None
     differing = [key for key in flat[-1] if len({_exact(numbers.get(key)) for numbers in flat}) > 1]
+    fractions = [i for i in sorted(movable) if all(type(run.slots[i]) is float for run in observed)]
+    floats = tuple([i for i in fractions if not still or ("slot", i) in differing])
+    differing = [key for key in differing if key[0] != "slot" or key[1] not in floats]
     if not differing:
-        return SizeRelation(example)
+        return SizeRelation(example, floats=floats)
     base = next((key for key in differing if key[0] == "size"), None)
     if base is None or any(not isinstance(numbers.get(key), int) for numbers in flat for key in differing):
         return None
     found = {key: _line([numbers[base] for numbers in flat], [numbers[key] for numbers in flat]) for key in differing}
     lines = {key: line for key, line in found.items() if line is not None}
-    return _law(example, base, lines) if len(lines) == len(found) else None
+    return attrs.evolve(_law(example, base, lines), floats=floats) if len(lines) == len(found) else None
 
 
 Key = tuple[Any, ...]
@@ -125,12 +136,13 @@ class SizeGuard:
         moving = set(law.sizes) | set(law.strides)
         self._still = [(i, m.shape, m.stride, m.dtype) for i, m in enumerate(metas) if i not in moving]
         self._moving = [(i, metas[i], law.sizes.get(i, {}), law.strides.get(i, {})) for i in sorted(moving)]
+        self._free = {*law.slots, *law.floats}
         self._slots = _exact(self._fixed(law.example.slots))
 
     def _fixed(self, slots: Sequence[int | float]) -> list[int | float]:
-        if not self._law.slots:
+        if not self._free:
             return list(slots)
-        return [0 if i in self._law.slots else slot for i, slot in enumerate(slots)]
+        return [0 if i in self._free else slot for i, slot in enumerate(slots)]
 
     def check(self, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
         """The run's `n` (0 if nothing differs), or None if it does not follow the law."""
@@ -141,7 +153,7 @@ class SizeGuard:
             tensor = tensors[index]
             if tensor.shape != shape or tensor.stride() != stride or tensor.dtype is not dtype or tensor.is_neg():
                 return None
-        if _exact(self._fixed(slots)) != self._slots:
+        if _exact(self._fixed(slots)) != self._slots or any(type(slots[i]) is not float for i in self._law.floats):
             return None
         return self._moved(tensors, slots) if self._law.base is not None else 0
 

@@ -1,4 +1,4 @@
-"""The compiler: has a process of its own compile a graph ahead of time, and loads the library that comes out.
+"""The compiler: has a process of its own compile a graph, loads the library that comes out, and keeps it on disk.
 
 Inductor is Python and takes seconds: in the executor's process it would hold the interpreter's lock that sessions need. The
 library runs without Python.
@@ -11,10 +11,11 @@ from typing import Final
 
 import torch
 
-from djinn.compiling import compile_library, load_library, pack, run_apart, unpack
+from djinn.compiling import CompileProcess, KeptLibraries, compile_library, load_library, pack, unpack
 from djinn.hooks import CompilerContext, Replay, UnsupportedOperation
 from djinn_inductor.toolchain import missing_toolchain
 
+PACKAGE: Final = f"{__name__}:package"
 LONGEST_SECONDS: Final = 900.0  # that one template may take, at a low priority
 
 
@@ -23,25 +24,40 @@ class Inductor:
 
     name = "inductor"
 
+    def __init__(self, process: CompileProcess | None = None) -> None:
+        self._process = process or CompileProcess()
+        self._kept = KeptLibraries("inductor 1")
+
     def compile(self, context: CompilerContext) -> Replay | None:
         """The graph as a native library.
 
         Raises:
             UnsupportedOperation: there is no C++ compiler here, or inductor cannot compile the graph.
         """
-        if problem := missing_toolchain():
-            raise UnsupportedOperation(problem)
-        package = run_apart(f"{__name__}:package", pack(context), LONGEST_SECONDS)
-        run = load_library(package, context.device)
+        packed = pack(context)
+        library = self._kept.get(packed) or self._made(packed)
+        run = load_library(library, context.device)
 
         def replay(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             return run(list(inputs))
 
         return replay
 
+    def _made(self, packed: bytes) -> bytes:
+        if problem := missing_toolchain():
+            raise UnsupportedOperation(problem)
+        library = self._process.call(PACKAGE, packed, LONGEST_SECONDS)
+        self._kept.put(packed, library)
+        return library
+
 
 def package(packed: bytes) -> bytes:
-    """A package of what was packed. Runs in a process of its own."""
+    """A library of what was packed. Runs in a process of its own."""
     context = unpack(packed)
     torch.set_num_threads(context.threads)  # loops are written for this number
-    return compile_library(context.graph_module, context.inputs, context.grows, {"compile_threads": 1})
+    options = {"compile_threads": 1}
+    try:
+        # Inductor would first ask a Python that imports PyTorch whether the processor's vectors work: what is made here is tried here.
+        return compile_library(context.graph_module, context.inputs, context.grows, options | {"cpp.vec_isa_ok": True})
+    except Exception:  # one of the C++ compiler, if it does not know these vectors
+        return compile_library(context.graph_module, context.inputs, context.grows, options)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import djinn_inductor
-from djinn.compiling import run_apart
+from djinn.compiling import CompileProcess
 from djinn.hooks import CompilerContext, UnsupportedOperation
 from djinn.testing import CompilerConformance, PluginConformance
-from djinn_inductor import compiler
+from djinn_inductor import compiler as module
 from djinn_inductor.compiler import Inductor
 from djinn_inductor.toolchain import missing_toolchain
 
 REQUESTED = "TEST_INDUCTOR" in os.environ
+ALWAYS = {"test_it_is_a_compiler", "test_sizes_that_grow"}
 
 
 class TestPlugin(PluginConformance):
@@ -26,24 +26,29 @@ class TestPlugin(PluginConformance):
         return djinn_inductor
 
 
+@pytest.fixture(scope="module")
+def process():
+    process = CompileProcess(nice=0)  # behind other processes of a busy machine it would take minutes
+    yield process
+    process.close()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing_toolchain()), reason=missing_toolchain())
 class TestInductor(CompilerConformance):
     @pytest.fixture
-    def compiler(self):
-        return Inductor()
-
-    @pytest.fixture(autouse=True)
-    def _one_unless_requested(self, request, monkeypatch):
-        if not REQUESTED and request.node.originalname not in {"test_it_is_a_compiler", "test_sizes_that_grow"}:
-            pytest.skip("takes seconds: set TEST_INDUCTOR=1")
-        # Behind other processes of a busy machine it would take minutes.
-        apart = partial(run_apart, nice=0)
-        if not REQUESTED:  # optimizing the C++ around the kernels takes a third of the time
-            monkeypatch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+    def compiler(self, request, process, monkeypatch):
+        if not REQUESTED:
+            if request.node.originalname not in ALWAYS:
+                pytest.skip("takes seconds: set TEST_INDUCTOR=1")
             monkeypatch.syspath_prepend(str(Path(__file__).parent))
-            apart = lambda function, data, seconds: run_apart("one_library:package", data, seconds, nice=0)
-        monkeypatch.setattr(compiler, "run_apart", apart)
+            monkeypatch.setattr(module, "PACKAGE", "one_library:package")
+        return Inductor(process)
+
+    def test_sizes_that_grow(self, compiler, torch_device, monkeypatch):
+        super().test_sizes_that_grow(compiler, torch_device)
+        monkeypatch.setattr(CompileProcess, "call", lambda *_: pytest.fail("it is compiled a second time"))
+        super().test_sizes_that_grow(Inductor(), torch_device)
 
 
 def test_without_a_toolchain_it_says_what_to_install(monkeypatch):
