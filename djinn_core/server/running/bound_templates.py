@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from djinn_core.errors import ProtocolError
+from djinn_core.server.batching.batch import BatchedTemplate
 from djinn_core.server.compiling.hot_template import HotTemplate
 from djinn_core.server.running.input_aliases import InputAliases, aliases_of
 from djinn_core.server.running.run_request import RunRequest
@@ -40,7 +41,7 @@ class CompiledTemplates:
 class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
-    `hot`: its record on the device, where hot templates are compiled.
+    `hot`: its record on the device, where hot templates are compiled. `batched`: likewise, where it may run in batches.
     """
 
     template: CompiledTemplate
@@ -48,6 +49,7 @@ class BoundTemplate:
     inputs: list[int]
     hot: HotTemplate | None = None
     digest: bytes = b""
+    batched: BatchedTemplate | None = None
     _aliases: InputAliases | None = None
 
     def input_aliases(self, own: Container[str]) -> InputAliases:
