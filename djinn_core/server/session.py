@@ -516,8 +516,7 @@ class ExecutorSession:
         shared = self.device.templates
         compiled = shared.get(digest)
         if compiled is None:
-            compiled = self._compile(template)
-            shared.put(digest, compiled)
+            compiled = shared.keep(digest, self._compile(template))
         known = self._bound(compiled, digest)
         if first is not None:
             begin(known, first)

@@ -95,8 +95,6 @@ def _product(form: Form, step: CompiledStep, index: int, sources: dict[int, int]
     operands = [argument for argument in form.args if isinstance(argument, Operand)]
     if len(operands) != len(step.reads) or form.slot_count or step.reads[weight] not in sources:
         return None
-    if step.reads[rows] in sources:  # a constant of the model, which is the same for all
-        return None
     bias = [place for position, place in enumerate(step.reads) if position not in {rows, weight}]
     if any(place not in sources for place in bias):
         return None

@@ -36,13 +36,13 @@ class BatchCounters:
     """Counters of a device's batches, under their names in `/metrics`.
 
     Attributes:
-        batches: batches of at least two sessions. batched_runs: runs in them.
-        joined_products: products that were computed for several sessions at once.
+        batches: runs of a template for several sessions. batched_submissions: submissions in them.
+        batched_products: products that were computed for several sessions at once.
     """
 
     batches: int = 0
-    batched_runs: int = 0
-    joined_products: int = 0
+    batched_submissions: int = 0
+    batched_products: int = 0
 
 
 class SessionBatches:
@@ -81,8 +81,11 @@ class SessionBatches:
 
     def gather(self, pending: PendingRun) -> Sequence[PendingRun]:
         """The runs of other sessions that join this one; their sessions wait until `run` is over."""
-        batched, share = pending.batched, pending.owner.share
-        least = 2 * self._trial(pending).refused or 2
+        batched, share, trial = pending.batched, pending.owner.share, self._trial(pending)
+        if trial.pause:
+            trial.pause, share.group = trial.pause - 1, ()
+            return ()
+        least = 2 * trial.refused or 2
         patience = min(PATIENCE_SECONDS, PATIENCE_SHARE * batched.seconds)
         joined = self._turns.gather(share, pending.joins, patience, range(least - 1, MOST_SESSIONS))
         if not joined:
@@ -115,10 +118,10 @@ class SessionBatches:
         first.batched.seconds = first.seconds
         self._turns.release(group[0], group[1:], seconds)
         self.counts.batches += 1
-        self.counts.batched_runs += len(batch.members)
-        self.counts.joined_products += batch.products
+        self.counts.batched_submissions += len(batch.members)
+        self.counts.batched_products += batch.products
         trial = batch.trial
-        if trial.decide(len(batch.members)):
+        if trial.decide(len(batch.members), batch.products):
             found = "runs in batches" if trial.ways else "does not run in batches"
             _log.info(f"a template {found}", template=first.batched.name, sessions=len(group), reason=trial.reason)
 

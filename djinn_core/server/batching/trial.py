@@ -15,10 +15,11 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.server.batching.products import Product
-from djinn_core.server.batching.weights import PackedWeights
+from djinn_core.server.batching.weights import PackedWeights, WeightPlace, place_of
 
 CHECKS: Final = 3  # batches of a trial
 GAIN: Final = 0.9  # the largest share of the time one by one that a batch may take
+PAUSE: Final = 64  # runs
 ROWS: Final = 64  # more are not joined: products with many rows are not bound by reading weights
 _ABSOLUTE: Final = {torch.float32: 1e-5, torch.float64: 1e-7, torch.float16: 1e-5, torch.bfloat16: 1e-5}
 _RELATIVE: Final = {torch.float32: 1.3e-6, torch.float64: 1e-7, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
@@ -49,7 +50,7 @@ class Samples:
     ways: dict[Way, float] = attrs.field(factory=lambda: dict.fromkeys(WAYS, math.inf))
     difference: str = ""
     runs: int = 0
-    weight: torch.Tensor | None = None
+    weight: WeightPlace | None = None
 
     def best(self) -> Way | None:
         """The fastest way; None if that is one by one."""
@@ -65,6 +66,7 @@ class Trial:
         ways: how each product is computed for several sessions; None: not at all. Empty until that is decided.
         refused: number of sessions up to which it did not pay; 0: it pays, or is not decided.
         reason: why it did not.
+        pause: runs that are to be no batches, after some in which no product could be computed for several sessions.
     """
 
     products: Sequence[Product]
@@ -73,6 +75,8 @@ class Trial:
     ways: Sequence[Way | None] = ()
     refused: int = 0
     reason: str = ""
+    pause: int = 0
+    vain: int = 0
     samples: list[Samples] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -93,8 +97,14 @@ class Trial:
         way = self.ways[number]
         return None if way is None else self._computed(product, way, operands)
 
-    def decide(self, sessions: int) -> bool:
-        """Decide after a batch of so many sessions, if every product was tried often enough; whether it is decided now."""
+    def decide(self, sessions: int, computed: int) -> bool:
+        """Decide after a batch of so many sessions, if every product was tried often enough; whether it is decided now.
+
+        `computed`: how many of its products were computed for several sessions.
+        """
+        self.vain = 0 if computed else self.vain + 1
+        if self.vain >= CHECKS:
+            self.vain, self.pause = 0, PAUSE
         tried = [one for one in self.samples if one.runs]
         if self.ways or not tried or min(one.runs for one in tried) < CHECKS:
             return False
@@ -126,7 +136,7 @@ class Trial:
         began = self._now()
         results = [alone(session) for session in range(len(operands.rows))]
         samples.alone = min(samples.alone, self._now() - began)
-        samples.runs, samples.weight = samples.runs + 1, operands.weight
+        samples.runs, samples.weight = samples.runs + 1, place_of(operands.weight)
         for way in WAYS:
             try:
                 self._try(product, way, samples, operands, results)

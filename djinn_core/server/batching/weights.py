@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
+import attrs
 import torch
 
 from djinn_core import torch_private
 from djinn_core.hookspecs.devices import DeviceRuntime
 
 Layout = tuple[int, torch.Size, tuple[int, ...]]
+
+
+@attrs.frozen
+class WeightPlace:
+    """Where a weight lies in its memory, which this does not keep."""
+
+    memory: ReferenceType[torch.UntypedStorage]
+    layout: Layout
 
 
 class PackedWeights:
@@ -43,11 +52,17 @@ class PackedWeights:
         self._kept.setdefault(weight.untyped_storage(), {})[_layout(weight)] = packed
         return packed
 
-    def drop(self, weight: torch.Tensor) -> None:
+    def drop(self, place: WeightPlace) -> None:
         """Forget the packed copy of a weight."""
-        found = self._kept.get(weight.untyped_storage())
+        memory = place.memory()
+        found = self._kept.get(memory) if memory is not None else None
         if found is not None:
-            found.pop(_layout(weight), None)
+            found.pop(place.layout, None)
+
+
+def place_of(weight: torch.Tensor) -> WeightPlace:
+    """The place of a weight."""
+    return WeightPlace(ref(weight.untyped_storage()), _layout(weight))
 
 
 def _layout(weight: torch.Tensor) -> Layout:

@@ -31,10 +31,13 @@ class CompiledTemplates:
         with self._lock:
             return self._kept.get(digest)
 
-    def put(self, digest: bytes, compiled: CompiledTemplate) -> None:
-        """Keep a template, whose digest this is."""
+    def keep(self, digest: bytes, compiled: CompiledTemplate) -> CompiledTemplate:
+        """Keep a template, whose digest this is; the one to use, which is another session's where that came first."""
         with self._lock:
-            self._kept.put(digest, compiled, len(compiled.steps))
+            found = self._kept.get(digest)
+            if found is None:
+                self._kept.put(digest, compiled, len(compiled.steps))
+            return found or compiled
 
 
 @attrs.define

@@ -46,6 +46,7 @@ class Share:
 
     def __enter__(self) -> None:
         self.turns.begin(self)
+        self.pending = None  # what it waits for in the middle of its turn is not to be done again
         self.began = time.perf_counter()
 
     def rest(self) -> float:
@@ -59,7 +60,6 @@ class Share:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.pending = None
         if self.served:
             self.served = False
         else:
