@@ -40,6 +40,7 @@ class BatchedTemplate:
     Attributes:
         products: those that are computed for several sessions at once. draws: its random numbers.
         seconds: what a run took for each session the last time.
+        trials: by the memory of the first weight and the numeric settings.
     """
 
     template: CompiledTemplate
@@ -47,7 +48,9 @@ class BatchedTemplate:
     draws: Draws
     name: str
     seconds: float = 0.0
-    trials: WeakKeyDictionary[torch.UntypedStorage, Trial] = attrs.field(factory=WeakKeyDictionary)
+    trials: WeakKeyDictionary[torch.UntypedStorage, dict[NumericSettings, Trial]] = attrs.field(
+        factory=WeakKeyDictionary
+    )
 
 
 @attrs.frozen(eq=False)

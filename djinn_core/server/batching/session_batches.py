@@ -25,6 +25,7 @@ from djinn_core.server.running.run import RunOutcome
 from djinn_core.server.running.template_compiler import CompiledTemplate
 
 TEMPLATES: Final = 1024
+SETTINGS: Final = 8  # numeric settings under which a template is tried
 MOST_SESSIONS: Final = 32  # in a batch
 PATIENCE_SECONDS: Final = 0.001  # for sessions of the batch before, at most
 PATIENCE_SHARE: Final = 0.25  # of what a run of the template takes
@@ -126,10 +127,12 @@ class SessionBatches:
             _log.info(f"a template {found}", template=first.batched.name, sessions=len(group), reason=trial.reason)
 
     def _trial(self, pending: PendingRun) -> Trial:
-        trials = pending.batched.trials
-        trial = trials.get(pending.weight)
+        trials, settings = pending.batched.trials.setdefault(pending.weight, {}), pending.owner.settings
+        trial = trials.get(settings)
         if trial is None:
-            trial = trials[pending.weight] = Trial(pending.batched.products, self.packed, self._runtime.synchronize)
+            if len(trials) >= SETTINGS:
+                trials.clear()
+            trial = trials[settings] = Trial(pending.batched.products, self.packed, self._runtime.synchronize)
         return trial
 
     def _rest(self, first: PendingRun) -> float:
