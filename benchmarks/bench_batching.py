@@ -35,6 +35,7 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch.executor_config import EVERYTHING
+from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.server.context import ExecutorContext
@@ -134,6 +135,7 @@ class Recorded:
     def __init__(self, known: Sequence[Sent], new: Sequence[Sent]) -> None:
         self.limits = Limits()
         self.answered = threading.Semaphore(0)
+        self.failed = False
         self._parts = [known, new, [(encode(Goodbye()), ())]]
         self._frames: Iterator[Sent] = iter(())
         self._go = threading.Semaphore(0)
@@ -155,7 +157,9 @@ class Recorded:
 
     def send(self, frame: Frame) -> None:
         """As `Connection.send`."""
-        if isinstance(decode(frame.head), Completed):
+        message = decode(frame.head)
+        if isinstance(message, Completed):
+            self.failed |= bool(message.failures)
             self.answered.release()
 
 
@@ -164,7 +168,7 @@ def replay(
 ) -> None:
     """Have sessions do what was recorded, and tell the processor seconds and the seconds a token, and how large batches were."""
     torch.set_num_threads(1)
-    registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"weight_sources", "weight_formats"})
+    registry = load_registry(Selection(), builtins=builtin_plugins(EXECUTOR_KINDS), kinds=EXECUTOR_KINDS)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(CpuRuntime()), weights=weights)
     if batched:
@@ -180,6 +184,8 @@ def replay(
     for one, count in zip(channels, answers, strict=True):
         for _ in range(count):
             one.answered.acquire()
+    if any(one.failed for one in channels):
+        raise RuntimeError("an op failed")
     found = [(time.process_time() - processor), (time.perf_counter() - began)]
     counts = context.device.batches.counts if context.device.batches is not None else None
     size = counts.batched_submissions / max(counts.batches, 1) if counts is not None else 1.0
