@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from bench_balance import REMOTE, Clients, clients
 from measuring import Case, Effort, Outcome, main
@@ -38,6 +39,7 @@ from djinn_core.launch.executor_config import EVERYTHING
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.executor_link import ExecutorLink
+from djinn_core.server.batching.session_batches import BatchCounters
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.executor import begin_batching
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
@@ -163,6 +165,14 @@ class Recorded:
             self.answered.release()
 
 
+def work(channels: Sequence[Recorded]) -> None:
+    """Have all of them send the next part, and wait for the answers."""
+    answers = [one.go() for one in channels]
+    for one, count in zip(channels, answers, strict=True):
+        for _ in range(count):
+            one.answered.acquire()
+
+
 def replay(
     texts: Sequence[tuple[Sequence[Sent], Sequence[Sent]]], sessions: int, batched: bool, told: Connection
 ) -> None:
@@ -176,19 +186,16 @@ def replay(
     channels = [Recorded(*texts[number % len(texts)]) for number in range(sessions)]
     for one in channels:
         threading.Thread(target=ExecutorSession(context).serve, args=(PlainExecutorChannel(one),), daemon=True).start()
-    for one in channels:
-        for _ in range(one.go()):
-            one.answered.acquire()
+    work(channels)
     began, processor = time.perf_counter(), time.process_time()
-    answers = [one.go() for one in channels]
-    for one, count in zip(channels, answers, strict=True):
-        for _ in range(count):
-            one.answered.acquire()
+    counts = context.device.batches.counts if context.device.batches is not None else BatchCounters()
+    before = attrs.evolve(counts)
+    work(channels)
     if any(one.failed for one in channels):
         raise RuntimeError("an op failed")
     found = [(time.process_time() - processor), (time.perf_counter() - began)]
-    counts = context.device.batches.counts if context.device.batches is not None else None
-    size = counts.batched_submissions / max(counts.batches, 1) if counts is not None else 1.0
+    batches = counts.batches - before.batches
+    size = (counts.batched_submissions - before.batched_submissions) / batches if batches else 1.0
     told.send((*[one / (NEW * sessions) for one in found], size))
 
 

@@ -124,7 +124,7 @@ def together(context, clients):
 def context(request, monkeypatch):
     """An executor that joins products in one way, however fast that is."""
     monkeypatch.setattr(trials, "GAIN", float("inf"))
-    monkeypatch.setattr(trials.Samples, "best", lambda samples: request.param if not samples.difference else None)
+    monkeypatch.setattr(trials, "WAYS", (request.param,))
     found = ExecutorContext.of(CpuRuntime())
     begin_batching(found)
     return found
