@@ -122,7 +122,7 @@ def record(folder: str, config: dict[str, int], length: int, told: Connection) -
 
 
 def apart(work: Callable[..., None], *given: object) -> Any:
-    """What `work` tells from a process of its own."""
+    """The findings of `work` in a process of its own."""
     ours, theirs = FORKING.Pipe()
     child = FORKING.Process(target=work, args=(*given, theirs), daemon=True)
     child.start()
@@ -201,7 +201,7 @@ def replay(
 
 @cache
 def recorded(name: str, small: bool) -> Sequence[tuple[Sequence[Sent], Sequence[Sent]]]:
-    """What was sent for some texts."""
+    """The frames that were sent for some texts."""
     config = SMALL if small else MODELS[name]
     folder = STACK.enter_context(saved(config))
     return [apart(record, folder, config, 8 + 5 * number) for number in range(TEXTS)]

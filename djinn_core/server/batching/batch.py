@@ -55,7 +55,7 @@ class BatchedTemplate:
 
 @attrs.frozen(eq=False)
 class BatchMember:
-    """What a batch needs of a session."""
+    """The parts of a session that a batch needs."""
 
     values: ValueTable
     shares: SessionShares
@@ -86,7 +86,7 @@ class PendingRun:
     seconds: float = 0.0
 
     def result(self) -> RunOutcome:
-        """What came of it.
+        """The outcome of the run in its batch.
 
         Raises:
             Exception: an error of the executor's own, which is no op's.
@@ -97,7 +97,7 @@ class PendingRun:
         return self.outcome
 
     def timed(self, began: float, seconds: float) -> tuple[float, float]:
-        """When it began and what it took, where that is `began` and `seconds` for a run that was in no batch."""
+        """Its beginning and its seconds; for a run that was in no batch these are `began` and `seconds`."""
         if not self.seconds:
             self.batched.seconds = seconds
             return began, seconds

@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from djinn_core import torch_private
+from djinn_core.logs import get_logger
 from djinn_core.server.batching.products import Product
 from djinn_core.server.batching.weights import PackedWeights, WeightPlace, place_of
 
@@ -23,6 +24,8 @@ PAUSE: Final = 64  # runs
 ROWS: Final = 64  # more are not joined: products with many rows are not bound by reading weights
 _ABSOLUTE: Final = {torch.float32: 1e-5, torch.float64: 1e-7, torch.float16: 1e-5, torch.bfloat16: 1e-5}
 _RELATIVE: Final = {torch.float32: 1.3e-6, torch.float64: 1e-7, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
+
+_log = get_logger("djinn.server")
 
 Way = Literal["packed", "joined"]
 WAYS: Final[tuple[Way, ...]] = ("packed", "joined")
@@ -44,7 +47,7 @@ class Operands:
 
 @attrs.define
 class Samples:
-    """What is known of one product: the least seconds one by one, and of the ways that gave the same results."""
+    """Samples of one product: the least seconds one by one, and of the ways that gave the same results."""
 
     alone: float = math.inf
     ways: dict[Way, float] = attrs.field(factory=lambda: dict.fromkeys(WAYS, math.inf))
@@ -133,7 +136,7 @@ class Trial:
         unwritten: bool,
     ) -> Sequence[torch.Tensor]:
         if unwritten:
-            self.packed.pack(operands.weight, product.transposed, operands.count)
+            self._pack(product, operands)
         began = self._now()
         results = [alone(session) for session in range(len(operands.rows))]
         samples.alone = min(samples.alone, self._now() - began)
@@ -144,6 +147,12 @@ class Trial:
             except Exception as error:
                 samples.ways[way], samples.difference = math.inf, f"it raised {type(error).__name__}: {error}"
         return results
+
+    def _pack(self, product: Product, operands: Operands) -> None:
+        try:
+            self.packed.pack(operands.weight, product.transposed, operands.count)
+        except Exception as error:
+            _log.debug("a weight cannot be packed", error=repr(error))
 
     def _try(
         self, product: Product, way: Way, samples: Samples, operands: Operands, results: Sequence[torch.Tensor]

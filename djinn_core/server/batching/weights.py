@@ -15,7 +15,7 @@ Layout = tuple[int, torch.Size, tuple[int, ...]]
 
 @attrs.frozen
 class WeightPlace:
-    """Where a weight lies in its memory, which this does not keep."""
+    """The place of a weight in its memory, which this does not keep."""
 
     memory: ReferenceType[torch.UntypedStorage]
     layout: Layout

@@ -1,4 +1,4 @@
-"""Whether calls of a form draw random numbers. Attention without dropout draws none, although its op may."""
+"""Random numbers that calls of a form draw. Attention without dropout draws none, although its op may."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALWAYS: Final = -1  # in place of a slot
 
 
 def chance_of(form: Form) -> int | None:
-    """Which of a call's slots it draws random numbers by, if that is not 0; `ALWAYS`: it draws some; None: it draws none."""
+    """The position of the call's slot by which it draws random numbers, if that is not 0; `ALWAYS`: it draws some; None: it draws none."""
     if form.op in OWN_OPERATORS:
         return ALWAYS
     overload = resolve(form.op)
