@@ -19,6 +19,7 @@ from djinn_core.server.batching.products import draws_of, find_products
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.executor import begin_batching
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
+from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.input_aliases import aliases_of
 from djinn_core.server.running.run import TemplateRun
 from djinn_core.server.running.template_compiler import compile_template
@@ -261,6 +262,23 @@ def test_a_session_alone_waits_for_none(context, weight):
         together(context, clients[:1])
     assert not clients[0].session._turn.group
     close(clients[:1])
+
+
+def test_a_session_that_yields_in_the_middle_of_its_run_is_not_joined():
+    turns = FairShare()
+    share, other = turns.share(), turns.share()
+    share.pending = "a run"
+    with share:
+        thread = threading.Thread(target=turns.begin, args=(other,))
+        thread.start()
+        until(lambda: turns.waiting == 1)
+        yielding = threading.Thread(target=share.rest)
+        yielding.start()
+        thread.join()
+        until(lambda: turns.waiting == 1)
+        assert not turns.gather(other, lambda _: True, 0.0, range(1, 32))
+        turns.end(other, 1.0)
+        yielding.join()
 
 
 def test_products_and_random_numbers_of_a_template():
