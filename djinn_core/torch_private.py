@@ -592,6 +592,24 @@ def _lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten._lazy_clone(copy)  # type: ignore[no-any-return]
 
 
+def can_pack(weight: torch.Tensor) -> bool:
+    """True if `packed_weight` takes this weight: oneDNN on a CPU, under the numeric settings as they are now."""
+    plain = weight.device.type == "cpu" and weight.dtype is torch.float32 and weight.dim() == 2
+    return plain and torch.backends.mkldnn.is_available() and bool(torch._C._get_mkldnn_enabled())
+
+
+def packed_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """A copy of a weight, which has a row for each column of the result, as oneDNN multiplies it with so many rows fastest."""
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+    return packed
+
+
+def packed_product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Rows times a packed weight, plus a bias."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+    return result
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that two tensors share exactly when they share a storage, also on the meta device."""
     key: int = tensor.untyped_storage()._cdata

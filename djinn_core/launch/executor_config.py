@@ -217,6 +217,7 @@ class ExecutorConfig:
         threads: torch threads; None: torch's default.
         plugins: the plugins to load.
         compilers: names of those that compile hot templates, in the order in which they are asked.
+        batch_sessions: True if sessions with the same weights may have the same template run together.
         accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
             from zero.
         module: the Python module that the process runs; only tests change it.
@@ -231,6 +232,11 @@ class ExecutorConfig:
         (),
         "--compile",
         "Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
+    )
+    batch_sessions: bool = flagged(
+        False,
+        "--batch-sessions",
+        "Run programs of sessions with the same weights together, where their clients set exact=False. Takes more memory.",
     )
     admission: AdmissionLimits = attrs.field(factory=AdmissionLimits)
     store: StoreConfig = attrs.field(factory=StoreConfig)

@@ -18,6 +18,7 @@ from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, Ses
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.observers import Observer
 from djinn_core.interception import interpreter_shutdown, sync
+from djinn_core.interception.device.numeric_settings import require_exact
 from djinn_core.interception.dispatch import forget_calls, forget_what_was_learnt
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
@@ -183,6 +184,7 @@ def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> N
     context.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     port.wait_timeout = settings.wait_timeout
+    require_exact(settings.exact)
     port.fallback = None
     if settings.client_fallback:
         from djinn_core.runtime.client_fallback import ClientFallback

@@ -28,7 +28,7 @@ import torch
 from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
 from djinn_core.delivery.session_channel import SessionChannel
-from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
+from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
 from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
@@ -470,6 +470,8 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
     begin_compiling(context, registry, config.compilers)
+    if config.batch_sessions:
+        begin_batching(context)
     if config.recovery.journals is not None:
         remove_stale(config.recovery.journals)
     store = _open_store(config.store, disk)
@@ -493,6 +495,20 @@ def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequenc
     """
     if names:
         context.device.compiling = CompilationQueue(chosen(registry.compilers, names), context.device.runtime)
+
+
+def begin_batching(context: ExecutorContext) -> None:
+    """Run programs of several sessions together.
+
+    Raises:
+        StartupError: the executor does something that excludes this.
+    """
+    device = context.device
+    others = {"--compile": device.compiling, "--memory-gib": device.ledger, "a simulated device": device.timekeeper}
+    for name, other in others.items():
+        if other is not None:
+            raise StartupError(f"--batch-sessions and {name} exclude each other: leave one of them out")
+    device.begin_batching()
 
 
 def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import attrs
+
+from djinn_core.server.batching.session_batches import SessionBatches
 from djinn_core.server.compiling.compilation_queue import CompilationQueue
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.memory.budgets import NAMES
@@ -25,6 +28,8 @@ def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases,
         parts.append(_stored(store))
     if device.compiling is not None:
         parts.append(_compiled(device.compiling))
+    if device.batches is not None:
+        parts.append(_batched(device.batches))
     if device.ledger is not None:
         parts.append(_memory(device.ledger))
     parts.append(sessions)  # which also has what is 0 without a session
@@ -95,6 +100,10 @@ def _compiled(compiling: CompilationQueue) -> ExecutorMetrics:
         },
         gauges={**compiling.figures()},
     )
+
+
+def _batched(batches: SessionBatches) -> ExecutorMetrics:
+    return ExecutorMetrics(counters=attrs.asdict(batches.counts), gauges={"batch_weight_bytes": batches.packed.nbytes})
 
 
 def _memory(ledger: Ledger) -> ExecutorMetrics:

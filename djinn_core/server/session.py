@@ -23,6 +23,7 @@ from djinn_core.hookspecs.admission import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
+from djinn_core.server.batching.batch import BatchMember, PendingRun, pending_run
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.devices import device_figures, reset_device_peak
 from djinn_core.server.handshake import instance
@@ -366,6 +367,7 @@ class ExecutorSession:
         connection.own()  # what was sent and not taken yet may be written now
         timings, values, unused = self._timings, self.values, set[int]()
         account, runtime = self._usage.account, self.device.runtime
+        pending = self._turn.pending = self._pending(known, work) if self.device.batches is not None else None
         with self._turn:
             begun = self._turn.began
             account.begin(begun)
@@ -375,7 +377,7 @@ class ExecutorSession:
                 if work.free and self._memory is None:  # makes room for it; a limit is kept by other means
                     unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
                     values.free(unused)
-                run = self._run(known, work)
+                run = self._run(known, work, pending)
                 self._wanted.end(work, run)
                 if work.synchronize:
                     self._synchronize(work, run)
@@ -393,6 +395,8 @@ class ExecutorSession:
             self._reads.shares.forget([*work.free, *(_consumed(known, work) if known is not None else ())])
         keeper = self.device.timekeeper
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
+        if pending is not None:
+            begun, took = pending.timed(begun, took)
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
@@ -512,8 +516,7 @@ class ExecutorSession:
         shared = self.device.templates
         compiled = shared.get(digest)
         if compiled is None:
-            compiled = self._compile(template)
-            shared.put(digest, compiled)
+            compiled = shared.keep(digest, self._compile(template))
         known = self._bound(compiled, digest)
         if first is not None:
             begin(known, first)
@@ -528,8 +531,11 @@ class ExecutorSession:
         return compiled
 
     def _bound(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
-        compiling = self.device.compiling
-        return BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
+        compiling, batches = self.device.compiling, self.device.batches
+        known = BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
+        if batches is not None:
+            known.batched = batches.template(digest, compiled, known.input_aliases(self.device.own))
+        return known
 
     def _await_definition(self, connection: ExecutorChannel) -> TemplateReply | UnreadableTemplate:
         """The template that was asked for."""
@@ -633,14 +639,29 @@ class ExecutorSession:
         self._usage.check_values()
         self._uploads.withdraw(withdraw.handle)
 
-    def _run(self, known: BoundTemplate | None, work: RunRequest) -> RunOutcome:
-        """Run a submission. An error of the executor's own costs it alone."""
+    def _pending(self, known: BoundTemplate | None, work: RunRequest) -> PendingRun | None:
+        """The run as other sessions may join it; None if it has to be this session's alone."""
+        settings, timings = self._numeric_settings, self._timings
+        if known is None or known.batched is None or settings is None or settings.exact:
+            return None
+        if work.stop_at is not None or (timings is not None and timings.ops):
+            return None
+        shares, aliases = self._reads.shares, known.input_aliases(self.device.own)
+        owner = BatchMember(self.values, shares, self._randomness, settings, self._turn)
+        return pending_run(known.batched, work, known.slots, aliases, owner)
+
+    def _run(self, known: BoundTemplate | None, work: RunRequest, pending: PendingRun | None = None) -> RunOutcome:
+        """Run a submission, with others where they are `pending` as well. An error of the executor's own costs it alone."""
         if known is None:
             return RunOutcome()
         device = self.device
         try:
+            if pending is not None and self._turn.served:
+                return pending.result()
             if self._numeric_settings is not device.numeric_settings.now:
                 device.numeric_settings.compute_under(self._numeric_settings)
+            if pending is not None and device.batches is not None and (joined := device.batches.gather(pending)):
+                return device.batches.run(pending, joined)
             if known.template.random:
                 device.randomness.hand_to(self._randomness)
             if self._reads.shares.storages:

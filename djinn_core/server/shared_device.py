@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from djinn_core import torch_private
 from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
+from djinn_core.server.batching.session_batches import SessionBatches
 from djinn_core.server.compiling.compilation_queue import CompilationQueue
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.running.bound_templates import CompiledTemplates
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.own_operators import own_operators
+from djinn_core.server.running.process_settings import ProcessNumericSettings
 from djinn_core.server.running.random_state import DeviceRandomness
-from djinn_core.wire.numeric_messages import NumericSettings
-
-
-class ProcessNumericSettings:
-    """The numeric settings of this process: those of the last session that ran, or, for sessions that have none, those of the start.
-
-    Attributes:
-        now: the session's settings that hold now.
-    """
-
-    def __init__(self) -> None:
-        self._first: NumericSettings | None = None
-        self.now: NumericSettings | None = None
-
-    def compute_under(self, settings: NumericSettings | None) -> None:
-        """Have the process compute under a session's settings. Called under the device's lock."""
-        if settings is self.now:
-            return
-        if self._first is None:
-            self._first = NumericSettings(**torch_private.numeric_settings())
-        torch_private.set_numeric_settings(msgspec.structs.asdict(settings or self._first))
-        self.now = settings
 
 
 class SharedDevice:
@@ -47,5 +24,10 @@ class SharedDevice:
         self.own = own_operators(runtime, self.randomness)
         self.templates = CompiledTemplates()
         self.compiling: CompilationQueue | None = None
+        self.batches: SessionBatches | None = None
         self.ledger = ledger_of(runtime)
         self.timekeeper = runtime if isinstance(runtime, Timekeeper) else None
+
+    def begin_batching(self) -> None:
+        """Run the same template of several sessions together from now on, where their clients allow it."""
+        self.batches = SessionBatches(self.runtime, self.turns, self.randomness, self.numeric_settings)

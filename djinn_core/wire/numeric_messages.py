@@ -20,7 +20,8 @@ class NumericSettings(Message, frozen=True):
     `deterministic` and `warn_only` are those of `torch.use_deterministic_algorithms`, `fill_uninitialized` is
     `torch.utils.deterministic.fill_uninitialized_memory`. `float32` has `PRECISIONS` precisions, which
     `torch.set_float32_matmul_precision` and the switches called `allow_tf32` and `fp32_precision` set. The others are switches of
-    `torch.backends.cudnn`, `mkldnn` and `cuda.matmul`.
+    `torch.backends.cudnn`, `mkldnn` and `cuda.matmul`. `exact` is Djinn's setting: if False, the executor may compute ops of several sessions
+    together, whose results differ in rounding.
     """
 
     deterministic: bool = False
@@ -39,3 +40,4 @@ class NumericSettings(Message, frozen=True):
     fp16_accumulation: bool = False
     fp16_reduction: tuple[bool, bool] = (True, True)
     bf16_reduction: tuple[bool, bool] = (True, True)
+    exact: bool = True

@@ -11,8 +11,9 @@ import attrs
 import torch
 
 from djinn_core import torch_private
-from djinn_core.ir.form import Constant, Form, SlotArg, slots_taken
+from djinn_core.ir.form import Constant, Form
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.server.running.drawing import ALWAYS, chance_of
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate
 
 PLAIN: Final = re.compile(r"[A-Za-z0-9_ .,>+-]{0,256}")  # names of modes, and equations of `einsum`
@@ -86,19 +87,9 @@ def _plain(form: Form) -> bool:
 
 
 def _random(form: Form, slots: Sequence[int | float]) -> bool:
-    """True if a call draws random numbers, which compiled code draws differently. Attention without dropout draws none."""
-    overload = resolve(form.op)
-    if torch.Tag.nondeterministic_seeded not in overload.tags:
-        return False
-    names = [a.name for a in torch_private.schema_of(overload).arguments]
-    if "dropout_p" not in names:
-        return True
-    taken = 0
-    for name, argument in (*zip(names, form.args, strict=False), *form.kwargs):
-        if name == "dropout_p":
-            return not (isinstance(argument, SlotArg) and slots[taken] == 0)
-        taken += slots_taken(argument)
-    return False  # dropout is left out unless it is asked for
+    """True if a call draws random numbers, which compiled code draws differently."""
+    chance = chance_of(form)
+    return chance is not None and (chance == ALWAYS or slots[chance] != 0)
 
 
 class _AliasAnalysis:

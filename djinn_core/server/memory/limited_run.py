@@ -135,13 +135,14 @@ class LimitedRun:
         self,
         steps: Sequence[CompiledStep],
         start: int,
+        stop: int,
         env: Environment,
         claims: Mapping[int, list[Claim]],
         run: RunOutcome,
     ) -> int:
         """As `MemoryGuard.advance`."""
         self._begin(env)
-        for index in range(start, len(steps)):
+        for index in range(start, stop):
             if run.halt:
                 raise CancelledStep(index)
             self._step = index
@@ -159,7 +160,7 @@ class LimitedRun:
                 self._ledger.counts.refused += isinstance(error, torch.OutOfMemoryError)
                 raise FailedStep(index, error) from error
             self._account(step, again, seconds)
-        return len(steps)
+        return stop
 
     # --- holdings -----------------------------------------------------------------------------------------
 

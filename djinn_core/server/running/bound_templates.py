@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from djinn_core.errors import ProtocolError
+from djinn_core.server.batching.batch import BatchedTemplate
 from djinn_core.server.compiling.hot_template import HotTemplate
 from djinn_core.server.running.input_aliases import InputAliases, aliases_of
 from djinn_core.server.running.run_request import RunRequest
@@ -30,17 +31,20 @@ class CompiledTemplates:
         with self._lock:
             return self._kept.get(digest)
 
-    def put(self, digest: bytes, compiled: CompiledTemplate) -> None:
-        """Keep a template, whose digest this is."""
+    def keep(self, digest: bytes, compiled: CompiledTemplate) -> CompiledTemplate:
+        """Keep a template, whose digest this is; the one to use, which is another session's where that came first."""
         with self._lock:
-            self._kept.put(digest, compiled, len(compiled.steps))
+            found = self._kept.get(digest)
+            if found is None:
+                self._kept.put(digest, compiled, len(compiled.steps))
+            return found or compiled
 
 
 @attrs.define
 class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
-    `hot`: its record on the device, where hot templates are compiled.
+    `hot`: its record on the device, where hot templates are compiled. `batched`: likewise, where it may run in batches.
     """
 
     template: CompiledTemplate
@@ -48,6 +52,7 @@ class BoundTemplate:
     inputs: list[int]
     hot: HotTemplate | None = None
     digest: bytes = b""
+    batched: BatchedTemplate | None = None
     _aliases: InputAliases | None = None
 
     def input_aliases(self, own: Container[str]) -> InputAliases:

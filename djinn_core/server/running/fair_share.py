@@ -4,6 +4,9 @@ A turn is one submission: a piece of a program. Turns differ in length, so the s
 submissions has several turns for each long one of another session. A session that is new, or was idle, starts with the device time
 of the running session: unused time is not saved up.
 
+A session that has its turn may join waiting sessions to it (`gather`): it does their work, too, and they go on without a turn of
+their own. The time is charged to all of them in equal parts.
+
 The next submission of a program arrives a moment after the previous one has finished. If that session has had less device time than
 all that wait, the device waits this moment for it; otherwise each of its short submissions would wait for a long one of another
 session. A long submission is interrupted between two ops while another session waits (`cancellation.py`).
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Final
 
@@ -23,15 +27,26 @@ MOMENT_SECONDS: Final = 0.001
 
 @attrs.define(eq=False)
 class Share:
-    """One session's share of a device; as a context manager, one turn."""
+    """One session's share of a device; as a context manager, one turn.
+
+    Attributes:
+        pending: what it wants its turn for, where another session may do it.
+        joined: True while another session does it. served: True from when that is done until the turn ends, which is none of its own then.
+        group: the sessions of which one did the work of all the last time.
+    """
 
     turns: FairShare
     used: float = 0.0  # device seconds, including a new session's start value
     began: float = 0.0  # when its turn began, on the clock `time.perf_counter`
     asked: float = 0.0  # when it began to wait
+    pending: object | None = None
+    joined: bool = False
+    served: bool = False
+    group: Sequence[Share] = ()
 
     def __enter__(self) -> None:
         self.turns.begin(self)
+        self.pending = None  # what it waits for in the middle of its turn is not to be done again
         self.began = time.perf_counter()
 
     def rest(self) -> float:
@@ -45,7 +60,10 @@ class Share:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.turns.end(self, time.perf_counter() - self.began)
+        if self.served:
+            self.served = False
+        else:
+            self.turns.end(self, time.perf_counter() - self.began)
 
 
 @attrs.define(eq=False)
@@ -62,6 +80,7 @@ class FairShare:
     _waiting: list[Share] = attrs.field(factory=list)
     _awaited: Share | None = None  # the session that has just had a turn, and may continue
     _until: float = 0.0  # when the wait for it ends
+    _gathering: bool = False
 
     def share(self) -> Share:
         """The share of a new session."""
@@ -92,10 +111,55 @@ class FairShare:
         with self._changed:
             share.used = max(share.used, self.clock)
             self._waiting.append(share)
-            while (patience := self._patience(share)) != 0.0:
+            if self._gathering:
+                self._changed.notify_all()
+            while not share.served and (patience := self._patience(share)) != 0.0:
                 self._changed.wait(patience)
+            if share.served:
+                return
             self._waiting.remove(share)
             self._taken, self.clock, self._awaited = True, share.used, None
+
+    def gather(self, share: Share, wanted: Callable[[object], bool], patience: float, others: range) -> Sequence[Share]:
+        """Join waiting sessions whose `pending` is wanted to the turn of `share`. `others`: how many, at least and at most.
+
+        Those of its group that do not wait for their turns yet are waited for: as long as another one comes within `patience` seconds, and
+        four times as long at most.
+        """
+        with self._changed:
+            until = time.perf_counter() + 4 * patience
+            while True:
+                found = [other for other in self._waiting if other.pending is not None and wanted(other.pending)]
+                if len(found) + 1 >= others.stop or not self._comes(share, min(patience, until - time.perf_counter())):
+                    break
+            if len(found) < others.start:
+                return ()
+            joined = found[: others.stop - 1]
+            for other in joined:
+                other.joined = True
+                self._waiting.remove(other)
+            return joined
+
+    def _comes(self, share: Share, patience: float) -> bool:
+        """Wait for one of the group of `share` that does not wait for its turn; False if there is none, or none came."""
+        waiting = set(map(id, self._waiting))
+        if patience <= 0.0 or all(other is share or id(other) in waiting for other in share.group):
+            return False
+        self._gathering, count = True, len(waiting)
+        try:
+            return self._changed.wait_for(lambda: len(self._waiting) > count, patience)
+        finally:
+            self._gathering = False
+
+    def release(self, share: Share, joined: Collection[Share], seconds: float) -> None:
+        """Let joined sessions go on, after `share` has done their work in `seconds` of its turn."""
+        each = seconds / (len(joined) + 1)
+        with self._changed:
+            share.began += seconds - each
+            for other in joined:
+                other.joined, other.served = False, True
+                other.used += each
+            self._changed.notify_all()
 
     def end(self, share: Share, seconds: float) -> None:
         """End a turn that took `seconds`; the next one begins."""
@@ -108,7 +172,7 @@ class FairShare:
 
     def _patience(self, share: Share) -> float | None:
         """Seconds that `share` has to wait: 0 if it may run now; None: until the queue changes."""
-        if self._taken or min(self._waiting, key=lambda other: other.used) is not share:
+        if self._taken or share.joined or min(self._waiting, key=lambda other: other.used) is not share:
             return None
         awaited = self._awaited
         if awaited is None or awaited is share or awaited.used >= share.used:

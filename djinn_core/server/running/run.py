@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -43,6 +43,7 @@ class RunOutcome(msgspec.Struct):
 
 
 _NO_CLAIMS: Final[Mapping[int, list[Claim]]] = {}
+Advance = Callable[[Sequence[CompiledStep], int, int, Environment, Mapping[int, list[Claim]], RunOutcome], int]
 
 
 class Shortcut(Protocol):
@@ -71,11 +72,12 @@ class MemoryGuard(Protocol):
         self,
         steps: Sequence[CompiledStep],
         start: int,
+        stop: int,
         env: Environment,
         claims: Mapping[int, list[Claim]],
         run: RunOutcome,
     ) -> int:
-        """Run steps from `start` to the end; one past the last.
+        """Run the steps from `start` to before `stop`; returns `stop`.
 
         Raises:
             Stopped: a step failed.
@@ -87,6 +89,122 @@ class ShortcutError(DjinnError):
     """A shortcut failed half way."""
 
 
+class TemplateRun:
+    """A run of a template over a session's values, which goes on as far as it is told.
+
+    An op that raises poisons what it would have made or written, and what depends on it; everything else runs. Once the
+    submission is cancelled, no further op runs, and what those would have made or written is poison.
+
+    Attributes:
+        env: its environment. step: the next instruction.
+        claims: by instruction. outcome: what has happened so far.
+    """
+
+    __slots__ = (
+        "_advance",
+        "_count",
+        "_guard",
+        "_shortcut",
+        "_values",
+        "claims",
+        "env",
+        "outcome",
+        "step",
+        "template",
+        "work",
+    )
+
+    def __init__(
+        self,
+        template: CompiledTemplate,
+        work: RunRequest,
+        slots: Sequence[Any],
+        values: ValueTable,
+        shortcut: Shortcut | None = None,
+        guard: MemoryGuard | None = None,
+    ) -> None:
+        self.template, self.work, self._values, self._guard = template, work, values, guard
+        self.outcome = run = RunOutcome(halt=work.halt)
+        self.env = env = environment_of(template, work, slots, values)
+        if template.consumed:
+            first_input = len(template.constants) + template.slots
+            values.free([work.inputs[place - first_input] for place in template.consumed])
+        self.claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
+        self.step = 0
+        self._count = len(template.steps) if work.stop_at is None else min(work.stop_at, len(template.steps))
+        if template.moves and values.indexed:
+            run.sharing = MemorySharing(template, work, env, values)
+            run.sharing.follow(0)
+        # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
+        self._shortcut = None if self.claims or work.stop_at is not None else shortcut
+        self._advance: Advance = _advance if guard is None else guard.advance
+        if work.op_times is not None and guard is None:
+            self._advance = partial(_advance_timed, work.op_times)
+
+    def advance(self, stop: int | None = None) -> None:
+        """Run the instructions before `stop`, None: all. Where the submission is cancelled, the run comes to its end before."""
+        template, steps, env, run = self.template, self.template.steps, self.env, self.outcome
+        count = self._count if stop is None else min(stop, self._count)
+        step, advance = self.step, self._advance
+        with inference_mode(True):
+            while step < count:
+                try:
+                    if self._shortcut is not None and step <= self._shortcut.start:
+                        step = _short(steps, step, env, self._shortcut)
+                    step = advance(steps, step, count, env, self.claims, run)
+                except CancelledStep as halted:
+                    step = halted.step
+                    if self.work.rest is None or not self.work.rest(self.work):
+                        run.stopped_at = self._count = step
+                        break
+                except FailedStep as stopped:
+                    step = self._failed(stopped)
+                except ShortcutError as error:
+                    assert self._shortcut is not None
+                    sharing = MemorySharing(template, self.work, env, self._values)
+                    for step in range(self._shortcut.start, self._shortcut.stop):
+                        _poison(template, FailedStep(step, error), self.work, env, sharing, run)
+                    step, self._shortcut = self._shortcut.stop, None
+        self.step = step
+
+    def _failed(self, stop: FailedStep) -> int:
+        """Poison what a failed instruction leaves undefined, unless it can run again; the next one to run."""
+        template, env, run, values = self.template, self.env, self.outcome, self._values
+        step = stop.step
+        failed = template.steps[step]
+        if self._guard is not None:  # it moves what does not fit elsewhere
+            values.forget_addresses()
+        if run.sharing is None or self._guard is not None:
+            run.sharing = MemorySharing(template, self.work, env, values)
+        if _made_resizable(failed, stop, env, values, run.sharing) or _restored(step, failed, env, values, run.sharing):
+            return step
+        _poison(template, stop, self.work, env, run.sharing, run)
+        return step + 1
+
+    def pass_step(self, result: Any) -> None:
+        """Go past the next instruction, whose only result this is."""
+        step = self.template.steps[self.step]
+        self.env[step.makes[0][1]] = result
+        for place in step.release:
+            self.env[place] = None
+        self.step += 1
+
+    def finish(self) -> RunOutcome:
+        """Put what the run has made into the session's values."""
+        template, work, run, values = self.template, self.work, self.outcome, self._values
+        if run.stopped_at is None:
+            run.stopped_at = work.stop_at
+        if run.stopped_at is not None:
+            run.failures += MemorySharing(template, work, self.env, values).poison_rest(run.stopped_at)
+        if run.sharing is not None and self._guard is None:
+            run.sharing.follow(self.step)
+        elif template.moves:
+            values.forget_addresses()
+        for handle, place in zip(work.outputs, template.outputs, strict=True):
+            values[handle] = self.env[place]
+        return run
+
+
 def run_template(
     template: CompiledTemplate,
     work: RunRequest,
@@ -95,68 +213,10 @@ def run_template(
     shortcut: Shortcut | None = None,
     guard: MemoryGuard | None = None,
 ) -> RunOutcome:
-    """Run a template and put what it makes into `values`.
-
-    An op that raises poisons what it would have made or written, and what depends on it; everything else runs. Once the
-    submission is cancelled, no further op runs, and what those would have made or written is poison.
-    """
-    run = RunOutcome(halt=work.halt)
-    env = environment_of(template, work, slots, values)
-    if template.consumed:
-        first_input = len(template.constants) + template.slots
-        values.free([work.inputs[place - first_input] for place in template.consumed])
-    claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
-    steps = template.steps if work.stop_at is None else template.steps[: work.stop_at]
-    step, count = 0, len(steps)
-    if template.moves and values.indexed:
-        run.sharing = MemorySharing(template, work, env, values)
-        run.sharing.follow(0)
-    # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
-    if claims or work.stop_at is not None:
-        shortcut = None
-    advance = _advance if guard is None else guard.advance
-    if work.op_times is not None and guard is None:
-        advance = partial(_advance_timed, work.op_times)
-    with inference_mode(True):
-        while step < count:
-            try:
-                if shortcut is not None and step <= shortcut.start:
-                    step = _short(steps, step, env, shortcut)
-                step = advance(steps, step, env, claims, run)
-            except CancelledStep as halted:
-                if work.rest is None or not work.rest(work):
-                    run.stopped_at = halted.step
-                    break
-                step = halted.step
-            except FailedStep as stop:
-                step = stop.step
-                failed = template.steps[step]
-                if guard is not None:  # it moves what does not fit elsewhere
-                    values.forget_addresses()
-                if run.sharing is None or guard is not None:
-                    run.sharing = MemorySharing(template, work, env, values)
-                if not _made_resizable(failed, stop, env, values, run.sharing) and not _restored(
-                    step, failed, env, values, run.sharing
-                ):
-                    _poison(template, stop, work, env, run.sharing, run)
-                    step += 1
-            except ShortcutError as error:
-                assert shortcut is not None
-                sharing = MemorySharing(template, work, env, values)
-                for step in range(shortcut.start, shortcut.stop):
-                    _poison(template, FailedStep(step, error), work, env, sharing, run)
-                step, shortcut = shortcut.stop, None
-    if run.stopped_at is None:
-        run.stopped_at = work.stop_at
-    if run.stopped_at is not None:
-        run.failures += MemorySharing(template, work, env, values).poison_rest(run.stopped_at)
-    if run.sharing is not None and guard is None:
-        run.sharing.follow(step)
-    elif template.moves:
-        values.forget_addresses()
-    for handle, place in zip(work.outputs, template.outputs, strict=True):
-        values[handle] = env[place]
-    return run
+    """Run a template from its first instruction to its last, as `TemplateRun` does, and put what it makes into `values`."""
+    going = TemplateRun(template, work, slots, values, shortcut, guard)
+    going.advance()
+    return going.finish()
 
 
 def refuse_run(
@@ -202,13 +262,13 @@ class CancelledStep(Exception):  # noqa: N818 - a signal between two functions
 def _advance(
     steps: Sequence[CompiledStep],
     start: int,
+    stop: int,
     env: Environment,
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
-    stop: int | None = None,
 ) -> int:
-    """Run steps from `start` to the end, or to `stop`. The bookkeeping costs nothing per step unless there are claims."""
-    step, halt, stop = start, run.halt, len(steps) if stop is None else stop
+    """As `MemoryGuard.advance`, where memory has no limit. The bookkeeping costs nothing per step unless there are claims."""
+    step, halt = start, run.halt
     try:
         if not claims:
             for step in range(start, stop):
@@ -237,16 +297,17 @@ def _advance_timed(
     times: OpTimes,
     steps: Sequence[CompiledStep],
     start: int,
+    stop: int,
     env: Environment,
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
 ) -> int:
     """As `_advance`; each step is timed."""
-    for step in range(start, len(steps)):
+    for step in range(start, stop):
         begun = times.begin()
-        _advance(steps, step, env, claims, run, step + 1)
+        _advance(steps, step, step + 1, env, claims, run)
         times.end(step, begun)
-    return len(steps)
+    return stop
 
 
 def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut: Shortcut) -> int:

@@ -1,0 +1,1 @@
+"""Batches across sessions: products with weights that several sessions share, computed for all of them at once."""

@@ -1,0 +1,319 @@
+"""Sessions that share weights have the same template run together; what one of them does, or suffers, is its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.interception.device.numeric_settings import require_exact
+from djinn_core.interception.runtime_interface import port
+from djinn_core.ir.form import Constant, Form, ListArg, Operand, SlotArg
+from djinn_core.server.batching import trial as trials
+from djinn_core.server.batching.products import draws_of, find_products
+from djinn_core.server.context import ExecutorContext
+from djinn_core.server.executor import begin_batching
+from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
+from djinn_core.server.running.fair_share import FairShare
+from djinn_core.server.running.input_aliases import aliases_of
+from djinn_core.server.running.run import TemplateRun
+from djinn_core.server.running.template_compiler import compile_template
+from djinn_core.server.session import ExecutorSession
+from djinn_core.server.weights.shared_weights import Origin, WeightKey
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, decode, encode
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.templates import digest_of
+
+GIVEN, WEIGHT, CACHE = (number << 32 | 1 for number in (1, 2, 3))
+ROUNDS = trials.CHECKS + 2
+_MM = Form("aten::mm", (Operand(), Operand()), (), ("new",), False)
+_CAT = Form("aten::cat", (ListArg((Operand(), Operand())),), (), ("new",), False)
+_GROW = Form("aten::add_.Tensor", (Operand(), Operand()), (), ("none",), False)
+# What a decode step does: a product with a weight, a write in place, and a longer cache.
+STEP = Template(
+    (_MM, _GROW, _CAT),
+    (0, 1, 2),
+    (0, 1, 3, 0, 3, 2, 3, 4),  # values: given, weight, cache, product, longer cache
+    (0, 1, 2),
+    (3, 4),
+    (2,),
+)
+_ORIGIN = Origin("file:model", WeightKey(bytes(32), "weight", 0, 64))
+
+
+def made_by(step):
+    """Handles of the product and the cache that a step makes."""
+    return [(2 * step + position) << 32 | 1 for position in (10, 11)]
+
+
+class Client:
+    """A client's end of a session of an executor, without a network."""
+
+    def __init__(self, context, weight, rows, exact=False):
+        self.limits, self._frames, self._given = Limits(), [], threading.Semaphore(0)
+        self.answers, self.submitted, self.length = [], 0, rows
+        self.session = ExecutorSession(context)
+        for handle, value in ((GIVEN, torch.ones(1, 4) * rows), (WEIGHT, weight), (CACHE, torch.zeros(rows, 4))):
+            self.session.values[handle] = value
+        self.session._reads.shares.add(WEIGHT, _ORIGIN)
+        self._thread = threading.Thread(target=self.session.serve, args=(PlainExecutorChannel(self),))
+        self._thread.start()
+        if not exact:
+            self.give(NumericSettings(exact=False))
+
+    def give(self, *messages):
+        for message in messages:
+            self._frames.append(Frame(encode(message)))
+            self._given.release()
+
+    def receive(self, timeout=None):
+        self._given.acquire()
+        return self._frames.pop(0)
+
+    def send(self, frame):
+        message = decode(frame.head)
+        assert isinstance(message, Completed)
+        self.answers.append((message, [bytes(part) for part in frame.body]))
+
+    def step(self):
+        self.submitted += 1
+        cache = CACHE if self.submitted == 1 else made_by(self.submitted - 1)[1]
+        handles, made = pack_handles([GIVEN, WEIGHT, cache]), pack_handles(made_by(self.submitted))
+        first = InitialBindings((), handles)
+        self.give(Submit(self.submitted, digest=digest_of(STEP), template=STEP, first=first, outputs=made, fetch=made))
+
+    def results(self):
+        message, body = self.answers[-1]
+        data = iter(body)
+        return [
+            one
+            if isinstance(one, Failure)
+            else torch.frombuffer(bytearray(next(data)), dtype=torch.float32).view(one.shape)
+            for one in message.results
+        ]
+
+    def leave(self):
+        self.give(Goodbye())
+        self._thread.join()
+
+
+def until(condition):
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def together(context, clients):
+    """Have all of them submit a step while another session computes, and wait for their answers."""
+    answered = [len(one.answers) for one in clients]
+    with context.device.turns.share():
+        for one in clients:
+            one.step()
+        until(lambda: context.device.turns.waiting == len(clients))
+    until(lambda: all(len(one.answers) > before for one, before in zip(clients, answered, strict=True)))
+
+
+@pytest.fixture(params=trials.WAYS)
+def context(request, monkeypatch):
+    """An executor that joins products in one way, however fast that is."""
+    monkeypatch.setattr(trials, "GAIN", float("inf"))
+    monkeypatch.setattr(trials, "WAYS", (request.param,))
+    found = ExecutorContext.of(CpuRuntime())
+    begin_batching(found)
+    return found
+
+
+@pytest.fixture
+def weight():
+    return torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def close(clients):
+    for one in clients:
+        one.leave()
+
+
+def test_sessions_of_one_model_run_together_with_caches_of_any_length(context, weight):
+    clients = [Client(context, weight, rows) for rows in (1, 2, 5)]
+    expected = [[torch.ones(1, 4) * one.length, torch.zeros(one.length, 4)] for one in clients]
+    for _ in range(ROUNDS):
+        together(context, clients)
+        for one, values in zip(clients, expected, strict=True):
+            product = values[0] @ weight
+            values[:] = values[0] + product, torch.cat([values[1], product])
+            found = one.results()
+            torch.testing.assert_close(found[0], product)
+            torch.testing.assert_close(found[1], values[1])
+    counts = context.device.batches.counts
+    assert (counts.batches, counts.batched_submissions) == (ROUNDS, 3 * ROUNDS)
+    assert counts.batched_products == ROUNDS
+    storages = [one.session.values[made_by(one.submitted)[0]].untyped_storage() for one in clients]
+    assert [storage.nbytes() for storage in storages] == [16] * 3, "each result has memory of its own"
+    close(clients)
+
+
+def test_a_session_that_wants_exact_results_and_one_with_other_weights_run_alone(context, weight):
+    clients = [Client(context, weight, rows) for rows in (1, 2)]
+    alone = [Client(context, weight, 3, exact=True), Client(context, weight.clone(), 4)]
+    for _ in range(ROUNDS):
+        together(context, [*clients, *alone])
+    counts = context.device.batches.counts
+    assert (counts.batches, counts.batched_submissions) == (ROUNDS, 2 * ROUNDS)
+    given = torch.ones(1, 4) * 3
+    for _ in range(ROUNDS):
+        product = given @ weight
+        given += product
+    assert torch.equal(alone[0].results()[0], product), "to the bit"
+    close([*clients, *alone])
+
+
+def test_what_fails_or_is_cancelled_in_one_session_is_no_other_ones(context, weight):
+    clients = [Client(context, weight, rows) for rows in (1, 2, 3, 4)]
+    clients[1].session.values[CACHE] = torch.zeros(2, 5)  # as long as nothing fits
+    for _ in range(ROUNDS):
+        together(context, clients)
+    failed, cancelled = clients[1], clients[2]
+    assert isinstance(failed.results()[1], Failure), "its cache does not fit"
+    answered = [len(one.answers) for one in clients]
+    with context.device.turns.share():
+        for one in clients:
+            one.step()
+        until(lambda: context.device.turns.waiting == len(clients))
+        cancelled.session.stop()
+    until(lambda: all(len(one.answers) > before for one, before in zip(clients, answered, strict=True)))
+    assert {result.kind for result in cancelled.results()} == {"ProgramStopped"}
+    for one in (clients[0], clients[3]):
+        assert one.results()[1].shape == (one.length + one.submitted, 4)
+        assert not one.answers[-1][0].failures
+    assert context.device.batches.counts.batched_submissions == 4 * (ROUNDS + 1)
+    close(clients)
+
+
+def test_an_error_of_the_executors_own_costs_its_session_alone(context, weight, monkeypatch):
+    clients = [Client(context, weight, rows) for rows in (1, 2, 3)]
+    broken = clients[1].session.values
+    monkeypatch.setattr(
+        "djinn_core.server.batching.batch.TemplateRun.finish",
+        lambda run, plain=TemplateRun.finish: (
+            (_ for _ in ()).throw(KeyError("broken")) if run._values is broken else plain(run)
+        ),
+    )
+    together(context, clients)
+    assert {result.kind for result in clients[1].results()} == {"KeyError"}
+    assert all(isinstance(result, torch.Tensor) for one in (clients[0], clients[2]) for result in one.results())
+    close(clients)
+
+
+def test_time_is_charged_in_equal_parts(context, weight):
+    clients = [Client(context, weight, rows) for rows in (1, 2)]
+    for _ in range(3):
+        together(context, clients)
+    assert len({one.answers[-1][0].timing.execute for one in clients}) == 1
+    close(clients)
+
+
+def test_what_does_not_pay_is_not_done_and_is_tried_again_with_twice_as_many(context, weight, monkeypatch):
+    monkeypatch.setattr(trials, "GAIN", 0.0)
+    clients = [Client(context, weight, rows) for rows in (1, 2, 3, 4)]
+    counts = context.device.batches.counts
+    for _ in range(ROUNDS):
+        together(context, clients[:2])
+    assert counts.batches == trials.CHECKS
+    assert not context.device.batches.packed.nbytes, "what is not used is not kept"
+    for _ in range(2):
+        together(context, clients[:3])
+    assert counts.batches == trials.CHECKS
+    together(context, clients)
+    assert counts.batches == trials.CHECKS + 1
+    close(clients)
+
+
+def test_results_that_differ_are_not_used(context, weight, monkeypatch):
+    plain = trials.Trial._computed
+    monkeypatch.setattr(
+        trials.Trial, "_computed", lambda *given: (found := plain(*given)) and [one + 1e-3 for one in found]
+    )
+    clients = [Client(context, weight, rows) for rows in (1, 2)]
+    for _ in range(ROUNDS):
+        together(context, clients)
+    assert all(torch.equal(one.results()[1][-1], one.results()[0][0]) for one in clients)
+    given = torch.ones(1, 4) * 2
+    for _ in range(ROUNDS):
+        product = given @ weight
+        given += product
+    assert torch.equal(clients[1].results()[0], product)
+    close(clients)
+
+
+def test_a_session_alone_waits_for_none(context, weight):
+    clients = [Client(context, weight, rows) for rows in (1, 2)]
+    together(context, clients)
+    assert len(clients[0].session._turn.group) == 2
+    clients[1].leave()
+    for _ in range(2):
+        together(context, clients[:1])
+    assert not clients[0].session._turn.group
+    close(clients[:1])
+
+
+def test_a_session_that_yields_in_the_middle_of_its_run_is_not_joined():
+    turns = FairShare()
+    share, other = turns.share(), turns.share()
+    share.pending = "a run"
+    with share:
+        thread = threading.Thread(target=turns.begin, args=(other,))
+        thread.start()
+        until(lambda: turns.waiting == 1)
+        yielding = threading.Thread(target=share.rest)
+        yielding.start()
+        thread.join()
+        until(lambda: turns.waiting == 1)
+        assert not turns.gather(other, lambda _: True, 0.0, range(1, 32))
+        turns.end(other, 1.0)
+        yielding.join()
+
+
+def test_products_and_random_numbers_of_a_template():
+    dropout = Form(
+        "aten::scaled_dot_product_attention",
+        (Operand(), Operand(), Operand(), Constant(None), SlotArg()),
+        (),
+        ("new",),
+        False,
+    )
+    view = Form("aten::t", (Operand(),), (), ("new",), False)
+    written = Template((view, _MM, _GROW), (0, 1, 1, 2), (1, 3, 0, 3, 4, 4, 2, 5, 2, 5), (0, 1, 2), (5,))
+    own = ExecutorContext.of(CpuRuntime()).device.own
+    compiled = compile_template(written, torch.device("cpu"), own)
+    products = find_products(compiled, aliases_of(compiled, own))
+    assert [(one.step, one.source) for one in products] == [(1, 1)], "not by a weight that is written"
+    attention = Template((dropout,), (0,), (0, 1, 2, 3), (0, 1, 2), (3,))
+    draws = draws_of(compile_template(attention, torch.device("cpu"), own))
+    assert not draws.some([0.0])
+    assert draws.some([0.1])
+
+
+def test_batches_and_compiling_exclude_each_other():
+    context = ExecutorContext.of(CpuRuntime())
+    context.device.compiling = object()
+    with pytest.raises(StartupError, match="--compile"):
+        begin_batching(context)
+
+
+def test_a_client_says_that_its_results_need_not_be_exact():
+    before = port.numeric_settings
+    try:
+        require_exact(False)
+        assert not port.numeric_settings.exact
+        require_exact(True)
+        assert port.numeric_settings == before
+    finally:
+        port.numeric_settings = before
