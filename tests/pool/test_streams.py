@@ -155,23 +155,23 @@ def test_it_is_the_turn_of_who_has_least_to_do():
     for _ in range(3):
         membership.enter(Answering())
     members = membership.members
-    turns, alike = LoadBalancer(membership), ProgramFamily(under_way={1})
-    assert turns.next(alike, set()) is None, "nothing is under way"
+    turns, alike = LoadBalancer(membership), ProgramFamily()
+    assert turns.next(alike) is None, "nothing is under way"
     alike.under_way, alike.last = {1}, 0
     turns.asked(0, 1)
-    assert turns.next(alike, {1}) == 1
+    assert turns.next(alike) == 1
     turns.asked(1, 1)
     alike.last = 1
-    assert turns.next(alike, {1}) == 2
+    assert turns.next(alike) == 2
     turns.asked(2, 1)
     alike.last = 2
-    assert turns.next(alike, {1}) == 0
+    assert turns.next(alike) == 0
     members[1].answered.add(1)
-    assert turns.next(alike, {1}) == 1
+    assert turns.next(alike) == 1
     alike.passed_over.add(1)
-    assert turns.next(alike, {1}) == 0
+    assert turns.next(alike) == 0
     alike.takes_turns = False
-    assert turns.next(alike, {1}) is None
+    assert turns.next(alike) is None
 
 
 @torch.no_grad()

@@ -84,6 +84,7 @@ class PooledPlan:
         link_changes: how often links had changed then. profile: what the first program was about.
         relied: instructions and slots that have to be what they were, as in `relied_on`.
         alone: whether it keeps to one executor where several were predicted to be faster.
+        kept_on: the executor that it was made for, as a piece of a program that keeps to it. found_again: whether it ran more than once.
         executors: those that run its parts, in their order. uploads: whether uploads that wait are sent for it.
         last_runs: by executor its last part, where that runs something: what is asked for can be asked for there.
     """
@@ -110,6 +111,8 @@ class PooledPlan:
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
     relied: Relied = _ON_NOTHING
     alone: bool = False
+    kept_on: int | None = None
+    found_again: bool = False
     executors: tuple[int, ...] = attrs.field(init=False)
     uploads: bool = attrs.field(init=False)
     last_runs: Mapping[int, int] = attrs.field(init=False)
