@@ -117,7 +117,7 @@ class KeptPrograms:
 
     def takes_pieces(self, recorded: object, link_changes: int) -> bool:
         """True if a program may come in pieces: while links are as they were, and no thread has yet to wait for one like it."""
-        kept = self._kept.get(recorded)
+        kept = self._kept.get(recorded) if recorded is not None else None
         if kept is None or kept.steady < STEADY or kept.link_changes != link_changes:
             return False
         return not (kept.family.under_way and kept.family.takes_turns)
