@@ -8,7 +8,7 @@ import pytest
 from djinn_core.ir.program import Program
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
 from djinn_core.runtime.pool.load_balancing import ProgramFamily
-from djinn_core.runtime.pool.parts import FreeStep, RunPart, TransferStep
+from djinn_core.runtime.pool.parts import FreeStep, PooledPlan, RunPart, TransferStep
 from djinn_core.runtime.pool.pieces import DIVIDED, STEADY, KeptPrograms
 
 NOTHING = Program((), (), ())
@@ -18,24 +18,16 @@ class Recorded:
     """Stands for a program that a recorder knows."""
 
 
-@attrs.define
-class Plan:
-    """The parts of a plan that count, of a program that executor 1 has and runs, and whose plan was found again."""
-
-    parts: tuple = (RunPart(1, None), FreeStep(1, ()))
-    where: tuple = ((1, None), ())
-    turn: int | None = None
-    random: int | None = None
-    crowded: bool = False
-    link_changes: int = 0
-    found_again: bool = True
-
-    @property
-    def executors(self):
-        return [part.executor for part in self.parts if isinstance(part, RunPart)]
+ALL_ON_ONE = (RunPart(1, None), FreeStep(1, ()))
 
 
-DIVIDED_PLAN = Plan(parts=(RunPart(0, None), RunPart(1, None)), where=((0, 1), ()))
+def plan(parts=ALL_ON_ONE, homes=(1, None), random=None, **rest):
+    """A plan of which only what counts here is known: executor 1 has and runs everything, and it was found again."""
+    made = PooledPlan(parts, (), (homes, ()), random, random, (), (), (), {}, (), (), (), (), (), found_again=True)
+    return attrs.evolve(made, **rest)
+
+
+DIVIDED_PLAN = plan((RunPart(0, None), RunPart(1, None)), homes=(0, 1))
 
 
 @pytest.fixture
@@ -43,48 +35,48 @@ def programs():
     return KeptPrograms()
 
 
-def ran(programs, recorded, plan, times=1, family=None):
+def ran(programs, recorded, planned, times=1, family=None):
     family = family or ProgramFamily()
     for _ in range(times):
-        programs.ran(recorded, NOTHING, family, plan, None)
+        programs.ran(recorded, NOTHING, family, planned, None)
     return programs.takes_pieces(recorded, 0)
 
 
 def test_a_program_that_ran_on_one_executor_a_few_times(programs):
     recorded = Recorded()
     assert not programs.takes_pieces(recorded, 0)
-    assert [ran(programs, recorded, Plan()) for _ in range(STEADY + 1)] == [False] * (STEADY - 1) + [True] * 2
+    assert [ran(programs, recorded, plan()) for _ in range(STEADY + 1)] == [False] * (STEADY - 1) + [True] * 2
     assert programs.get(recorded).executor == 1
     assert not programs.takes_pieces(recorded, 1), "a link has changed"
     programs.get(recorded).doubt()
     assert not programs.takes_pieces(recorded, 0)
-    assert ran(programs, recorded, Plan(), STEADY)
-    assert not ran(programs, recorded, Plan(found_again=False)), "it was planned anew"
+    assert ran(programs, recorded, plan(), STEADY)
+    assert not ran(programs, recorded, plan(found_again=False)), "it was planned anew"
 
 
 @pytest.mark.parametrize(
-    "plan",
+    "other",
     [
         DIVIDED_PLAN,
-        Plan(turn=1),
-        Plan(crowded=True),
-        Plan(where=((1, 0), ())),
-        Plan(random=0),
-        Plan(parts=(TransferStep(0, 1, 0, move=False), RunPart(1, None))),
-        Plan(parts=(RunPart(1, None), FreeStep(0, ()))),
+        plan(turn=1),
+        plan(crowded=True),
+        plan(homes=(1, 0)),
+        plan(random=0),
+        plan((TransferStep(0, 1, 0, move=False), RunPart(1, None))),
+        plan((RunPart(1, None), FreeStep(0, ()))),
     ],
 )
-def test_what_is_not_all_on_one_executor_comes_whole(programs, plan):
+def test_what_is_not_all_on_one_executor_comes_whole(programs, other):
     recorded = Recorded()
-    assert ran(programs, recorded, Plan(), STEADY)
-    assert not ran(programs, recorded, plan, 2 * STEADY)
+    assert ran(programs, recorded, plan(), STEADY)
+    assert not ran(programs, recorded, other, 2 * STEADY)
 
 
 def test_what_ran_on_several_comes_whole_for_long(programs):
     recorded = Recorded()
     ran(programs, recorded, DIVIDED_PLAN)
-    assert not ran(programs, recorded, Plan(), DIVIDED)
-    assert ran(programs, recorded, Plan(), STEADY)
+    assert not ran(programs, recorded, plan(), DIVIDED)
+    assert ran(programs, recorded, plan(), STEADY)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +87,12 @@ def test_what_is_tried_over_several_comes_whole_until_one_executor_is_found_to_b
     programs, settled, pays, expected
 ):
     tried = TriedPlacement(NOTHING, 0, settled=settled, pays=pays)
-    assert ran(programs, Recorded(), Plan(), 2 * STEADY, ProgramFamily(tried=tried)) is expected
+    assert ran(programs, Recorded(), plan(), 2 * STEADY, ProgramFamily(tried=tried)) is expected
 
 
 def test_what_follows_others_that_are_under_way_comes_whole(programs):
     recorded, family = Recorded(), ProgramFamily()
-    assert ran(programs, recorded, Plan(), STEADY, family)
+    assert ran(programs, recorded, plan(), STEADY, family)
     family.under_way.add(7)
     assert not programs.takes_pieces(recorded, 0)
     family.takes_turns = False

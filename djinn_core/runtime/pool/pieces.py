@@ -16,12 +16,10 @@ import attrs
 from djinn_core.ir.program import Program
 from djinn_core.runtime.planning.size_range import SizeRange
 from djinn_core.runtime.pool.load_balancing import ProgramFamily
-from djinn_core.runtime.pool.parts import PooledPlan, TransferStep
+from djinn_core.runtime.pool.parts import PooledPlan
 
 STEADY: Final = 2  # runs in a row of the whole program that found their plan, before it comes in pieces
-DIVIDED: Final = (
-    64  # as many more after one that ran on several executors: programs of other sizes may be recorded alike
-)
+DIVIDED: Final = 64  # as many more after a run on several executors: programs of other sizes may be recorded alike
 _RANGES: Final = 8  # ranges of sizes that are kept, the last ones
 _CHECKED: Final = 256  # families of pieces that are remembered
 
@@ -48,7 +46,7 @@ class KeptProgram:
 
     def ran(self, program: Program, family: ProgramFamily, plan: PooledPlan, sizes: SizeRange) -> None:
         """The whole program has run by that plan, as one of that family and with those sizes."""
-        executor = executor_of(plan)
+        executor = plan.only_executor if plan.turn is None and not plan.crowded else None
         self.family = family
         if executor is None or (family.tried is not None and not family.tried.keeps_to_one):
             divided = len(set(plan.executors)) > 1 and (family.tried is None or family.tried.settled)
@@ -83,17 +81,6 @@ class KeptProgram:
     def doubt(self) -> None:
         """Take the program whole again, until it is steady."""
         self.steady = min(self.steady, 0)
-
-
-def executor_of(plan: PooledPlan) -> int | None:
-    """The executor that has and runs all of a plan's program, whoever's turn it is; None if there is no such one."""
-    parts = [part for part in plan.parts if not isinstance(part, TransferStep)]
-    if plan.turn is not None or plan.crowded or len(parts) < len(plan.parts):
-        return None
-    where = {part.executor for part in parts} | {home for home in plan.where[0] if home is not None}
-    if plan.random is not None:
-        where.add(plan.random)
-    return where.pop() if len(where) == 1 else None
 
 
 class KeptPrograms:

@@ -250,7 +250,7 @@ class PoolPlanner:
             return self._make(program, alike, turn, alone)
         plan.alone = alone
         if self._planner.learns_margin:
-            self._watch(plan, result)
+            self._watch(plan)
         if turn is not None:
             follows = result.plan is not None and result.plan.by_turn
             alike.planned(plan, turn, follows)
@@ -314,6 +314,10 @@ class PoolPlanner:
         plan.relied = relied_on(program, result, self._planner.planning.unsure)
         plan.profile = result.recorded or result.profile
         plan.crowded = not self._has_room(plan)  # and no plan would have
+        runs = list(plan.runs())
+        if len(runs) == 1 and result.costs is not None:
+            rows = result.costs.by_device
+            runs[0].prepared.predicted = sum(rows[d.device][d.node].seconds for d in result.placement.decisions)
         return plan
 
     def _divided_or_not(
@@ -347,13 +351,11 @@ class PoolPlanner:
             return MARGIN
         return margin_of(self.errors.found, calibrated=self.calibrated)
 
-    def _watch(self, plan: PooledPlan, result: PipelineResult) -> None:
+    def _watch(self, plan: PooledPlan) -> None:
         """Compare what one executor takes for a plan with what was predicted."""
-        runs, placement, costs = list(plan.runs()), result.placement, result.costs
-        if len(runs) == 1 and placement is not None and costs is not None:
-            rows = costs.by_device
-            runs[0].prepared.predicted = sum(rows[d.device][d.node].seconds for d in placement.decisions)
-            self.errors.watch(runs[0].prepared, runs[0].prepared.predicted)
+        runs = list(plan.runs())
+        if len(runs) == 1 and (predicted := runs[0].prepared.predicted) is not None:
+            self.errors.watch(runs[0].prepared, predicted)
 
     def _has_room(self, plan: PooledPlan) -> bool:
         """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""
