@@ -248,6 +248,54 @@ def test_it_goes_whole_again_when_plans_are_made_anew(known, spread, given_to):
     assert [taken(given_to, known) for _ in range(5)] == [2, *again[:4]], "the first piece notices it"
 
 
+class Layer(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.taking = torch.nn.LayerNorm(width), torch.nn.Linear(width, 3 * width)
+        self.giving, self.wide = torch.nn.Linear(width, width), torch.nn.Linear(width, 4 * width)
+        self.narrow = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x, cache):
+        query, *new = self.taking(self.norm(x)).chunk(3, -1)
+        cache = [torch.cat([old, one], 1) for old, one in zip(cache, new, strict=True)]
+        x = x + self.giving(torch.nn.functional.scaled_dot_product_attention(query, *cache))
+        return x + self.narrow(torch.nn.functional.gelu(self.wide(x))), cache
+
+
+@torch.no_grad()
+def decoded(device, after=lambda: None, width=16, tokens=REPEATS + 6):
+    """The tokens of a model, each of which is waited for, and its cache."""
+    torch.manual_seed(4)
+    words, layers = torch.randn(50, width).to(device), [Layer(width).to(device) for _ in range(8)]
+    caches, token, found = [[torch.randn(1, 9, width).to(device) for _ in range(2)] for _ in layers], 0, []
+    for _ in range(tokens):
+        x = words[token].view(1, 1, -1)
+        for number, layer in enumerate(layers):
+            x, caches[number] = layer(x, caches[number])
+        token = (x[0, 0] @ words.t()).argmax().item()
+        found.append(token)
+        after()
+    return found, [one.cpu() for cache in caches for one in cache]
+
+
+def test_decoding_goes_in_pieces(soon, given_to):
+    programs = []
+
+    def after():
+        (lengths,) = given_to.values()
+        programs.append(len(lengths))
+        given_to.clear()
+
+    djinn.synchronize()
+    given_to.clear()
+    tokens, caches = decoded(REMOTE, after)
+    expected = decoded("cpu")
+    assert tokens == expected[0]
+    assert all_equal(caches, expected[1])
+    assert programs[1:REPEATS] == [1] * (REPEATS - 1)
+    assert programs[-1] > 2
+
+
 def test_pieces_of_other_sizes_are_followed_by_whole_programs(soon, given_to):
     def sized(size):
         x = torch.arange(float(size))
