@@ -204,8 +204,6 @@ class PoolSession:
         Raises:
             SessionLost: an executor is gone.
         """
-        if self.lost:
-            raise SessionLost(self.lost)
         with held:
             for member in self.membership.here:
                 member.submissions.make_ready()
@@ -226,7 +224,7 @@ class PoolSession:
             requests = self._requests(submission, self._account(plan, values))
             self._forget_derived(requests, submission.free, submission.program.dead, [values[i] for i in plan.written])
             questions = self._do(plan, values, submission.program, requests)
-            for i in plan.dead:
+            for i in plan.dead if self._uploads else ():
                 self._uploads.drop(values[i])  # where it waits still, because nothing that runs has used it
         else:
             requests = self._requests(submission, [])
