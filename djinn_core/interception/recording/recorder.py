@@ -17,12 +17,12 @@ import torch
 from djinn_core.errors import DjinnError, ForkedProcess, UnsupportedOperation
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
-from djinn_core.interception.recording.call_site import Issued
+from djinn_core.interception.recording.call_site import CallSites
 from djinn_core.interception.recording.cut_points import steady_cut
-from djinn_core.interception.recording.entry import Entry, Taken
+from djinn_core.interception.recording.entry import Entry, SentEntries
 from djinn_core.interception.recording.fetch_prediction import FetchPredictor
 from djinn_core.interception.recording.gc_pause import collect_later
-from djinn_core.interception.recording.meta_only_storages import Absent
+from djinn_core.interception.recording.meta_only_storages import MetaOnlyStorages
 from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
 from djinn_core.interception.recording.split_submission import fits, in_parts
 from djinn_core.interception.runtime_interface import (
@@ -37,7 +37,7 @@ from djinn_core.interception.runtime_interface import (
 )
 from djinn_core.interception.shape_inference.message_limits import check_dimensions
 from djinn_core.interception.tensors.storage import Storage, Value, take_freed
-from djinn_core.interrupts import InterruptibleLock, held
+from djinn_core.interrupts import InterruptibleLock, interrupt_mask
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
@@ -111,7 +111,7 @@ class Recorder:
         self._shared = shared
         self.entries: list[Entry] = []
         self.epoch = 0
-        self.captures: list[Taken] = []
+        self.captures: list[SentEntries] = []
         self.fetches = FetchPredictor()
         self.constants: list[tuple[int, torch.Tensor]] | None = None
         self.dead: list[int] = []
@@ -119,7 +119,7 @@ class Recorder:
         self.module: ModuleCall | None = None
         self.module_moments: list[Any] | None = None
         self.forward_calls = ForwardCalls()
-        self.issued = Issued()
+        self.call_sites = CallSites()
         self.differentiating = False
         self.watcher: OpObserver | None = None
         self.uploaded = 0
@@ -206,7 +206,7 @@ class Recorder:
     def cut_all(self) -> None:
         """Send what all threads have recorded so far, but for captures, without waiting."""
         require_stack_room()
-        with held, suppress_at_shutdown, collect_later, self._shared.sending:
+        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.sending:
             for recorder in self._shared.all():
                 if not recorder.captures:
                     recorder.cut()
@@ -243,9 +243,9 @@ class Recorder:
         return self.asked(lambda runtime: runtime.published(device))
 
     def asked(self, question: Callable[[Runtime], T]) -> T:
-        """The runtime's answer when everything that was recorded so far is sent; the recorders' lock is held meanwhile."""
+        """The runtime's reply when everything that was recorded so far is sent; the recorders' lock is held meanwhile."""
         require_stack_room()
-        with held, suppress_at_shutdown, collect_later, self._shared.sending:
+        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.sending:
             self.flush()
             runtime = _runtime()
             try:
@@ -295,10 +295,10 @@ class Recorder:
             return msgspec.structs.replace(rest, tensors=first.tensors + rest.tensors, described=first.described)
         require_stack_room()
         runtime = _runtime()
-        with held:
+        with interrupt_mask:
             try:
                 with collect_later:
-                    runtime, number = self._send_held(runtime, ask)
+                    runtime, number = self._send_masked(runtime, ask)
                     pause = collect_later.thread
                     before, pause.only_waits = pause.only_waits, pause.depth == 1
                     try:
@@ -317,7 +317,7 @@ class Recorder:
         """Send what was recorded so far, and ask for values of `nbytes` that `wait` of the runtime gives later."""
         runtime, number = _runtime(), None
         try:
-            with held, self._shared.sending:
+            with interrupt_mask, self._shared.sending:
                 runtime, number = self._send(runtime, SyncRequest(fetch=fetch))
                 runtime.defer(number, nbytes)
         except KeyboardInterrupt:
@@ -340,7 +340,7 @@ class Recorder:
             self._shared.held_back.append((handle, source.clone(), device))
             return
         runtime = _runtime()
-        with held, suppress_at_shutdown, collect_later:
+        with interrupt_mask, suppress_at_shutdown, collect_later:
             self._shared.send_held_back(runtime)
             if (timeline := port.timeline) is None:
                 runtime.upload(handle, source, device)
@@ -369,23 +369,23 @@ class Recorder:
                 "weights cannot be read in a call that is recorded to be repeated: read them before it"
             )
         runtime = _runtime()
-        with held, suppress_at_shutdown, collect_later:
+        with interrupt_mask, suppress_at_shutdown, collect_later:
             self._shared.send_held_back(runtime)
             runtime.read_weights(handle, stored, device)
 
     def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> tuple[Runtime, int]:
         require_stack_room()
-        with held, suppress_at_shutdown, collect_later:
-            return self._send_held(runtime, ask, cut)
+        with interrupt_mask, suppress_at_shutdown, collect_later:
+            return self._send_masked(runtime, ask, cut)
 
-    def _send_held(
+    def _send_masked(
         self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len
     ) -> tuple[Runtime, int]:
         """The runtime that the submission went to, which is the successor of `runtime` where there is one by now; its number there."""
         shared = self._shared
         if not shared.sending.acquire(blocking=False):
             with shared.sending:  # waits where it can be interrupted
-                return self._send_held(runtime, ask, cut)
+                return self._send_masked(runtime, ask, cut)
         try:
             runtime = runtime.successor or runtime
             if shared.held_back:
@@ -403,10 +403,10 @@ class Recorder:
 
     def take(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
-        absent = self._shared.absent
-        if absent.storages:
-            absent.sift(self.entries)
-            absent.refuse((*ask.fetch, *ask.describe))
+        meta_only = self._shared.meta_only
+        if meta_only.storages:
+            meta_only.sift(self.entries)
+            meta_only.refuse((*ask.fetch, *ask.describe))
         # Values freed by now were used by entries recorded by now. A thread that appends after `epoch` has changed will see
         # that; where only a part is taken, by this recorder's own thread, the remaining entries are as unsent as before.
         dead = take_freed() if self._shared.made == 1 else self._collect_freed()
@@ -432,8 +432,8 @@ class Recorder:
             captured.entries.extend(taken)
             captured.fetched.update(ask.fetch)
         known, at = self._foresight.place if taken else (None, WHOLE)
-        if absent.storages:
-            taken, dead = absent.sift(taken), absent.forget(dead)
+        if meta_only.storages:
+            taken, dead = meta_only.sift(taken), meta_only.forget(dead)
             known = None  # it may have fewer instructions
         handles = [*map(_handle_of, dead)]
         if self.dead:
@@ -513,20 +513,20 @@ class Recorders:
         held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
         unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
         waiting: number of freed handles that wait for the unsent programs of other threads.
-        made: number of recorders that there have been. absent: storages without data. predictable_programs: programs as they were recorded last time.
+        made: number of recorders that there have been. meta_only: storages without data. predictable_programs: programs as they were recorded last time.
     """
 
     def __init__(self) -> None:
         self.held_back: deque[tuple[int, torch.Tensor, int]] = deque()
         self.unsent: deque[Submission] = deque()
         self.waiting = 0
-        self.absent = Absent()
+        self.meta_only = MetaOnlyStorages()
         self.predictable_programs = PredictablePrograms()
         # Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
         self._all: weakref.WeakSet[Recorder] = weakref.WeakSet()
         self.made = 0
         self._make_locks()
-        self.thread: _PerThread | _Refusing = _PerThread(self)
+        self.thread: _ThreadRecorder | _ForkedChild = _ThreadRecorder(self)
 
     def _make_locks(self) -> None:
         self.sending = InterruptibleLock()
@@ -587,7 +587,7 @@ class Recorders:
             device_state.freed.clear()
             self.held_back.clear()
             self.unsent.clear()
-            self.absent.clear()
+            self.meta_only.clear()
             port.sessions_ended += 1
             port.memory_changes += 1
 
@@ -600,16 +600,16 @@ class Recorders:
         device_state.freed.clear()
         self.held_back.clear()
         self.unsent.clear()
-        self.thread = _Refusing() if port.forked else _PerThread(self)
+        self.thread = _ForkedChild() if port.forked else _ThreadRecorder(self)
 
 
-class _PerThread(threading.local):
+class _ThreadRecorder(threading.local):
     def __init__(self, recorders: Recorders) -> None:
         self.recorder = recorders.new()
 
 
-class _Refusing:
-    """In the place of `_PerThread` where nothing can be recorded."""
+class _ForkedChild:
+    """In the place of `_ThreadRecorder` where nothing can be recorded."""
 
     @property
     def recorder(self) -> Recorder:
@@ -641,7 +641,7 @@ def current_or_none() -> Recorder | None:
 def recording_on(recorder: Recorder) -> Iterator[None]:
     """Have this thread record on `recorder` inside the block."""
     thread = recorders.thread
-    if isinstance(thread, _Refusing):
+    if isinstance(thread, _ForkedChild):
         raise ForkedProcess
     before, thread.recorder = thread.recorder, recorder
     try:

@@ -9,7 +9,7 @@ from functools import partial
 import attrs
 
 from djinn_core.errors import InvalidStage
-from djinn_core.interrupts import held as held_interrupts
+from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.placement import MARGIN
@@ -240,7 +240,7 @@ class PoolPlanner:
         together = alone or (judged and turn is not None and alike.tried is None)
         whereabouts = PlanningInputs(*there, 1.0 if together else self.margin)
         planning = partial(self._plan, graph)
-        with modes_as_before(), held_interrupts.let_through():
+        with modes_as_before(), interrupt_mask.unmasked():
             if judged and not together:
                 result, alone = self._divided_or_not(alike, program, whereabouts, planning)
             else:
@@ -274,7 +274,7 @@ class PoolPlanner:
             piece=PieceOfProgram(device, own),
         )
         try:
-            with modes_as_before(), held_interrupts.let_through():
+            with modes_as_before(), interrupt_mask.unmasked():
                 result = self._plan(graph, where)
         except InvalidStage:
             return None

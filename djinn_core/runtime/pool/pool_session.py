@@ -20,7 +20,7 @@ from djinn_core.interception.runtime_interface import (
     Submission,
     SubmissionReply,
 )
-from djinn_core.interrupts import InterruptibleLock, held
+from djinn_core.interrupts import InterruptibleLock, interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
@@ -204,12 +204,12 @@ class PoolSession:
         Raises:
             SessionLost: an executor is gone.
         """
-        with held:
+        with interrupt_mask:
             for member in self.membership.here:
                 member.submissions.make_ready()
             with self._tables:
                 prepared = self._prepare(submission) if submission.program.calls else None
-                with held.whole:  # what all of them have to hear is said to all of them
+                with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
                     return self._submit(submission, prepared)
 
     def _submit(self, submission: Submission, prepared: tuple[ProgramFamily, PooledPlan, Sequence[int]] | None) -> int:
@@ -266,18 +266,18 @@ class PoolSession:
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
         """Carry out a plan without asking for results."""
         values = tuple(dict.fromkeys(program.operands))
-        with held.whole:
+        with interrupt_mask.uninterruptible:
             self._account(plan, values)
             self._do(plan, values, program, defaultdict(_ExecutorRequest))
 
     def free_on(self, executor: int, values: Sequence[int]) -> None:
         """Free values of one executor that the pool does not know. The caller holds the recorders' lock."""
-        with held.whole:
+        with interrupt_mask.uninterruptible:
             self._tell(executor, _ExecutorRequest(free=list(values)))
 
     def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
         """Free copies, as value and executor, that nothing is planned to use any more."""
-        with held.whole:
+        with interrupt_mask.uninterruptible:
             for executor in {executor for _, executor in copies}:
                 self._tell(executor, _ExecutorRequest(free=[value for value, where in copies if where == executor]))
 
@@ -420,14 +420,14 @@ class PoolSession:
         if self.lost:
             raise SessionLost(self.lost)
         if device:
-            with held.whole, self._tables:
+            with interrupt_mask.uninterruptible, self._tables:
                 executor = self.membership.number_at(device)
                 self.members[executor].upload(handle, source)
                 self._locations.add(handle, executor, source.nbytes)
                 self._locations.given.add(storage_of(handle))
             return
         copy = source.detach().clone()
-        with held.whole, self._tables:
+        with interrupt_mask.uninterruptible, self._tables:
             self._locations.forget(handle)  # where it counted as there already, because the pool has just become one
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
@@ -494,7 +494,7 @@ class PoolSession:
         """As `Runtime.read_weights`, on the executor that uses it first."""
         if self.lost:
             raise SessionLost(self.lost)
-        with held.whole, self._tables:
+        with interrupt_mask.uninterruptible, self._tables:
             self._locations.forget(handle)  # as in `upload`
             if device:
                 executor = self.membership.number_at(device)
@@ -516,7 +516,7 @@ class PoolSession:
             RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
             SessionLost: an executor is gone.
         """
-        with held:
+        with interrupt_mask:
             return self._wait(number)
 
     def _wait(self, number: int) -> SubmissionReply:
