@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import attrs
 import msgspec
@@ -26,6 +26,9 @@ class DescribedValue:
     scalar: str = ""
 
 
+WHOLE: Final = -1  # in place of where a piece begins: it is all of a program
+
+
 class Submission(msgspec.Struct, frozen=True):
     """A program to run now.
 
@@ -34,6 +37,8 @@ class Submission(msgspec.Struct, frozen=True):
         free: values to forget when it has run.
         fetch: values whose tensors must come back. describe: values whose metadata must come back.
         synchronize: wait until the device has finished everything.
+        known: identity of the recorded program that it is, or is a piece of; programs with the same one were recorded alike.
+        at: number of instructions of that program before it; `WHOLE` where it is all of it.
     """
 
     program: Program
@@ -41,6 +46,8 @@ class Submission(msgspec.Struct, frozen=True):
     fetch: tuple[int, ...] = ()
     describe: tuple[int, ...] = ()
     synchronize: bool = False
+    known: object = None
+    at: int = WHOLE
 
 
 class SubmissionReply(msgspec.Struct, frozen=True):
@@ -103,6 +110,10 @@ class Runtime(Protocol):
     @property
     def successor(self) -> Runtime | None:
         """The runtime that goes on with its values, and takes what is submitted now; None mostly. It changes under the recorders' lock."""
+
+    @property
+    def takes_pieces(self) -> Callable[[object], bool] | None:
+        """Tells of a recorded program (`Submission.known`) whether it may come in pieces now; None where all may."""
 
     def submit(self, submission: Submission) -> int:
         """Send a submission without waiting for it; returns its number.

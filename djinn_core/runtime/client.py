@@ -291,7 +291,6 @@ def _open() -> ClientSession:
     if port.missing:
         forget_calls()  # also those that were recorded before there was a server
         _warn_of_missing(port.missing)
-    port.whole_programs += session.needs_whole_programs
     log.info("connected", server=session.server, session=session_name())
     kinds = tuple(one.attached.device.kind for one in opened)
     facts = {"server": session.server, "fallbacks": opened[0].fallbacks, "kinds": kinds}
@@ -313,10 +312,10 @@ def new_pool(opened: tuple[OpenSession, ...], only: Session | None = None) -> Po
 
     Raises: as `open_pool`.
     """
-    from djinn_core.runtime.planning.plan_maker import plan_whole
+    from djinn_core.runtime.planning.plan_maker import plan_in_pool
     from djinn_core.runtime.pool.opening import open_pool
 
-    plan = partial(plan_whole, context)
+    plan = partial(plan_in_pool, context)
     planner = session_planner.new_planner(context, len(opened))
     pool = open_pool(opened, settings(), planner, plan, context.stats, context.observers, only)
     calibrate(pool, opened)
@@ -480,7 +479,6 @@ def _end_session() -> None:
     session, context.session = context.session, None
     opened, context.opened = context.opened, ()
     assert session is not None
-    port.whole_programs -= session.needs_whole_programs
     session.close()
     recorders.drop_everything()
     forget_what_was_learnt()

@@ -33,10 +33,6 @@ class ClientSession(Runtime, Protocol):
         """The executors, where there are several."""
 
     @property
-    def needs_whole_programs(self) -> bool:
-        """True if programs must not come in pieces, because where one runs is decided over all of it."""
-
-    @property
     def topology(self) -> NetworkTopology | None:
         """The executors' devices and the links between them as they are now; None if there is only one."""
 

@@ -188,7 +188,6 @@ def _make_pool(session: Session, more: tuple[OpenSession, ...]) -> None:
         session.plan_by(new_planner(context, 1))
         raise
     session.successor = context.session = pool
-    port.whole_programs += 1
     pool.executors.know_values(values_of_the_process())
     pool.free_on(0, session.submissions.take_derived())
 

@@ -61,7 +61,7 @@ class Session:
     Sending is serialised by the recorder's lock; whichever thread waits for a reply reads the connection.
     """
 
-    needs_whole_programs = False
+    takes_pieces = None
     topology = None
     membership = None
     successor: ClientSession | None = None  # the pool of which its executor is now one

@@ -17,6 +17,7 @@ from typing import Final
 import attrs
 
 from djinn_core.interception.recording.entry import Entry
+from djinn_core.interception.runtime_interface import WHOLE
 from djinn_core.ir.program import CONTENT
 from djinn_core.wire.templates import TemplateCache
 
@@ -43,7 +44,7 @@ _MAX_MISSES: Final = (
 Ids = tuple[int, ...]
 
 
-@attrs.define(slots=False)
+@attrs.define(slots=False, eq=False)
 class PredictableProgram:
     """A program as it was recorded last time.
 
@@ -157,14 +158,19 @@ class PredictablePrograms:
 
 
 class ProgramPredictor:
-    """Predictor of one thread: its position in the predicted program."""
+    """Predictor of one thread: its position in the predicted program.
 
-    __slots__ = ("_by_content", "_current", "_last", "_next", "_piece", "_predicted", "_programs", "_sent")
+    Attributes:
+        place: of what was sent last, as in `Submission`: the program that it was, or was a piece of, and where it began in it.
+    """
+
+    __slots__ = ("_by_content", "_current", "_last", "_next", "_piece", "_predicted", "_programs", "_sent", "place")
 
     def __init__(self, programs: PredictablePrograms) -> None:
         """`programs`: programs that any thread has recorded."""
         self._programs = programs
         self._last: PredictableProgram | None = None  # the program before this one
+        self.place: tuple[PredictableProgram | None, int] = (None, WHOLE)
         self._begin()
 
     def _begin(self) -> None:
@@ -181,6 +187,11 @@ class ProgramPredictor:
         else:
             self._current = self._programs.known(last.next_opening)
         self._predicted = self._current is not None  # by the program before, and not by how this one begins
+
+    @property
+    def predicted(self) -> PredictableProgram | None:
+        """The program that is predicted."""
+        return self._current
 
     def opens(self) -> bool:
         """True if the program has yet to be recognised."""
@@ -230,7 +241,9 @@ class ProgramPredictor:
 
     def taken(self, entries: Sequence[Entry]) -> bool:
         """`entries` are being sent: the piece that was due, or else the rest of the program. True if what is predicted next is as it was."""
+        at = self._sent
         if self._piece and self._piece == len(entries):
+            self.place = self._current, at
             self._sent += self._piece
             self._piece = 0
             return False
@@ -239,8 +252,10 @@ class ProgramPredictor:
         if last is not None and last is self._current and self._predicted and not begun and last.ids == ids:
             last.repeats, last.varied = last.repeats + 1, 0  # a loop: what `_learn` and `_begin` would do
             last.next_repeats += 1
+            self.place = last, WHOLE
             return True
         self._learn(entries, ids)
+        self.place = self._last, at or WHOLE
         self._begin()
         return False
 

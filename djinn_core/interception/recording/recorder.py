@@ -26,6 +26,7 @@ from djinn_core.interception.recording.meta_only_storages import MetaOnlyStorage
 from djinn_core.interception.recording.program_prediction import OPENING, PredictablePrograms, ProgramPredictor
 from djinn_core.interception.recording.split_submission import fits, in_parts
 from djinn_core.interception.runtime_interface import (
+    WHOLE,
     CacheMemory,
     Publication,
     Runtime,
@@ -264,8 +265,13 @@ class Recorder:
             return
         elif foresight.opens():
             foresight.recognise(self.entries)
-        elif foresight.until_cut() is not None and foresight.is_due(self.entries):
-            self._send(_runtime(), SyncRequest(), foresight.cut)
+        elif foresight.until_cut() is not None:
+            runtime = _runtime()
+            if (takes := runtime.takes_pieces) is not None and not takes(foresight.predicted):
+                self.limit = port.checkpoint_instructions
+                return
+            if foresight.is_due(self.entries):
+                self._send(runtime, SyncRequest(), foresight.cut)
         self._set_limit()
 
     def _set_limit(self) -> None:
@@ -425,15 +431,17 @@ class Recorder:
         for captured in self.captures:
             captured.entries.extend(taken)
             captured.fetched.update(ask.fetch)
+        known, at = self._foresight.place if taken else (None, WHOLE)
         if meta_only.storages:
             taken, dead = meta_only.sift(taken), meta_only.forget(dead)
+            known = None  # it may have fewer instructions
         handles = [*map(_handle_of, dead)]
         if self.dead:
             handles += self._take_dead()
         program = freeze(taken, handles)
         inside = program.dead
         free = tuple([h for h in handles if h not in inside]) if handles and inside != set(handles) else ()
-        return Submission(program, free, ask.fetch, ask.describe, ask.synchronize)
+        return Submission(program, free, ask.fetch, ask.describe, ask.synchronize, known, at)
 
     def _take_dead(self) -> list[int]:
         """Take the handles in `dead` that no remaining entry refers to."""

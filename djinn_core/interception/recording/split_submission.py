@@ -33,7 +33,7 @@ def in_parts(submission: Submission) -> Iterator[Submission]:
         yield Submission(Program((), (), ()), free[start : start + limits.HANDLES_SENT])
     *before, last = [program] if fits(Submission(program)) else _pieces(program)
     yield from map(Submission, before)
-    yield msgspec.structs.replace(submission, program=last, free=free[: limits.HANDLES_SENT])
+    yield msgspec.structs.replace(submission, program=last, free=free[: limits.HANDLES_SENT], known=None)
 
 
 def _pieces(program: Program) -> list[Program]:

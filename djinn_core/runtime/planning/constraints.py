@@ -12,7 +12,7 @@ from djinn_core.hookspecs.placement import PlacementPolicy, PreferredPolicy
 from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 
-ALONE = "single"
+SINGLE = "single"
 IN_ORDER = "sequential"
 
 
@@ -20,13 +20,13 @@ def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: 
     """Name of the placement policy: the configured one, or else that of those offered which is preferred for that number of devices."""
     if settings.placement_policy:
         return settings.placement_policy
-    return preferred_policy(offered) if devices > 1 else ALONE
+    return preferred_policy(offered) if devices > 1 else SINGLE
 
 
 def preferred_policy(offered: Sequence[PlacementPolicy]) -> str:
     """Name of the policy for several devices where none is named; the built-in one where none offers itself."""
     ranked = [(-policy.preference, policy.name) for policy in offered if isinstance(policy, PreferredPolicy)]
-    return min(ranked)[1] if ranked else ALONE
+    return min(ranked)[1] if ranked else SINGLE
 
 
 def preferred_scheduler(offered: Sequence[ScheduleMaker]) -> str:

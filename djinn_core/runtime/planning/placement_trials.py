@@ -62,6 +62,11 @@ class TriedPlacement:
     pays: bool | None = None
     settled: bool = False
 
+    @property
+    def keeps_to_one(self) -> bool:
+        """True if it is found out that one executor is the faster way."""
+        return self.settled and not self.pays
+
     def clock(self, *, apart: bool) -> Callable[[float], None] | None:
         """The function to report the seconds of a run to; None if they do not matter any more."""
         return None if self.settled else (self.apart if apart else self.alone).took

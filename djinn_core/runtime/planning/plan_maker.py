@@ -144,13 +144,22 @@ def placement_trials(context: ClientContext, planner: Planner, devices: int) -> 
     return PlacementTrials(placements, name, context.stats, planner.verdicts)
 
 
-def plan_whole(
+def plan_in_pool(
     context: ClientContext, graph: ProgramGraph, where: PlanningInputs, topology: NetworkTopology
 ) -> PipelineResult:
-    """The plan of a whole program over several devices."""
+    """The plan of a program over several devices, or of a piece of one."""
     started = time.monotonic()
     registry, settings = context.configured()
-    known = (where.resident, where.copies, where.stream, where.derived, where.occupied, where.known, where.margin)
+    known = (
+        where.resident,
+        where.copies,
+        where.stream,
+        where.derived,
+        where.occupied,
+        where.known,
+        where.margin,
+        where.piece,
+    )
     result = plan_for_pool(graph, registry, settings, topology, *known)
     _tell_planned(context, result, len(graph.program), started)
     return result

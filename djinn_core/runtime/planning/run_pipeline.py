@@ -12,6 +12,7 @@ from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.plan import OptimizationResult
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
@@ -20,7 +21,7 @@ from djinn_core.logs import get_logger
 from djinn_core.pipeline import PluginOverrides, Plugins, Request, plan
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.planning.calibrations import calibration_of
-from djinn_core.runtime.planning.constraints import NOT_OCCUPIED, MemoryInUse, limits_of, policy_for, within
+from djinn_core.runtime.planning.constraints import NOT_OCCUPIED, SINGLE, MemoryInUse, limits_of, policy_for, within
 from djinn_core.stages.annotate import NOTHING_KNOWN, Known
 from djinn_core.wire.messages import DeviceInfo
 
@@ -29,6 +30,14 @@ NOWHERE = DeviceInfo(id="remote_accelerator:0", kind="unknown", name="no server 
 
 _log = get_logger("djinn.runtime")
 NOTHING_LEFT_OUT: Mapping[str, str] = {}
+
+
+@attrs.frozen
+class PieceOfProgram:
+    """A piece of a program that keeps to one device: which, and what is known of the piece from the program."""
+
+    device: str
+    profile: WorkloadProfile | None
 
 
 def topology_of(device: DeviceInfo) -> NetworkTopology:
@@ -112,8 +121,9 @@ def plan_for_pool(
     occupied: Mapping[str, MemoryInUse] = NOT_OCCUPIED,
     known: Known = NOTHING_KNOWN,
     margin: float = MARGIN,
+    piece: PieceOfProgram | None = None,
 ) -> PipelineResult:
-    """Plan a program for several devices, with its inputs where they are.
+    """Plan a program for several devices, with its inputs where they are; a `piece` for the device that has the program.
 
     `occupied` is what else is there, `known` what earlier programs say of the inputs, `margin` as in `PlacementContext`.
 
@@ -137,6 +147,8 @@ def plan_for_pool(
         derived=derived,
         margin=margin,
     )
+    if piece is not None:
+        return plan(graph, registry, _on_one(request, piece.device), known=known, profile=piece.profile)
     # What other programs of a machine take now, and what allocators can use again, is not quite known.
     unmeasured = attrs.evolve(request, topology=_unmeasured(topology))
     try:
@@ -152,6 +164,13 @@ def plan_for_pool(
     _log.warning("a program may not fit", error=str(said), instead=instead)
     anywhere = attrs.evolve(unmeasured, topology=_unparticular(unmeasured.topology))
     return _first_that_fits(lambda asked: plan(graph, registry, asked, known=known), unmeasured, anywhere)
+
+
+def _on_one(request: Request, device: str) -> Request:
+    """The request with a single device, which has what there is of the inputs."""
+    devices = tuple([d for d in request.topology.devices if d.id == device])
+    topology = attrs.evolve(request.topology, devices=devices, indexes=request.topology.by_index)
+    return attrs.evolve(request, topology=topology, placement_policy=SINGLE, pins=(), copies={})
 
 
 def _first_that_fits(make: Callable[[Request], PipelineResult], request: Request, other: Request) -> PipelineResult:

@@ -64,6 +64,19 @@ class SizeRange:
                 return False
         return self._are_near(self.sizes, [slots[p] for p in self.numbers])
 
+    def part(self, calls: range, slots: range) -> SizeRange:
+        """The sizes in a stretch of the program: of these calls, and of these of its scalars."""
+        inside = [i for i, (call, _) in enumerate(self.places) if call in calls]
+        numbers = [i for i, position in enumerate(self.numbers) if position in slots]
+        return SizeRange(
+            places=tuple([(self.places[i][0] - calls.start, self.places[i][1]) for i in inside]),
+            weights=tuple([self.weights[i] for i in inside]),
+            metas=tuple([self.metas[i] for i in inside]),
+            numbers=tuple([self.numbers[i] - slots.start for i in numbers]),
+            sizes=tuple([self.sizes[i] for i in numbers]),
+            factor=self.factor,
+        )
+
     def _are_near(self, sizes: Sequence[Slot], others: Sequence[Slot]) -> bool:
         factor = self.factor
         for size, other in zip(sizes, others, strict=True):

@@ -29,6 +29,9 @@ class HeldUploads:
         """Set the bytes that the session may hold on each executor; None if that is not known."""
         self._free = [free or 0 for free in memory_free]  # what is not known is filled like what is full: evenly
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def __contains__(self, handle: int) -> bool:
         return handle in self._held
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 
 import attrs
 
@@ -21,7 +20,7 @@ class ProgramFamily:
 
     Attributes:
         plans: the latest last; they differ in where things are, in scalars, and in whose turn it was.
-        under_way: numbers of submissions whose results were asked for, and that no thread has waited for.
+        under_way: numbers of submissions whose results were asked for, also in the last piece, and that no thread has waited for.
         takes_turns: whether it makes a difference to its plans whose turn it is.
         passed_over: executors that plans left alone when it was their turn.
         last: the executor whose turn it was last.
@@ -84,12 +83,11 @@ class LoadBalancer:
         """An executor was asked something, by a submission of that number."""
         self._unanswered[executor].append(number)
 
-    def next(self, alike: ProgramFamily, unseen: AbstractSet[int]) -> int | None:
+    def next(self, alike: ProgramFamily) -> int | None:
         """The executor that has least to do; of equal ones, the one after that whose turn it was last.
 
-        None if nothing is under way of the programs like the one that comes: no thread has waited for those in `unseen`.
+        None if nothing is under way of the programs like the one that comes.
         """
-        alike.under_way &= unseen
         if not alike.under_way or not alike.takes_turns:
             return None
         count = len(self._membership.members)

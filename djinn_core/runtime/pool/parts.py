@@ -84,6 +84,8 @@ class PooledPlan:
         link_changes: how often links had changed then. profile: what the first program was about.
         relied: instructions and slots that have to be what they were, as in `relied_on`.
         alone: whether it keeps to one executor where several were predicted to be faster.
+        only_executor: the one that has and runs everything; None if there is no such one.
+        kept_on: the executor that it was made for, as a piece of a program that keeps to it. found_again: whether it ran more than once.
         executors: those that run its parts, in their order. uploads: whether uploads that wait are sent for it.
         last_runs: by executor its last part, where that runs something: what is asked for can be asked for there.
     """
@@ -110,9 +112,12 @@ class PooledPlan:
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
     relied: Relied = _ON_NOTHING
     alone: bool = False
+    kept_on: int | None = None
+    found_again: bool = False
     executors: tuple[int, ...] = attrs.field(init=False)
     uploads: bool = attrs.field(init=False)
     last_runs: Mapping[int, int] = attrs.field(init=False)
+    only_executor: int | None = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.executors = tuple(part.executor for part in self.runs())
@@ -121,7 +126,17 @@ class PooledPlan:
         last |= {
             p.source: i for i, p in enumerate(self.parts) if isinstance(p, TransferStep) and i > last.get(p.source, -1)
         }
+        self.only_executor = self._only_executor()
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
+
+    def _only_executor(self) -> int | None:
+        parts = [part for part in self.parts if not isinstance(part, TransferStep)]
+        if len(parts) < len(self.parts):
+            return None
+        where = {part.executor for part in parts} | {home for home in self.where[0] if home is not None}
+        if self.random is not None:
+            where.add(self.random)
+        return where.pop() if len(where) == 1 else None
 
     def holds_for(self, program: Program, values: Sequence[int], locations: ValueLocations, random: int | None) -> bool:
         """True if the values are on the executors that the plan expects, and the scalars have the values that it relies on."""

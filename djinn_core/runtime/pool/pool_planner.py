@@ -8,6 +8,7 @@ from functools import partial
 
 import attrs
 
+from djinn_core.errors import InvalidStage
 from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
@@ -16,17 +17,20 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
-from djinn_core.ir.substitution import Derived, not_derived
+from djinn_core.ir.substitution import Derived, Recipe, RecipeLocations, not_derived
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.constraints import MemoryInUse
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
 from djinn_core.runtime.planning.plan_cache import PlanCache
 from djinn_core.runtime.planning.planner import RECENT, Planner, Recent
 from djinn_core.runtime.planning.prediction_errors import PredictionErrors, margin_of
+from djinn_core.runtime.planning.program_index import KnownPrograms
 from djinn_core.runtime.planning.residency_history import ResidencyHistory
+from djinn_core.runtime.planning.run_pipeline import PieceOfProgram
 from djinn_core.runtime.pool.load_balancing import ProgramFamily
 from djinn_core.runtime.pool.lowering import ProgramPlacement, build_plan, resident
 from djinn_core.runtime.pool.parts import PooledPlan
+from djinn_core.runtime.pool.pieces import KeptProgram, KeptPrograms
 from djinn_core.runtime.pool.pooled_derived_values import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.value_locations import ValueLocations
 from djinn_core.runtime.sending.template import relied_on
@@ -41,7 +45,8 @@ VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, i
 class PlanningInputs:
     """Location of a program's inputs, by device id: their memory and copies of them; and what else is under way.
 
-    `occupied` is what is on the devices, `known` what earlier programs say of the inputs, `margin` as in `PlacementContext`.
+    `occupied` is what is on the devices, `known` what earlier programs say of the inputs, `margin` as in `PlacementContext`. A `piece`
+    of a program runs on one device.
     """
 
     resident: Mapping[int, str]
@@ -51,6 +56,7 @@ class PlanningInputs:
     occupied: Mapping[str, MemoryInUse] = attrs.field(factory=dict)
     known: Known = attrs.field(factory=dict)
     margin: float = MARGIN
+    piece: PieceOfProgram | None = None
 
 
 PlanForPool = Callable[[ProgramGraph, PlanningInputs], PipelineResult]
@@ -83,12 +89,16 @@ class PoolPlanner:
         self.random: int | None = None
         self.link_changes = 0  # plans hold for links as they were when they were made
         self.errors = PredictionErrors()
+        self.kept = KeptPrograms()
+        self._wholes = KnownPrograms()
         self._free: FreeCopies = lambda _: None
 
     def forget_plans(self, planner: Planner) -> None:
         """Make all plans again, since what they depend on has changed."""
         self._planner = planner
         self._plans = PlanCache(planner.planning.factor)
+        self.kept = KeptPrograms()
+        self._wholes = KnownPrograms()
 
     def join(self, device: str) -> None:
         """There is one more executor, with this device."""
@@ -103,6 +113,7 @@ class PoolPlanner:
         """The devices were measured: what was predicted before says nothing of predictions from now on."""
         self.calibrated = all(device.calibration is not None for device in devices)
         self.errors = PredictionErrors()
+        self.kept = KeptPrograms()
 
     def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
         """The programs of its structure, and its values by first appearance."""
@@ -124,8 +135,52 @@ class PoolPlanner:
         `turn`: the executor whose turn it is; None if executors do not take turns.
         """
         alone = self._keeps_to_one(alike, values)
+        if (again := self._again(program, alike, values, (turn, alone, None))) is not None:
+            return again
+        self._stats.plans_made += 1
+        plan = self._make(program, alike, turn, alone)
+        if (profile := plan.profile) is not None:
+            self._wholes.remember(program, profile)
+        self._keep(plan, program, alike, values, profile)
+        return plan, self.derived.extended(plan, values)
+
+    def ran_whole(self, recorded: object, program: Program, alike: ProgramFamily, plan: PooledPlan) -> None:
+        """A recorded program, which was found last, runs by that plan: it may come in pieces if it keeps to one executor."""
+        self.kept.ran(recorded, program, alike, plan, self._plans.latest.range.sizes)
+
+    def prepare_piece(
+        self, program: Program, at: int, kept: KeptProgram, alike: ProgramFamily, values: Sequence[int]
+    ) -> tuple[PooledPlan, Sequence[int]] | None:
+        """The plan of a piece that was found, for the executor that the whole program keeps to; None if it cannot run there.
+
+        `at`: number of instructions of the program before it.
+        """
+        if not kept.covers(program, at, alike):
+            kept.doubt()  # after this one, which takes it as it comes
+        executor = kept.executor
+        if (again := self._again(program, alike, values, (None, False, executor))) is not None:
+            return again
+        self._stats.plans_made += 1
+        made = self._make_piece(program, executor)
+        if made is None:
+            return None
+        plan, profile = made
+        self._keep(plan, program, alike, values, profile)
+        return plan, self.derived.extended(plan, values)
+
+    def _again(
+        self,
+        program: Program,
+        alike: ProgramFamily,
+        values: Sequence[int],
+        way: tuple[int | None, bool, int | None],
+    ) -> tuple[PooledPlan, Sequence[int]] | None:
+        """A plan that was made while things were as they are; None without one.
+
+        `way`: whose turn it is, whether the program keeps to one executor, and on which it is kept.
+        """
         for plan in reversed(alike.plans):
-            if plan.turn != turn or plan.link_changes != self.link_changes or plan.alone != alone:
+            if (plan.turn, plan.alone, plan.kept_on) != way or plan.link_changes != self.link_changes:
                 continue
             if not (plan.crowded or self._has_room(plan)):
                 continue
@@ -133,17 +188,26 @@ class PoolPlanner:
                 continue
             extended = self.derived.extended(plan, values)
             if plan.holds_for(program, extended, self._locations, self.random):
+                plan.found_again = True
                 self._stats.plans_reused += 1
                 self._recent.append((plan, values))
                 return plan, extended
-        self._stats.plans_made += 1
-        plan = self._make(program, alike, turn, alone)
+        return None
+
+    def _keep(
+        self,
+        plan: PooledPlan,
+        program: Program,
+        alike: ProgramFamily,
+        values: Sequence[int],
+        profile: WorkloadProfile | None,
+    ) -> None:
+        """Keep a new plan; `profile` is of what was planned, which may be a piece."""
         alike.plans.append(plan)
         del alike.plans[:-VARIANTS_LIMIT]
         self._recent.append((plan, values))
-        if plan.profile is not None:
-            self._earlier.planned(plan, program, plan.profile.residency, plan.profile.lineage)
-        return plan, self.derived.extended(plan, values)
+        if profile is not None:
+            self._earlier.planned(plan, program, profile.residency, profile.lineage)
 
     def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:
         """True if a program that a policy would divide is to run on one executor this time."""
@@ -181,27 +245,79 @@ class PoolPlanner:
                 result, alone = self._divided_or_not(alike, program, whereabouts, planning)
             else:
                 result = planning(whereabouts)
-        assert result.schedule is not None
-        assert result.placement is not None
-        rewritten = result.schedule.rewritten
-        if rewritten is not None and self.derived.make_missing(rewritten, result.placement.values):
-            return self._make(program, alike, turn, alone)  # once more, now that it is known where those are
-        called = {} if rewritten is None else self.derived.names(rewritten)
-        executors = {name: number for number, name in enumerate(names)}
-        placed = {value: executors[device] for value, device in result.placement.values.items()}
-        planned = ProgramPlacement(result.graph, placed, executors, result.schedule, graph, called)
-        plan = build_plan(planned, locations, self.random)
-        plan.link_changes = self.link_changes
+        plan = self._lowered(program, graph, result)
+        if plan is None:
+            return self._make(program, alike, turn, alone)
         plan.alone = alone
-        plan.relied = relied_on(program, result, self._planner.planning.unsure)
-        plan.profile = result.recorded or result.profile
-        plan.crowded = not self._has_room(plan)  # and no plan would have
         if self._planner.learns_margin:
-            self._watch(plan, result)
+            self._watch(plan)
         if turn is not None:
             follows = result.plan is not None and result.plan.by_turn
             alike.planned(plan, turn, follows)
             plan.turn = turn if follows else None
+        return plan
+
+    def _make_piece(self, program: Program, executor: int) -> tuple[PooledPlan, WorkloadProfile | None] | None:
+        """The plan of a piece for an executor, and the piece's profile; None if that has not all of the inputs, or no room."""
+        graph, device = ProgramGraph(program), self.devices[executor]
+        homes = resident(program, graph, self._locations, self.random)
+        if any(home != executor for home in homes.values()):
+            return None
+        own, whole = self._wholes.piece(program) or (None, None)
+        known = self._earlier.residency(program) if own is None else {}
+        where = PlanningInputs(
+            dict.fromkeys(homes, device),
+            {},
+            derived=partial(self._derived_there, device),
+            occupied=self._occupied(graph),
+            known=known,
+            piece=PieceOfProgram(device, own),
+        )
+        try:
+            with modes_as_before(), interrupt_mask.unmasked():
+                result = self._plan(graph, where)
+        except InvalidStage:
+            return None
+        plan = self._lowered(program, graph, result)
+        if plan is None:
+            return self._make_piece(program, executor)
+        if plan.crowded:
+            return None
+        plan.kept_on = executor
+        plan.profile, profile = whole or plan.profile, plan.profile
+        return plan, profile
+
+    def _derived_there(self, device: str, recipe: Recipe) -> RecipeLocations | None:
+        """As `PooledDerivedValues.places`.
+
+        Raises:
+            InvalidStage: the values are on another device.
+        """
+        places = self.derived.places(recipe)
+        if places is not None and any(home != device for home in places.homes):
+            raise InvalidStage(f"what is derived from weights for it is not on {device}")
+        return places
+
+    def _lowered(self, program: Program, graph: ProgramGraph, result: PipelineResult) -> PooledPlan | None:
+        """The parts of what was planned; None if values derived from weights were missing, which have been made now."""
+        assert result.schedule is not None
+        assert result.placement is not None
+        rewritten = result.schedule.rewritten
+        if rewritten is not None and self.derived.make_missing(rewritten, result.placement.values):
+            return None  # once more, now that it is known where those are
+        called = {} if rewritten is None else self.derived.names(rewritten)
+        executors = {name: number for number, name in enumerate(self.devices)}
+        placed = {value: executors[device] for value, device in result.placement.values.items()}
+        planned = ProgramPlacement(result.graph, placed, executors, result.schedule, graph, called)
+        plan = build_plan(planned, self._locations, self.random)
+        plan.link_changes = self.link_changes
+        plan.relied = relied_on(program, result, self._planner.planning.unsure)
+        plan.profile = result.recorded or result.profile
+        plan.crowded = not self._has_room(plan)  # and no plan would have
+        runs = list(plan.runs())
+        if len(runs) == 1 and result.costs is not None:
+            rows = result.costs.by_device
+            runs[0].prepared.predicted = sum(rows[d.device][d.node].seconds for d in result.placement.decisions)
         return plan
 
     def _divided_or_not(
@@ -235,13 +351,11 @@ class PoolPlanner:
             return MARGIN
         return margin_of(self.errors.found, calibrated=self.calibrated)
 
-    def _watch(self, plan: PooledPlan, result: PipelineResult) -> None:
+    def _watch(self, plan: PooledPlan) -> None:
         """Compare what one executor takes for a plan with what was predicted."""
-        runs, placement, costs = list(plan.runs()), result.placement, result.costs
-        if len(runs) == 1 and placement is not None and costs is not None:
-            rows = costs.by_device
-            runs[0].prepared.predicted = sum(rows[d.device][d.node].seconds for d in placement.decisions)
-            self.errors.watch(runs[0].prepared, runs[0].prepared.predicted)
+        runs = list(plan.runs())
+        if len(runs) == 1 and (predicted := runs[0].prepared.predicted) is not None:
+            self.errors.watch(runs[0].prepared, predicted)
 
     def _has_room(self, plan: PooledPlan) -> bool:
         """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""

@@ -12,6 +12,7 @@ import torch
 
 from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost, UnsupportedOperation, WeightsUnavailable
 from djinn_core.interception.runtime_interface import (
+    WHOLE,
     CacheMemory,
     DescribedValue,
     Publication,
@@ -92,6 +93,7 @@ class _PendingReply:
     seconds: float = 0.0
     began: float = 0.0
     took: Callable[[float], None] | None = None  # is told the seconds from `began` until all has come
+    alike: ProgramFamily | None = None  # the programs whose turns depend on it
     synchronized: tuple[int, ...] = ()  # by executor the frames after which nothing is under way when all has come
 
     @property
@@ -123,7 +125,6 @@ class _PendingReply:
 class PoolSession:
     """Implements `ClientSession` over several executors."""
 
-    needs_whole_programs = True
     successor = None
 
     def __init__(self, executors: PoolExecutors) -> None:
@@ -193,19 +194,21 @@ class PoolSession:
 
     # --- out ---------------------------------------------------------------------------------------------------
 
+    def takes_pieces(self, recorded: object) -> bool:
+        """As `Runtime.takes_pieces`: where a program runs is decided over all of it, unless it keeps to one executor anyway."""
+        return self._planner.kept.takes_pieces(recorded, self._planner.link_changes)
+
     def submit(self, submission: Submission) -> int:
         """As `Runtime.submit`. The caller holds the recorders' lock.
 
         Raises:
             SessionLost: an executor is gone.
         """
-        if self.lost:
-            raise SessionLost(self.lost)
         with interrupt_mask:
             for member in self.membership.here:
                 member.submissions.make_ready()
             with self._tables:
-                prepared = self._prepare(submission.program) if submission.program.calls else None
+                prepared = self._prepare(submission) if submission.program.calls else None
                 with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
                     return self._submit(submission, prepared)
 
@@ -221,7 +224,7 @@ class PoolSession:
             requests = self._requests(submission, self._account(plan, values))
             self._forget_derived(requests, submission.free, submission.program.dead, [values[i] for i in plan.written])
             questions = self._do(plan, values, submission.program, requests)
-            for i in plan.dead:
+            for i in plan.dead if self._uploads else ():
                 self._uploads.drop(values[i])  # where it waits still, because nothing that runs has used it
         else:
             requests = self._requests(submission, [])
@@ -236,19 +239,28 @@ class PoolSession:
         if submission.fetch or submission.describe or submission.synchronize:
             sent = tuple([member.submissions.last_number for member in self.members])
             lengths = len(submission.fetch), len(submission.describe)
-            asked = self._asked[number] = _PendingReply(tuple(questions), sent, *lengths, began=began, took=took)
+            asked = self._asked[number] = _PendingReply(
+                tuple(questions), sent, *lengths, began=began, took=took, alike=alike
+            )
             if submission.synchronize:
                 asked.synchronized = tuple([member.link.sent for member in self.members])
             self._note(number, questions, alike)
         return number
 
-    def _prepare(self, program: Program) -> tuple[ProgramFamily, PooledPlan, Sequence[int]]:
-        """The plan of a program, for the executor whose turn it is; and the programs like it."""
-        self._planner.link_changes = self._links.listen()
-        alike, values = self._planner.find(program)
-        turn = self._turns.next(alike, self._asked.keys())
-        plan, extended = self._planner.prepare(program, alike, values, turn)
+    def _prepare(self, submission: Submission) -> tuple[ProgramFamily, PooledPlan, Sequence[int]]:
+        """The plan of a program, for the executor whose turn it is, and the programs like it; of a piece those like the whole program."""
+        planner, program, known = self._planner, submission.program, submission.known
+        planner.link_changes = self._links.listen()
+        alike, values = planner.find(program)
+        kept = planner.kept.get(known) if submission.at != WHOLE and known is not None else None
+        if kept is not None:
+            if (prepared := planner.prepare_piece(program, submission.at, kept, alike, values)) is not None:
+                return kept.family, *prepared
+            kept.doubt()
+        plan, extended = planner.prepare(program, alike, values, self._turns.next(alike))
         alike.ran(plan, extended)
+        if submission.at == WHOLE and known is not None:
+            planner.ran_whole(known, program, alike, plan)
         return alike, plan, extended
 
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
@@ -514,11 +526,11 @@ class PoolSession:
                 asked.hear(question, self._answer_to(question))
         except BaseException:
             if not asked.late:
-                del self._asked[number]
+                self._forget(number)
                 for question in asked.waiting[1:]:
                     self.members[question.executor].replies.abandon(question.number)
             raise
-        del self._asked[number]
+        self._forget(number)
         if asked.synchronized and not asked.errors:
             self._synchronized = asked.synchronized
         if asked.took is not None and not (asked.late or asked.errors):
@@ -556,9 +568,16 @@ class PoolSession:
 
     def discard(self, number: int) -> None:
         """As `Runtime.discard`."""
-        asked = self._asked.pop(number, None)
+        asked = self._forget(number)
         for question in asked.waiting if asked is not None else ():
             self.members[question.executor].discard(question.number)
+
+    def _forget(self, number: int) -> _PendingReply | None:
+        """Forget what was asked: no thread has to wait for it any more."""
+        asked = self._asked.pop(number, None)
+        if asked is not None and asked.alike is not None:
+            asked.alike.under_way.discard(number)
+        return asked
 
     def mark_unobserved(self, number: int) -> None:
         """As `Runtime.mark_unobserved`."""

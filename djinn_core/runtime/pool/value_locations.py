@@ -48,14 +48,18 @@ class ValueLocations:
         """There is a new value, whose memory is there; `nbytes` of it are as many as it looks into."""
         storage = storage_of(value)
         self.homes[storage] = executor
-        more = nbytes - self.size(storage)
-        if more > 0:
+        known = self._sizes.get(storage, 0)
+        if nbytes > known:
             self._sizes[storage] = nbytes
-            self.held[executor] += more
-            for holders in self._copies.get(storage, {}).values():
+            self.held[executor] += nbytes - known
+            for holders in self._copies[storage].values() if storage in self._copies else ():
                 for holder in holders:
-                    self.held[holder] += more
-        self._values.setdefault(storage, set()).add(value)
+                    self.held[holder] += nbytes - known
+        values = self._values.get(storage)
+        if values is None:
+            self._values[storage] = {value}
+        else:
+            values.add(value)
 
     def move(self, value: int, executor: int) -> None:
         """The memory of a value is there now; a copy of it that was there is a copy no more."""
@@ -87,23 +91,21 @@ class ValueLocations:
         Values that were never added, such as those that were made while a program was rewritten, are unknown here.
         """
         storage = storage_of(value)
-        holders = frozenset[int]()
+        holders: frozenset[int] | None = None
         if storage in self._copies:
-            holders = self.copies(value) or holders
+            holders = self.copies(value)
             self._keep(value, frozenset())
         values = self._values.get(storage)
         if values is None or value not in values:
-            return sorted(holders)
-        home = self.homes.get(storage)
-        values.remove(value)
-        if not values:
-            del self._values[storage]
-            self.homes.pop(storage, None)
-            size = self._sizes.pop(storage, 0)
-            if home is not None:
-                self.held[home] -= size
+            return sorted(holders or ())
+        home = self.homes[storage]
+        if len(values) > 1:
+            values.remove(value)
+        else:
+            del self._values[storage], self.homes[storage]
+            self.held[home] -= self._sizes.pop(storage, 0)
             self.given.discard(storage)
-        return sorted(holders | {home}) if home is not None else sorted(holders)
+        return sorted(holders | {home}) if holders else [home]
 
     def values_in(self, storage: int) -> list[int]:
         """The values that look into a storage."""
