@@ -82,7 +82,10 @@ class SessionBatches:
 
     def gather(self, pending: PendingRun) -> Sequence[PendingRun]:
         """The runs of other sessions that join this one; their sessions wait until `run` is over."""
-        batched, share, trial = pending.batched, pending.owner.share, self._trial(pending)
+        share = pending.owner.share
+        if not share.group and not self._turns.waiting:
+            return ()
+        batched, trial = pending.batched, self._trial(pending)
         if trial.pause:
             trial.pause, share.group = trial.pause - 1, ()
             return ()
