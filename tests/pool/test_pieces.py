@@ -1,4 +1,4 @@
-"""Which recorded programs a pool takes in pieces: those that ran whole, on one executor, with nothing left to find out."""
+"""Choice of the recorded programs that a pool takes in pieces: those that ran whole, on one executor, with nothing left to find out."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_follows_others_that_are_under_way_comes_whole(programs):
     family.under_way.add(7)
     assert not programs.takes_pieces(recorded, 0)
     family.takes_turns = False
-    assert programs.takes_pieces(recorded, 0), "whoever's turn it is"
+    assert programs.takes_pieces(recorded, 0), "executors do not take it in turn"
     family.takes_turns = True
     family.under_way.discard(7)
     assert programs.takes_pieces(recorded, 0)

@@ -26,7 +26,7 @@ _CHECKED: Final = 256  # families of pieces that are remembered
 
 @attrs.define(eq=False)
 class KeptProgram:
-    """What a pool knows of a recorded program that came whole.
+    """A recorded program that came whole to a pool, and what is known of where it ran.
 
     Attributes:
         family: of the whole program when it came last. executor: that ran it; link_changes: how often links had changed then.
@@ -90,7 +90,7 @@ class KeptPrograms:
         self._kept: WeakKeyDictionary[object, KeptProgram] = WeakKeyDictionary()
 
     def get(self, recorded: object) -> KeptProgram | None:
-        """What is known of a program; None if it has not come whole."""
+        """Knowledge of a program; None if it has not come whole."""
         return self._kept.get(recorded)
 
     def ran(
