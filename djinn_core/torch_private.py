@@ -328,8 +328,26 @@ def contiguous_nested_strides(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 def nested_of_elements(elements: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """A nested tensor of the strided layout that looks into `elements`, which has one dimension."""
-    made: torch.Tensor = torch._nested_view_from_buffer(elements, sizes, *contiguous_nested_strides(sizes))
+    return nested_of_memory(elements, sizes, *contiguous_nested_strides(sizes))
+
+
+def nested_of_memory(
+    memory: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """A nested tensor of the strided layout whose tensors lie in `memory`, which has one dimension, in any way."""
+    begins = offsets.add(int(memory.storage_offset()))
+    made: torch.Tensor = torch._nested_view_from_buffer(memory, sizes, strides, begins)
     return made
+
+
+def tables_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sizes, strides and offsets of the tensors of a nested one of the strided layout."""
+    return tensor._nested_tensor_size(), tensor._nested_tensor_strides(), tensor._nested_tensor_storage_offsets()
+
+
+def memory_of_nested(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory that a nested tensor of the strided layout looks into, in one dimension."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def elements_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 
 import pytest
 import torch
@@ -30,6 +31,32 @@ def strided(device):
 
 def jagged(device):
     return nested.as_nested_tensor(tensors(device), layout=JAGGED)
+
+
+def written(device):
+    """A nested tensor that was written through views of it."""
+    whole = strided(device)
+    whole.chunk(2, -1)[1].unbind()[0].mul_(10)
+    whole.transpose(1, 2).unbind()[1].add_(100)
+    whole.view(2, -1, 2, 4).unbind()[0].sub_(3)
+    whole.narrow(0, 1, 1).unbind()[0].mul_(-1)
+    whole.unsqueeze(1).unbind()[1].add_(7)
+    whole.select(2, 1).unbind()[0].zero_()
+    whole[0].add_(1000)
+    return whole
+
+
+def facts_of_views(device):
+    whole, columns = strided(device), strided(device).transpose(1, 2)
+    views = [
+        *whole.chunk(2, -1),
+        columns,
+        columns.transpose(1, 2),
+        columns.clone(),
+        columns.contiguous(),
+    ]
+    views += [columns + columns, columns == 0, torch.empty_like(columns), columns.cpu()]
+    return [[v.is_contiguous() for v in views], *[v._nested_tensor_strides() for v in views]]
 
 
 def weight(device, *shape):
@@ -110,6 +137,10 @@ CASES = {
     "layer_norm": lambda d: parts(functional.layer_norm(strided(d), (8,), weight(d, 8), weight(d, 8))),
     "sum": lambda d: parts(strided(d).sum(-1, keepdim=True)),
     "transpose": lambda d: parts(strided(d).transpose(1, 2)),
+    "written through views": lambda d: parts(written(d)),
+    "facts of views": facts_of_views,
+    "views of views": lambda d: [*parts(strided(d).transpose(1, 2).reshape(2, 8, -1, 1)), *parts(strided(d).chunk(2, -1)[1].reshape(2, -1, 2, 2))],
+    "ops on views": lambda d: [*parts((t := strided(d).transpose(1, 2)) + t), *parts(t / 3), *parts(t == 0), *parts(t.softmax(-1)), *parts(strided(d) @ t), t.values()],
     "reshape": lambda d: [*parts(strided(d).reshape(2, -1, 2, 4)), *parts(torch.reshape(strided(d), (2, -1, 2, 4))), *parts(strided(d).view(2, -1, 2, 4))],
     "chunk": lambda d: [part for one in strided(d).chunk(2, -1) for part in parts(one)],
     "split": lambda d: [part for one in torch.split(strided(d), [3, 5], -1) for part in parts(one)],
@@ -151,6 +182,29 @@ def test_nested_tensors_are_as_on_the_cpu(embedded, case):
     assert equal(here, there), (here, there)
 
 
+VIEWS = {
+    "unary": lambda n: n.transpose(1, 2).cos(),
+    "in place": lambda n: n.transpose(1, 2).mul_(2),
+    "linear": lambda n: functional.linear(n.transpose(1, 2), torch.ones(3, 2, device=n.device)),
+    "padded": lambda n: padded(n.transpose(1, 2)),
+    "other strides": lambda n: n.transpose(1, 2) + n,
+    "chunk of a view": lambda n: n.transpose(1, 2).chunk(2, -1),
+    "split of a view": lambda n: n.chunk(2, -1)[0].split_with_sizes([1, 3], -1),
+    "chunk of rows": lambda n: n.chunk(2, 1),
+    "first dimension": lambda n: n.transpose(0, 1),
+    "no such dimension": lambda n: n.transpose(1, 3),
+    "no such tensor": lambda n: n[2],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_is_not_contiguous_is_refused_as_on_the_cpu(embedded, name):
+    with pytest.raises((RuntimeError, IndexError)) as here:
+        VIEWS[name](strided("cpu"))
+    with pytest.raises(type(here.value), match=re.escape(str(here.value)[:45])):
+        VIEWS[name](strided(embedded))
+
+
 @pytest.mark.parametrize("ask", [lambda n: n.size(), lambda n: n.size(1), lambda n: n + jagged(n.device)])
 def test_errors_are_those_of_the_cpu(embedded, ask):
     with pytest.raises(RuntimeError) as here:
@@ -171,6 +225,26 @@ def test_a_nested_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor():
     ):
         with pytest.raises(RuntimeError, match="a nested tensor"):
             layout_call("aten::to_padded_tensor", ["nested", dims, numbers, given], 0.0)
+
+
+def test_a_view_that_leaves_its_memory_reaches_no_kernel_of_the_executor():
+    memory = torch.ones(6)
+    for dims, numbers, steps, starts in (
+        (2, [2, 3], [3, 1], [1]),
+        (2, [2, 3], [3, 1000], [0]),
+        (2, [2, 3], [-3, 1], [3]),
+        (2, [2, 3], [3, 1], [-1]),
+        (2, [2, 3], [3, 1], [0, 0]),
+        (0, [], [], []),
+    ):
+        with pytest.raises(RuntimeError, match="a view of a nested tensor"):
+            layout_call("aten::clone", ["nested_view", dims, numbers, steps, starts, memory])
+
+
+def test_views_of_nested_tensors_take_no_round_trip(embedded):
+    n, before = strided(embedded), djinn.stats()["round_trips"]
+    n.transpose(1, 2).transpose(1, 2).chunk(2, -1)[1][0].mul_(2)
+    assert djinn.stats()["round_trips"] == before
 
 
 @pytest.mark.parametrize("refused", [lambda n: n.cumsum(1), lambda n: n.sort(), lambda n: n.exp2()])
