@@ -89,6 +89,7 @@ NEEDED: Final = (
     "torch._C._set_neg",
     "torch._make_per_channel_quantized_tensor",
     "torch._make_per_tensor_quantized_tensor",
+    "torch._functionalize_unsafe_set",
     "torch._nested_compute_contiguous_strides_offsets",
     "torch._nested_view_from_buffer",
     "torch._C._get_nested_int",
@@ -507,6 +508,13 @@ def seen_by_subclasses() -> AbstractContextManager[object]:
     return guard
 
 
+def marks_views() -> AbstractContextManager[object]:
+    """Blocks in which PyTorch notes of a view that it is one also inside `__torch_dispatch__`, as it does inside kernels of other backends."""
+    key = torch._C.DispatchKey.ADInplaceOrView
+    guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(key, False)
+    return guard
+
+
 @contextmanager
 def modes_as_before() -> Iterator[None]:
     """Restore the modes where an interrupt leaves the block, perhaps while a mode is entered or left."""
@@ -625,6 +633,20 @@ def kernel_at(func: Any, key: str) -> Callable[..., Any]:
     """PyTorch's kernel of `func` at a dispatch key, whatever is registered there later. It takes the keys first."""
     kernel: Callable[..., Any] = torch.library.get_kernel(func, key).call_boxed
     return kernel
+
+
+def kernel_of_cpu(func: Any) -> Callable[..., Any]:
+    """PyTorch's kernel of `func` for tensors of the CPU, whatever it is given."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+
+    return kernel
+
+
+def share_storage(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Give `target` the storage of `source`, and leave its sizes as they are."""
+    torch._functionalize_unsafe_set(target, source)  # type: ignore[attr-defined]
 
 
 def take_creation_from(view: torch.Tensor, other: torch.Tensor) -> None:

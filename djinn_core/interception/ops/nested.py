@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -142,6 +142,10 @@ def _select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _tensors(source)[index]
 
 
+def _slice(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> NoReturn:
+    raise UnsupportedOperation("nested tensors have no slices, as on the CPU: use .unbind() or .narrow(0, ...)")
+
+
 def _unbind(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     source, dim = args[0], args[1] if len(args) > 1 else 0
     if dim not in {0, -source.dim()}:
@@ -198,8 +202,12 @@ def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def _clone(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    source = args[0]
-    if source.places is not None and kwargs.get("memory_format") is torch.contiguous_format:
+    source, layout = args[0], kwargs.get("memory_format") or torch.preserve_format
+    if layout not in {torch.preserve_format, torch.contiguous_format}:
+        raise RuntimeError(
+            f"Nested tensor clone supports Preserve and Contiguous memory formats, called clone with memory format: {layout}"
+        )
+    if source.places is not None and layout is torch.contiguous_format:
         return _contiguous(source)
     return wrap_nested(record(aten.clone.default, (source.held_values,), {}), source.sizes, source.places)
 
@@ -306,6 +314,22 @@ def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> 
     return wrap_nested(torch.cat(pieces), tuple(tuple(size) for size in sizes))  # type: ignore[arg-type]
 
 
+@handles(aten._nested_tensor_from_mask.default)
+def _from_mask(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """What a mask keeps of rows of vectors, of each row the beginning: how much is asked of the executor."""
+    padded, mask, checked = args[0], args[1], args[2] if len(args) > 2 else True
+    if mask.dtype != torch.bool or mask.dim() != 2 or padded.dim() != 3 or mask.shape != padded.shape[:2]:
+        raise RuntimeError(
+            f"Expected mask to be of ScalarType Bool and of the size of the input without its last dimension, which has three, but got {mask.dtype} "
+            f"of {tuple(mask.shape)} and an input of {tuple(padded.shape)}"
+        )
+    kept = mask.cpu()
+    counts = kept.sum(1)
+    if checked and bool((kept != (torch.arange(mask.shape[1], device="cpu") < counts[:, None])).any()):
+        raise RuntimeError("Mask must be left-aligned without gaps")
+    return _from_padded(None, (padded, torch.stack([counts, torch.full_like(counts, padded.shape[2])], 1)), {})
+
+
 @handles(aten._nested_view_from_buffer.default)
 def _view_from_buffer(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     values, size_table, strides, offsets = (a.cpu().tolist() if i else a for i, a in enumerate(args))
@@ -369,14 +393,21 @@ class _Apart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: NestedTensor, handler: Handler, *args: Any) -> Any:
         made = handler(None, (source.detach(), *args), {})
-        ctx.sizes, ctx.given = source.sizes, 1 + len(args)
+        ctx.sizes, ctx.given, ctx.handler = source.sizes, 1 + len(args), handler
+        ctx.made = [one.sizes if isinstance(one, NestedTensor) else () for one in made]
+        ctx.set_materialize_grads(False)
         return tuple(made)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        if ctx.handler is _chunk:
+            raise RuntimeError("Nested Strided Tensor doesn't support chunk backward.")
         device = next(g.device for g in gradients if g is not None)
         if any(isinstance(g, NestedTensor) for g in gradients):
-            columns = [g.unbind() for g in gradients]
+            columns = [
+                [torch.zeros(size, device=device) for size in sizes] if g is None else g.unbind()
+                for g, sizes in zip(gradients, ctx.made, strict=True)
+            ]
             rows = [torch.cat(row, -1) for row in zip(*columns, strict=True)]
         else:
             rows = [
@@ -466,6 +497,7 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.chunk.default: _chunk,
         aten.split_with_sizes.default: _split_with_sizes,
         aten.select.int: _select,
+        aten.slice.Tensor: _slice,
         aten.transpose.int: _transpose,
         aten.narrow.default: _asked_view,
         aten.squeeze.default: _asked_view,
