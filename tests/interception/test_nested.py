@@ -41,6 +41,7 @@ def written(device):
     whole.view(2, -1, 2, 4).unbind()[0].sub_(3)
     whole.narrow(0, 1, 1).unbind()[0].mul_(-1)
     whole.unsqueeze(1).unbind()[1].add_(7)
+    whole.narrow(0, 1, 1).view(1, -1, 2, 4).unbind()[0].add_(11)
     whole.select(2, 1).unbind()[0].zero_()
     whole[0].add_(1000)
     return whole

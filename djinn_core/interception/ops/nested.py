@@ -99,8 +99,7 @@ def _asked_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     made = call(func, args, kwargs)
     if made.places is None:
         return made  # of no elements
-    before = source.held_values.remote.meta.offset
-    return _view(source, made.sizes, Places(made.places.strides, tuple(n - before for n in made.places.offsets)))
+    return _view(source, made.sizes, made.places)
 
 
 def _transpose(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:

@@ -107,14 +107,14 @@ class _Arguments:
 
     def __init__(self) -> None:
         self.kinds: set[str] = set()
-        self._memory: set[int] = set()
+        self._memory: dict[int, int] = {}  # where the first tensor in each begins
         self._written: tuple[Any, ...] = ()
 
     def make(self, argument: Any) -> Any:
         """The argument, with tensors in place of what describes them."""
         if isinstance(argument, torch.Tensor):
             if argument.dim() or argument.device.type != "cpu":
-                self._memory.add(argument.untyped_storage().data_ptr())
+                self._memory.setdefault(argument.untyped_storage().data_ptr(), int(argument.storage_offset()))
             return argument
         if not isinstance(argument, (list, tuple)):
             return argument
@@ -137,8 +137,9 @@ class _Arguments:
         if not isinstance(result, torch.Tensor):
             return _places([STRIDED_RESULT], torch.tensor(result))
         in_place = int(bool(self._written) and self._written == _identity_of(result))
-        if result.is_nested and (not result.is_contiguous() or result.untyped_storage().data_ptr() in self._memory):
-            header, *parts = _nested_view_parts(result, in_place)
+        memory = result.untyped_storage().data_ptr() if result.is_nested else 0
+        if result.is_nested and (not result.is_contiguous() or memory in self._memory):
+            header, *parts = _nested_view_parts(result, in_place, self._memory.get(memory, 0))
         else:
             header, *parts = _parts_of(result, in_place)
         return _places(header, *[self._own(part) for part in parts])
@@ -251,11 +252,14 @@ def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
     raise UnsupportedOperation(f"the result has layout {result.layout}, which remote_accelerator does not have")
 
 
-def _nested_view_parts(result: torch.Tensor, in_place: int) -> list[Any]:
-    """The same of a nested tensor that looks into memory of others, or is not contiguous: how it lies there, and the memory."""
+def _nested_view_parts(result: torch.Tensor, in_place: int, begin: int) -> list[Any]:
+    """The same of a nested tensor that looks into memory of others, or is not contiguous: how it lies there, and the memory.
+
+    `begin`: the first element of that memory that was given.
+    """
     tables = torch_private.tables_of_nested(result)
     count, dims = tables[0].shape if tables[0].dim() == 2 else (0, 0)
-    numbers = [n for table in tables for n in table.flatten().tolist()]
+    numbers = [n for table in (*tables[:2], tables[2] - begin) for n in table.flatten().tolist()]
     return [[NESTED_VIEW_RESULT, in_place, dims, count, *numbers], torch_private.memory_of_nested(result)]
 
 
