@@ -327,11 +327,6 @@ def contiguous_nested_strides(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.
     return strides, offsets
 
 
-def nested_of_elements(elements: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """A nested tensor of the strided layout that looks into `elements`, which has one dimension."""
-    return nested_of_memory(elements, sizes, *contiguous_nested_strides(sizes))
-
-
 def nested_of_memory(
     memory: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
@@ -635,20 +630,6 @@ def kernel_at(func: Any, key: str) -> Callable[..., Any]:
     return kernel
 
 
-def kernel_of_cpu(func: Any) -> Callable[..., Any]:
-    """PyTorch's kernel of `func` for tensors of the CPU, whatever it is given."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
-
-    return kernel
-
-
-def share_storage(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Give `target` the storage of `source`, and leave its sizes as they are."""
-    torch._functionalize_unsafe_set(target, source)  # type: ignore[attr-defined]
-
-
 def take_creation_from(view: torch.Tensor, other: torch.Tensor) -> None:
     """Have autograd judge writes through `view` as it does those through `other`, by where that was made."""
     torch._C._autograd._set_creation_meta(view, torch._C._autograd._get_creation_meta(other))
@@ -704,6 +685,7 @@ def format_whole(tensor: torch.Tensor) -> str:
 
 
 rebuild_sparse = torch._utils._rebuild_sparse_tensor
+share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
 rebuild_from_cpu = torch._utils._rebuild_device_tensor_from_cpu_tensor
 disabled_torch_function = torch._C._disabled_torch_function_impl
 no_torch_functions = torch._C.DisableTorchFunctionSubclass

@@ -315,7 +315,7 @@ def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> 
 
 @handles(aten._nested_tensor_from_mask.default)
 def _from_mask(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """What a mask keeps of rows of vectors, of each row the beginning: how much is asked of the executor."""
+    """A nested tensor of what a mask keeps of rows of vectors, of each row the beginning; the mask is fetched."""
     padded, mask, checked = args[0], args[1], args[2] if len(args) > 2 else True
     if mask.dtype != torch.bool or mask.dim() != 2 or padded.dim() != 3 or mask.shape != padded.shape[:2]:
         raise RuntimeError(
@@ -394,6 +394,7 @@ class _Apart(torch.autograd.Function):
         made = handler(None, (source.detach(), *args), {})
         ctx.sizes, ctx.given, ctx.handler = source.sizes, 1 + len(args), handler
         ctx.made = [one.sizes if isinstance(one, NestedTensor) else () for one in made]
+        ctx.options = {"dtype": source.dtype, "device": source.device}
         ctx.set_materialize_grads(False)
         return tuple(made)
 
@@ -401,16 +402,17 @@ class _Apart(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         if ctx.handler is _chunk:
             raise RuntimeError("Nested Strided Tensor doesn't support chunk backward.")
-        device = next(g.device for g in gradients if g is not None)
         if any(isinstance(g, NestedTensor) for g in gradients):
             columns = [
-                [torch.zeros(size, device=device) for size in sizes] if g is None else g.unbind()
+                [torch.zeros(size, **ctx.options) for size in sizes] if g is None else g.unbind()
                 for g, sizes in zip(gradients, ctx.made, strict=True)
             ]
             rows = [torch.cat(row, -1) for row in zip(*columns, strict=True)]
+        elif ctx.made[0]:
+            rows = [torch.zeros(size, **ctx.options) for size in ctx.sizes]
         else:
             rows = [
-                torch.zeros(size, device=device) if g is None else g
+                torch.zeros(size, **ctx.options) if g is None else g
                 for g, size in zip(gradients, ctx.sizes, strict=True)
             ]
         return aten._nested_tensor_from_tensor_list.default(rows), *[None] * ctx.given

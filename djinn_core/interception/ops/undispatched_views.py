@@ -7,7 +7,8 @@ on, which is everywhere else, PyTorch does not come to them.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 
@@ -22,9 +23,19 @@ def register() -> torch.library.Library:
     """Register the kernels; in force as long as the returned object lives."""
     library = torch.library.Library("aten", "IMPL")
     for func in _VIEWS:
-        library.impl(func, torch_private.never_compiled(torch_private.kernel_of_cpu(func)), "PrivateUse1")
+        kernel = torch_private.never_compiled(_calling(torch_private.kernel_at(func, "CPU")))
+        library.impl(func, kernel, "PrivateUse1", with_keyset=True)
     library.impl(aten.set_.source_Tensor, torch_private.never_compiled(_share_storage), "PrivateUse1")
     return library
+
+
+def _calling(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel` as a function of Python, which can be kept from being compiled."""
+
+    def view(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return kernel(keys, *args, **kwargs)
+
+    return view
 
 
 def _share_storage(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ Sizes: TypeAlias = tuple[tuple[int, ...], ...]
 
 @attrs.frozen
 class Places:
-    """How the tensors of a nested one lie in its memory, where not one after the other: strides and the first element of each."""
+    """Strides and first elements of the tensors of a nested one in its memory, where they do not lie one after the other."""
 
     strides: Sizes
     offsets: tuple[int, ...]
@@ -57,7 +57,7 @@ class NestedTensor(PartsTensor):
         self.sizes, self.held_values, self.places = other.sizes, other.held_values, other.places
 
     def lies(self) -> Places:
-        """How its tensors lie in its memory."""
+        """Strides and first elements of its tensors, also where they lie one after the other."""
         if self.places is not None:
             return self.places
         return Places(tuple(contiguous_strides(size) for size in self.sizes), tuple(starts_of(self.sizes)))
@@ -118,5 +118,5 @@ def numbers_of(sizes: Sequence[Sequence[int]]) -> list[int]:
 
 
 def starts_of(sizes: Sequence[Sequence[int]]) -> list[int]:
-    """Where each tensor begins, if they lie one after the other."""
+    """The first element of each tensor, if they lie one after the other."""
     return [0, *itertools.accumulate(numbers_of(sizes))][: len(sizes)]

@@ -193,7 +193,7 @@ def _make_nested(_kind: str, dims: Any, numbers: Any, elements: torch.Tensor) ->
         raise RuntimeError("a nested tensor consists of sizes that are not negative and elements in one dimension")
     if sum(math.prod(size) for size in table.tolist()) != elements.numel():
         raise RuntimeError("a nested tensor has as many elements as its sizes say")
-    return torch_private.nested_of_elements(elements, table)
+    return torch_private.nested_of_memory(elements, table, *torch_private.contiguous_nested_strides(table))
 
 
 def _make_nested_view(
