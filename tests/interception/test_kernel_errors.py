@@ -71,6 +71,8 @@ REFUSED = {
     "index on the CPU, from the end": lambda x, i, n: n[:, torch.tensor([0, -4])],
     "index behind a mask": lambda x, i, n: n[torch.tensor([[True, False, True]] * 2), torch.tensor([0, 4, 0, 1])],
     "assigned at an index on the CPU": lambda x, i, n: x.__setitem__(torch.tensor([0, 3]), 1.0),
+    "sum over too many": lambda x, i, n: x[:1].reshape([1] * 65).sum(0),
+    "argmax over too many": lambda x, i, n: x[:1].reshape([1] * 65).argmax(0),
     "norm of rows of integers": lambda x, i, n: F.embedding(i[:1], i.reshape(3, 1), max_norm=1.0),
     "addcdiv of integers": lambda x, i, n: torch.addcdiv(i, i, i),
 }

@@ -186,6 +186,10 @@ def _gradient_unlike(gradient: torch.Tensor, given: torch.Tensor, **_: Any) -> b
     return gradient.shape != given.shape or gradient.dtype != given.dtype
 
 
+def _beyond_reductions(given: torch.Tensor, *_: Any, **__: Any) -> bool:
+    return given.dim() > 64
+
+
 def _multinomial(given: torch.Tensor, samples: int, replacement: bool = False, **_: Any) -> bool:
     categories = given.shape[-1] if given.dim() else 0
     return samples <= 0 or categories > 1 << 24 or (not replacement and samples > categories)
@@ -272,6 +276,7 @@ _DOUBTS: dict[Any, Callable[..., bool]] = {
     aten.complex.default: lambda real, imaginary: real.dtype != imaginary.dtype,
     aten.polar.default: lambda length, angle: length.dtype != angle.dtype,
     aten.convolution.default: _convolves,
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default, aten.nansum.default), _beyond_reductions),
     aten.embedding_renorm_.default: lambda weight, *_: not (weight.is_floating_point() or weight.is_complex()),
     **dict.fromkeys((aten.gelu_backward.default, aten.gelu_backward.grad_input), _gradient_unlike),
     aten.index.Tensor: _nothing_there,
