@@ -92,6 +92,7 @@ NEEDED: Final = (
     "torch._C._set_neg",
     "torch._make_per_channel_quantized_tensor",
     "torch._make_per_tensor_quantized_tensor",
+    "torch._functionalize_unsafe_set",
     "torch._nested_compute_contiguous_strides_offsets",
     "torch._nested_view_from_buffer",
     "torch._C._get_nested_int",
@@ -329,10 +330,23 @@ def contiguous_nested_strides(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.
     return strides, offsets
 
 
-def nested_of_elements(elements: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """A nested tensor of the strided layout that looks into `elements`, which has one dimension."""
-    made: torch.Tensor = torch._nested_view_from_buffer(elements, sizes, *contiguous_nested_strides(sizes))
+def nested_of_memory(
+    memory: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """A nested tensor of the strided layout whose tensors lie in `memory`, which has one dimension, in any way."""
+    begins = offsets.add(int(memory.storage_offset()))
+    made: torch.Tensor = torch._nested_view_from_buffer(memory, sizes, strides, begins)
     return made
+
+
+def tables_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sizes, strides and offsets of the tensors of a nested one of the strided layout."""
+    return tensor._nested_tensor_size(), tensor._nested_tensor_strides(), tensor._nested_tensor_storage_offsets()
+
+
+def memory_of_nested(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory that a nested tensor of the strided layout looks into, in one dimension."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def elements_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -489,6 +503,13 @@ inference_mode: Final[Callable[[bool], AbstractContextManager[object]]] = torch.
 def seen_by_subclasses() -> AbstractContextManager[object]:
     """Blocks whose ops reach `__torch_dispatch__` also where PyTorch has switched that off, as in `torch.tensor`."""
     guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Python, False)
+    return guard
+
+
+def marks_views() -> AbstractContextManager[object]:
+    """Blocks in which PyTorch notes of a view that it is one also inside `__torch_dispatch__`, as it does inside kernels of other backends."""
+    key = torch._C.DispatchKey.ADInplaceOrView
+    guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(key, False)
     return guard
 
 
@@ -685,6 +706,7 @@ def format_whole(tensor: torch.Tensor) -> str:
 
 
 rebuild_sparse = torch._utils._rebuild_sparse_tensor
+share_storage: Callable[[torch.Tensor, torch.Tensor], None] = torch._functionalize_unsafe_set
 rebuild_from_cpu = torch._utils._rebuild_device_tensor_from_cpu_tensor
 disabled_torch_function = torch._C._disabled_torch_function_impl
 no_torch_functions = torch._C.DisableTorchFunctionSubclass

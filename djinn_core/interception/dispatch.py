@@ -227,7 +227,7 @@ def _record_unknown(
         _remember(tuple(key), None)
         inference_cache.drawing[tuple(key)] = call
         return _draw(call, operands, slots)
-    if leaves_index_open(kwargs) or warns_each_time(func, args):
+    if leaves_index_open(kwargs) or warns_each_time(func, args, (m.dtype for m in call.results if m is not None)):
         return append(call, operands, slots)
     numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
     learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)

@@ -21,6 +21,7 @@ from djinn_core.interception.ops import (
     factories,
     higher_order,
     layouts,
+    undispatched_views,
 )
 from djinn_core.interception.ops import canonicalize as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.ops import evaluation as _evaluation  # noqa: F401 - its handlers
@@ -66,7 +67,7 @@ def install() -> None:
     port.dispatch_layout = layouts.dispatch_layout
     port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
     register_backend(DEVICE_NAME, make_module())
-    libraries.extend([factories.register(), pinning.register(), *layouts.register()])
+    libraries.extend([factories.register(), pinning.register(), undispatched_views.register(), *layouts.register()])
     libraries.extend([register_whole(dispatch), attention.register(), cuda_decompositions.register()])
     libraries.extend(autocast.register())
     higher_order.register()

@@ -8,6 +8,7 @@ among the others, of a word that says its kind, numbers, and strided tensors:
     PER_TENSOR, its dtype's place in QUANTIZED, scale, zero point, integers
     PER_CHANNEL, its dtype's place in QUANTIZED, axis, integers, scales, zero points
     NESTED, dimensions of each of its tensors, their sizes one after the other, their elements one after the other
+    NESTED_VIEW, the same, their strides one after the other, their offsets, the memory in which they lie
 
 A result takes `PLACES` values: a header and up to three tensors. The executor makes no such tensor that outlives the op.
 """
@@ -23,6 +24,7 @@ COMPRESSED: Final = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 PER_TENSOR: Final = "quantized_per_tensor"
 PER_CHANNEL: Final = "quantized_per_channel"
 NESTED: Final = "nested"
+NESTED_VIEW: Final = "nested_view"
 QUANTIZED: Final = (("qint8", "int8"), ("quint8", "uint8"), ("qint32", "int32"))  # and what their elements are
 
 PLACES: Final = 4  # the header, and tensors in the order above; a strided result is the first
@@ -35,6 +37,7 @@ COMPRESSED_RESULT: Final = 3  # [kind, in place, place in COMPRESSED, *sizes]
 PER_TENSOR_RESULT: Final = 4  # [kind, in place, place in QUANTIZED, zero point, bits of the scale]
 PER_CHANNEL_RESULT: Final = 5  # [kind, in place, place in QUANTIZED, axis]
 NESTED_RESULT: Final = 6  # [kind, in place, dimensions of each tensor, *sizes of all]
+NESTED_VIEW_RESULT: Final = 7  # [kind, in place, dimensions of each tensor, how many, *sizes, *strides, *offsets]
 
 # From strided tensors alone.
 CONVERSIONS: Final = frozenset({
@@ -199,7 +202,7 @@ OPERATORS_OF: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         **dict.fromkeys((COO, *COMPRESSED), CONVERSIONS | _OF_SPARSE),
         **dict.fromkeys((PER_TENSOR, PER_CHANNEL), frozenset(_OF_QUANTIZED)),
-        NESTED: frozenset(_OF_NESTED),
+        **dict.fromkeys((NESTED, NESTED_VIEW), frozenset(_OF_NESTED)),
     }
 )
 LAYOUT_OPERATORS: Final = CONVERSIONS.union(*OPERATORS_OF.values())

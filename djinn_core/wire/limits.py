@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-DIMENSIONS: Final = 64  # of a tensor; PyTorch's own kernels take no more
+DIMENSIONS: Final = 128  # of a tensor; PyTorch's kernels reduce 64 at most, and make, move and view more
 TEXT: Final = 1 << 16  # characters of a string among the arguments of an op
 SMALLEST_INTEGER: Final = -(1 << 63)  # MessagePack has 64 bits, signed or not
 LARGEST_INTEGER: Final = (1 << 64) - 1

@@ -15,7 +15,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 REMOTE = "remote_accelerator:0"
 # Nothing that a machine might just have memory for: an executor that the system kills is no finding.
 SIZES = (0, 1, 2, 3, -1, -7, 1 << 44, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 70, -(1 << 63), -(1 << 70))
-COUNTS = (0, 1, 2, 63, 64, 65, 70, 300, 1000, 5000, 100_000)
+COUNTS = (0, 1, 2, 64, 65, 128, 129, 300, 1000, 5000, 100_000)
 NUMBERS = (*SIZES, 0.5, -0.0, 1e308, float("nan"), float("inf"), 1j, complex("nan"), True, None, "text", 10**40)
 TEXTS = ("", "floor", "x" * 300, "é" * 70_000, "\ud800", "\0", "a,b->c" * 9000)
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.uint8, torch.complex64, torch.bfloat16, torch.float64)
@@ -97,7 +97,7 @@ HOSTILE_TENSORS: tuple[Callable[[random.Random, torch.Tensor], Any], ...] = (
     lambda rng, one: one.new_empty((*one.shape[1:], 0)),
     lambda rng, one: one.new_empty((2, 0, 1 << rng.choice((40, 60)))),
     lambda rng, one: one.reshape(-1)[:1].expand(rng.choice((3, 7, 64))),
-    lambda rng, one: one.reshape(-1)[:1].reshape([1] * rng.choice((5, 63, 64, 65))),
+    lambda rng, one: one.reshape(-1)[:1].reshape([1] * rng.choice((5, 64, 65, 128, 129))),
     lambda rng, one: one.reshape(-1)[:1].expand([1] * 20 + [2] * rng.choice((1, 3, 10))),
     lambda rng, one: one.new_zeros(9).as_strided((4, 4), (1, 1)),
     lambda rng, one: one.new_zeros(4).as_strided((1 << rng.choice((10, 60)), 4), (0, 1))[:0],
@@ -135,7 +135,7 @@ def hostile_list(rng: random.Random, value: list[Any]) -> Any:
     if way == 4:
         return nested(rng.choice((1, 17, 70)))
     if way == 5:
-        return [rng.choice(SIZES) for _ in range(rng.choice((1, 2, 65)))]
+        return [rng.choice(SIZES) for _ in range(rng.choice((1, 2, 65, 129)))]
     if way == 6:
         return [*value[:1], rng.choice(NUMBERS)]
     return value[0] if value else None

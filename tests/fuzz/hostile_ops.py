@@ -49,7 +49,7 @@ def sizes(rng: random.Random) -> Any:
     if kind == 0:
         return [1] * rng.choice(COUNTS[:-1])
     if kind == 1:
-        return [rng.choice(SIZES) for _ in range(rng.choice((1, 2, 3, 64, 65, 70)))]
+        return [rng.choice(SIZES) for _ in range(rng.choice((1, 2, 3, 64, 65, 128, 129)))]
     if kind == 2:
         return nested(rng.choice((1, 2, 20, 70)))
     if kind == 3:
@@ -67,7 +67,7 @@ MAKES: tuple[Make, ...] = (
     lambda rng, _: rng.choice(FACTORIES)(sizes(rng), device=REMOTE),
     lambda rng, _: torch.full(sizes(rng), rng.choice(NUMBERS), device=REMOTE),
     lambda rng, _: torch.empty([1] * rng.choice(COUNTS[:8])).to(REMOTE),
-    lambda rng, _: torch.tensor(nested(rng.choice((1, 64, 65, 200))), device=REMOTE),
+    lambda rng, _: torch.tensor(nested(rng.choice((1, 65, 128, 129, 200))), device=REMOTE),
     lambda rng, one: one[:1].view(sizes(rng)),
     lambda rng, one: one.reshape(sizes(rng)),
     lambda rng, one: one[:1].expand(sizes(rng)),

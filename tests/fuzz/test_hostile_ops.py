@@ -67,10 +67,10 @@ def test_texts_that_no_message_carries_are_shown_all_the_same(embedded):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda one: torch.ones([1] * 65, device=REMOTE),
-        lambda one: one[:1].view([1] * 65),
-        lambda one: torch.empty([1] * 65).to(REMOTE),
-        lambda one: one.repeat([1] * 65),
+        lambda one: torch.ones([1] * 129, device=REMOTE),
+        lambda one: one[:1].view([1] * 129),
+        lambda one: torch.empty([1] * 129).to(REMOTE),
+        lambda one: one.repeat([1] * 129),
         lambda one: torch.div(one, 2, rounding_mode="x" * 100_000),
         lambda one: one.roll([1] * 100_000, [0] * 100_000),
         lambda one: one.split([0] * 10_000 + [4]),

@@ -37,6 +37,11 @@ def of_layout(layout, device):
     return square(device).to_sparse(layout=layout, blocksize=(2, 2) if layout in COMPRESSED[2:] else None)
 
 
+def with_vectors(device):
+    """A tensor of one dense dimension."""
+    return torch.sparse_csr_tensor([0, 1, 2], [0, 1], [[1.0, 2.0], [3.0, 4.0]], (2, 2, 2), device=device)
+
+
 def saved(made, where):
     file = io.BytesIO()
     torch.save({"it": made}, file)
@@ -163,6 +168,7 @@ CASES = {
     "without elements, like it": lambda d: [
         torch.zeros_like(torch.stack([square(d), square(d)]).to_sparse_csr(), layout=torch.sparse_csc),
         torch.zeros_like(of_layout(torch.sparse_bsr, d), layout=torch.sparse_bsc),
+        (torch.zeros_like(with_vectors(d), layout=torch.sparse_coo)).dense_dim(),
     ],
     "copied": lambda d: [csr(d).copy_(csr(d) * 2), csr(d).copy_(csr("cpu") * 2)],
     "gradients of mm": gradients(torch.sparse.mm),
@@ -176,6 +182,13 @@ CASES = {
     "gradients of to_dense": gradients(lambda s, w: s.to_dense() @ w),
     "gradients of sum": gradients(lambda s, w: s.sum() * w),
     "gradients of values": gradient_of_values,
+    "gradients through values": gradients(lambda s, w: s.values().square().sum() * w),
+    "resized": lambda d: [csr(d).resize_((5, 4)), csr(d).resize_((2, 4)).shape],
+    "resized like another": lambda d: [
+        of_layout(torch.sparse_csc, d).resize_as_sparse_(csr(d).to_sparse_csc()).row_indices(),
+        (b := csr(d)).resize_as_sparse_(square(d).to_sparse_csr()).crow_indices(),
+        b.shape,
+    ],
     "gradients of a dense one": gradient_of_a_dense_one,
     "saved": lambda d: [saved(of_layout(layout, d), d) for layout in COMPRESSED],
     "loaded elsewhere": lambda d: saved(csr("cpu"), d),
@@ -225,6 +238,24 @@ def test_terms_of_a_product_that_are_not_there_reach_no_kernel(embedded, terms):
         made, _ = torch.ops.aten._sparse_mm_reduce_impl_backward(matrix, gradient, w, "amax", terms, [True, True])
         made.to_dense().cpu()
     assert whole.sum().item() == 4
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        lambda s: s.resize_((4,)),
+        lambda s: s.resize_((3, 3)),
+        lambda s: s.resize_as_sparse_(s.to_dense()),
+        lambda s: s.resize_as_sparse_(s.to_sparse_csc()),
+        lambda s: s.to_dense().resize_as_sparse_(s),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_as_on_the_cpu(embedded, resize):
+    with pytest.raises(RuntimeError) as here:
+        resize(csr("cpu"))
+    with pytest.raises(RuntimeError) as there:
+        resize(csr(embedded))
+    assert str(there.value)[:60] == str(here.value)[:60]
 
 
 @pytest.mark.parametrize("name", COMPRESSED)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._refs
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.composite_compliance import generate_cct_and_mode
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -66,3 +68,27 @@ def test_statistics_of_batch_norms_that_never_train_are_empty(embedded, op):
     theirs = func(x, ones, ones, ones, ones, 0.1, 1e-5)
     assert [tuple(t.shape) for t in ours] == [tuple(t.shape) for t in theirs]
     torch.testing.assert_close(ours[0].cpu(), theirs[0])
+
+
+def test_a_wrapper_of_a_view_has_the_storage_of_its_base(embedded):
+    """As PyTorch's checks of composite ops make them, with Python dispatch off."""
+    wrapper, mode = generate_cct_and_mode()
+    x = wrapper(torch.tensor([2.0, 3.0], device=embedded), mode).requires_grad_()
+    y = torch.tensor([3.0, 2.0], device=embedded).requires_grad_()
+    for view in (
+        lambda t: t.view(2, 1),
+        lambda t: t.expand(3, 2),
+        lambda t: t.unfold(0, 1, 1),
+        lambda t: t.unsqueeze(0),
+    ):
+        assert view(x).untyped_storage()._cdata == x.untyped_storage()._cdata
+    grads = torch.autograd.grad(
+        [torch.float_power(x, y)], [x, y], [torch.ones(2, device=embedded, dtype=torch.float64)]
+    )
+    assert grads[0].elem.tolist() == [12.0, 6.0]
+
+
+def test_views_that_references_make_are_views(embedded):
+    for device in ("cpu", embedded):
+        made = torch._refs.meshgrid([torch.ones(2, device=device), torch.ones(3, device=device)], indexing="ij")
+        assert [m._is_view() for m in made] == [True, True]

@@ -67,6 +67,13 @@ REFUSED = {
     "gt_ broadcast": lambda x, i, n: i[:1].gt_(x),
     "heaviside dtypes": lambda x, i, n: torch.heaviside(x, x.double()),
     "heaviside out": lambda x, i, n: torch.heaviside(x, x.half(), out=torch.empty_like(x)),
+    "index on the CPU": lambda x, i, n: x[torch.tensor([0, 3])],
+    "index on the CPU, from the end": lambda x, i, n: n[:, torch.tensor([0, -4])],
+    "index behind a mask": lambda x, i, n: n[torch.tensor([[True, False, True]] * 2), torch.tensor([0, 4, 0, 1])],
+    "assigned at an index on the CPU": lambda x, i, n: x.__setitem__(torch.tensor([0, 3]), 1.0),
+    "sum over too many": lambda x, i, n: x[:1].reshape([1] * 65).sum(0),
+    "argmax over too many": lambda x, i, n: x[:1].reshape([1] * 65).argmax(0),
+    "norm of rows of integers": lambda x, i, n: F.embedding(i[:1], i.reshape(3, 1), max_norm=1.0),
     "addcdiv of integers": lambda x, i, n: torch.addcdiv(i, i, i),
 }
 
@@ -117,6 +124,17 @@ def test_a_range_is_warned_of_at_each_call(embedded):
     for _ in range(3):
         with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
             x.random_(0, 2050)
+
+
+def test_a_dtype_that_is_an_experiment_is_warned_of_as_often_as_pytorch_does(embedded):
+    x = torch.ones(3, dtype=torch.complex32, device=embedded)
+    torch.set_warn_always(True)
+    try:
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="ComplexHalf support is experimental"):
+                x + 1
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_filling_an_expanded_tensor_is_warned_of(embedded):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 
 import pytest
 import torch
@@ -30,6 +31,33 @@ def strided(device):
 
 def jagged(device):
     return nested.as_nested_tensor(tensors(device), layout=JAGGED)
+
+
+def written(device):
+    """A nested tensor that was written through views of it."""
+    whole = strided(device)
+    whole.chunk(2, -1)[1].unbind()[0].mul_(10)
+    whole.transpose(1, 2).unbind()[1].add_(100)
+    whole.view(2, -1, 2, 4).unbind()[0].sub_(3)
+    whole.narrow(0, 1, 1).unbind()[0].mul_(-1)
+    whole.unsqueeze(1).unbind()[1].add_(7)
+    whole.narrow(0, 1, 1).view(1, -1, 2, 4).unbind()[0].add_(11)
+    whole.select(2, 1).unbind()[0].zero_()
+    whole[0].add_(1000)
+    return whole
+
+
+def facts_of_views(device):
+    whole, columns = strided(device), strided(device).transpose(1, 2)
+    views = [
+        *whole.chunk(2, -1),
+        columns,
+        columns.transpose(1, 2),
+        columns.clone(),
+        columns.contiguous(),
+    ]
+    views += [columns + columns, columns == 0, torch.empty_like(columns), columns.cpu()]
+    return [[v.is_contiguous() for v in views], *[v._nested_tensor_strides() for v in views]]
 
 
 def weight(device, *shape):
@@ -99,6 +127,7 @@ CASES = {
     "moved": lambda d: parts(strided("cpu").to(d)),
     "facts": lambda d: [strided(d).is_nested, str(strided(d).layout), strided(d).dim(), strided(d).size(0), strided(d).size(2), strided(d).numel(), strided(d).is_contiguous()],
     "size tables": lambda d: [strided(d)._nested_tensor_size(), strided(d)._nested_tensor_strides(), strided(d)._nested_tensor_storage_offsets()],
+    "of what a mask keeps": lambda d: parts(torch._nested_tensor_from_mask(weight(d, 2, 3, 4), torch.tensor([[True, False, False], [True, True, False]]).to(d))),
     "chosen": lambda d: [strided(d)[1], strided(d)[0, 1]],
     "padded": lambda d: [padded(strided(d)), nested.to_padded_tensor(strided(d), 1.0, (3, 4, 9))],
     "arithmetic": lambda d: [*parts(strided(d) + strided(d)), *parts(strided(d) * 2 - strided(d)), *parts(strided(d) / 3)],
@@ -110,6 +139,10 @@ CASES = {
     "layer_norm": lambda d: parts(functional.layer_norm(strided(d), (8,), weight(d, 8), weight(d, 8))),
     "sum": lambda d: parts(strided(d).sum(-1, keepdim=True)),
     "transpose": lambda d: parts(strided(d).transpose(1, 2)),
+    "written through views": lambda d: parts(written(d)),
+    "facts of views": facts_of_views,
+    "views of views": lambda d: [*parts(strided(d).transpose(1, 2).reshape(2, 8, -1, 1)), *parts(strided(d).chunk(2, -1)[1].reshape(2, -1, 2, 2))],
+    "ops on views": lambda d: [*parts((t := strided(d).transpose(1, 2)) + t), *parts(t / 3), *parts(t == 0), *parts(t.softmax(-1)), *parts(strided(d) @ t), t.values()],
     "reshape": lambda d: [*parts(strided(d).reshape(2, -1, 2, 4)), *parts(torch.reshape(strided(d), (2, -1, 2, 4))), *parts(strided(d).view(2, -1, 2, 4))],
     "chunk": lambda d: [part for one in strided(d).chunk(2, -1) for part in parts(one)],
     "split": lambda d: [part for one in torch.split(strided(d), [3, 5], -1) for part in parts(one)],
@@ -127,6 +160,7 @@ CASES = {
     "gradients of unbind": gradients(lambda n, w: sum(t.square().sum() for t in n.unbind()) + w.sum()),
     "gradients of one tensor": gradients(lambda n, w: n.unbind()[1].square().sum() + w.sum()),
     "gradients of split": gradients(lambda n, w: sum(padded(t.contiguous().sin()).sum() for t in torch.split(n, [3, 5], -1)) + w.sum()),
+    "gradients of a part": gradients(lambda n, w: padded(torch.split(n, [3, 5], -1)[1].contiguous().sin()).sum() + w.sum()),
     "gradients of layers": layer,
     "attention": attention(STRIDED),
     "jagged of tensors": lambda d: parts(nested.nested_tensor(tensors(d), layout=JAGGED)),
@@ -151,6 +185,34 @@ def test_nested_tensors_are_as_on_the_cpu(embedded, case):
     assert equal(here, there), (here, there)
 
 
+VIEWS = {
+    "unary": lambda n: n.transpose(1, 2).cos(),
+    "in place": lambda n: n.transpose(1, 2).mul_(2),
+    "linear": lambda n: functional.linear(n.transpose(1, 2), torch.ones(3, 2, device=n.device)),
+    "padded": lambda n: padded(n.transpose(1, 2)),
+    "other strides": lambda n: n.transpose(1, 2) + n,
+    "chunk of a view": lambda n: n.transpose(1, 2).chunk(2, -1),
+    "split of a view": lambda n: n.chunk(2, -1)[0].split_with_sizes([1, 3], -1),
+    "chunk of rows": lambda n: n.chunk(2, 1),
+    "slice": lambda n: n[:],
+    "another memory format": lambda n: n.clone(memory_format=torch.channels_last),
+    "a mask with gaps": lambda n: torch._nested_tensor_from_mask(
+        weight(n.device, 1, 3, 4), torch.tensor([[True, False, True]]).to(n.device)
+    ),
+    "first dimension": lambda n: n.transpose(0, 1),
+    "no such dimension": lambda n: n.transpose(1, 3),
+    "no such tensor": lambda n: n[2],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_is_not_contiguous_is_refused_as_on_the_cpu(embedded, name):
+    with pytest.raises((RuntimeError, IndexError)) as here:
+        VIEWS[name](strided("cpu"))
+    with pytest.raises(type(here.value), match=None if name == "slice" else re.escape(str(here.value)[:45])):
+        VIEWS[name](strided(embedded))
+
+
 @pytest.mark.parametrize("ask", [lambda n: n.size(), lambda n: n.size(1), lambda n: n + jagged(n.device)])
 def test_errors_are_those_of_the_cpu(embedded, ask):
     with pytest.raises(RuntimeError) as here:
@@ -171,6 +233,33 @@ def test_a_nested_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor():
     ):
         with pytest.raises(RuntimeError, match="a nested tensor"):
             layout_call("aten::to_padded_tensor", ["nested", dims, numbers, given], 0.0)
+
+
+def test_chunks_have_no_gradient_as_on_the_cpu(embedded):
+    for device in ("cpu", embedded):
+        part = strided(device).clone().requires_grad_().chunk(2, -1)[0]
+        with pytest.raises(RuntimeError, match="Nested Strided Tensor doesn't support chunk backward"):
+            part.backward(part.detach().contiguous())
+
+
+def test_a_view_that_leaves_its_memory_reaches_no_kernel_of_the_executor():
+    memory = torch.ones(6)
+    for dims, numbers, steps, starts in (
+        (2, [2, 3], [3, 1], [1]),
+        (2, [2, 3], [3, 1000], [0]),
+        (2, [2, 3], [-3, 1], [3]),
+        (2, [2, 3], [3, 1], [-1]),
+        (2, [2, 3], [3, 1], [0, 0]),
+        (0, [], [], []),
+    ):
+        with pytest.raises(RuntimeError, match="a view of a nested tensor"):
+            layout_call("aten::clone", ["nested_view", dims, numbers, steps, starts, memory])
+
+
+def test_views_of_nested_tensors_take_no_round_trip(embedded):
+    n, before = strided(embedded), djinn.stats()["round_trips"]
+    n.transpose(1, 2).transpose(1, 2).chunk(2, -1)[1][0].mul_(2)
+    assert djinn.stats()["round_trips"] == before
 
 
 @pytest.mark.parametrize("refused", [lambda n: n.cumsum(1), lambda n: n.sort(), lambda n: n.exp2()])

@@ -171,6 +171,12 @@ CASES = {
     "printed": shown(sparse),
     "a leaf printed": shown(leaf),
     "a result printed": shown(lambda d: leaf(d) * 1),
+    "resized": lambda d: [
+        sparse(d).resize_as_sparse_(torch.sparse_coo_tensor((5, 6), device=d)),
+        sparse(d).sparse_resize_((4, 4), 2, 0),
+        sparse(d).sparse_resize_and_clear_((2, 3, 4), 1, 2),
+        hybrid(d).resize_as_(hybrid(d)),
+    ],
     "deep copy": lambda d: copy.deepcopy(sparse(d)),
 }
 
@@ -242,6 +248,15 @@ def test_what_a_failed_op_would_have_made_cannot_be_read_through_a_sparse_tensor
     with pytest.raises(IndexError):
         made.coalesce()
     assert table.sum().item() == 8
+
+
+@pytest.mark.parametrize("size", [((2, 4), 2, 0), ((3, 4, 1), 2, 1), ((12,), 1, 0), ((3, 4), 1, 0)])
+def test_a_sparse_tensor_with_elements_loses_no_dimension(embedded, size):
+    with pytest.raises(RuntimeError) as here:
+        sparse("cpu").sparse_resize_(*size)
+    with pytest.raises(RuntimeError) as there:
+        sparse(embedded).sparse_resize_(*size)
+    assert str(there.value)[:40] == str(here.value)[:40]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """PyTorch's own tests on the remote device and on the CPU, compared by test: `make pytorch-tests SOURCE=DIR ARGS="test_nn"`.
 
-    python tests/pytorch/run_pytorch_tests.py DIR [test_nn test_torch ...] [--only PATTERN] [--stride 10] [--again]
+    python tests/pytorch/run_pytorch_tests.py DIR [test_nn test_torch ...] [--only PATTERN] [--stride 10 --first 3] [--again]
 
 DIR is an unpacked PyTorch source (https://deb.debian.org/debian/pool/main/p/pytorch/ has that of 2.6), which is not part of this
 repository. Each file runs on the device that PyTorch's `instantiate_device_type_tests` makes tests for, over a server of its own;
@@ -52,6 +52,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="regular expression that names of tests must contain")
     parser.add_argument("--stride", type=int, default=1, help="run every so-many-th test")
+    parser.add_argument("--first", type=int, default=0, help="number of the test that a stride begins with")
     parser.add_argument("--again", action="store_true", help="keep the results of the CPU, run on the device again")
     parser.add_argument("--failed", action="store_true", help="as --again, only what failed on the device")
     parser.add_argument(
@@ -158,6 +159,7 @@ def run_worker(
         not options.families,
         options.patience,
         server,
+        options.first,
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

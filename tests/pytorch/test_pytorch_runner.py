@@ -15,7 +15,14 @@ SAMPLE = Path(__file__).parent / "sample" / "test" / "device_generic.py"
 def options(families: bool) -> argparse.Namespace:
     """Options of a run. Only the test that hangs waits for its limit; on a busy machine, the others must not come near it."""
     return argparse.Namespace(
-        families=families, only="", stride=1, failed=False, test_seconds=10.0, patience=2.0, file_seconds=600.0
+        families=families,
+        only="",
+        stride=1,
+        first=0,
+        failed=False,
+        test_seconds=10.0,
+        patience=2.0,
+        file_seconds=600.0,
     )
 
 

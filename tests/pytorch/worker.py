@@ -43,7 +43,7 @@ GRACE = 30.0  # seconds beyond its limit after which a test that does not react 
 
 @attrs.frozen
 class Order:
-    """Tests to run: those that are `named`, or else those that match `only`, every `stride`-th.
+    """Tests to run: those that are `named`, or else those that match `only`, every `stride`-th from the `first` on.
 
     A test may take `test_seconds` of processor time, and `patience` times as many on the clock, all together `file_seconds` on the
     clock. `device_generic`: only tests that PyTorch makes for each device; otherwise every `TestCase` of the file. `server`: the
@@ -60,6 +60,7 @@ class Order:
     device_generic: bool = True
     patience: float = 10.0
     server: int | None = None
+    first: int = 0
 
 
 def main() -> None:
@@ -75,7 +76,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     tests = tests_of(load(Path(order.file)), order.device_generic)
-    chosen = [name for name in tests if re.search(order.only, name)][:: order.stride]
+    chosen = [name for name in tests if re.search(order.only, name)][order.first :: order.stride]
     if order.named is not None:
         chosen = [name for name in order.named if name in tests]
     outcomes = run_all(tests, chosen, order)

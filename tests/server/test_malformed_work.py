@@ -99,7 +99,7 @@ REFUSED_UPLOADS = {
     "negative strides": upload(stride=(-1,)),
     "more than announced": upload(size=4, shape=(1,)),
     "a part before the first": upload(start=4),
-    "too many dimensions": upload(shape=(1,) * 65, stride=(1,) * 65),
+    "too many dimensions": upload(shape=(1,) * 129, stride=(1,) * 129),
     "an unknown coding": upload(compression="lzma", length=8),
 }
 MALFORMED = {
@@ -197,7 +197,7 @@ def test_bytes_that_fit_nothing_cost_their_own_value(message: UploadPart) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"claims": (Claim(0, 0, (1,) * 65, (1,) * 65, "float32"),)},
+        {"claims": (Claim(0, 0, (1,) * 129, (1,) * 129, "float32"),)},
         {"slot_changes": (("text", (0,)),)},
         {"template": "none"},
         {"first": "none"},
@@ -250,9 +250,9 @@ def test_what_a_client_refuses_itself_is_poison() -> None:
 
 def test_results_that_no_message_can_describe_are_refused() -> None:
     """The client would not be able to read the reply."""
-    view = Form("aten::view", (Operand(), ListArg((SlotArg(),) * 65)), (), ("new",), False)
+    view = Form("aten::view", (Operand(), ListArg((SlotArg(),) * 129)), (), ("new",), False)
     wide = Template((view,), (0,), (0, 1), (0,), (1,))
-    first = InitialBindings((1,) * 64 + (2,), pack_handles((1 << 32 | 1,)))
+    first = InitialBindings((1,) * 128 + (2,), pack_handles((1 << 32 | 1,)))
     asked = {"outputs": pack_handles((6,)), "fetch": pack_handles((6,)), "describe": pack_handles((6,))}
     message = Submit(1, digest=digest_of(wide), template=wide, first=first, **asked)
     (answer,) = serve(upload(), message, body=(bytearray(8),)).sent

@@ -193,7 +193,7 @@ def file_with(header: object, body: bytes = bytes(16)) -> bytes:
         file_with({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 16]}}),
         file_with({"a": {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]}}),
         file_with({"a": {"dtype": "F32", "shape": [1 << 62, 1 << 62], "data_offsets": [0, 16]}}),
-        file_with({"a": {"dtype": "F32", "shape": [0] * 65, "data_offsets": [0, 0]}}),
+        file_with({"a": {"dtype": "F32", "shape": [0] * 129, "data_offsets": [0, 0]}}),
         file_with({
             "a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]},
             "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]},

@@ -14,6 +14,7 @@ from djinn_core.interception.device.current_device import current_device, existi
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.layout_calls import call
+from djinn_core.interception.ops.sparse_sizes import resize_as_sparse, resize_compressed
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.compressed_tensor import (
     BY_ROWS,
@@ -61,9 +62,7 @@ def _sparse_dim(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> 
 
 
 def _dense_dim(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
-    source = args[0]
-    blocks = 2 if source.held_layout in IN_BLOCKS else 0
-    return int(source.held_values.dim() - source.held_plain.dim() - blocks)
+    return args[0].dense()  # type: ignore[no-any-return]
 
 
 def _each(source: CompressedTensor, make: Callable[[LazyTensor], Any]) -> tuple[Any, Any, Any]:
@@ -129,7 +128,11 @@ def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, device = args[0], kwargs.get("device")
     dtype, layout = kwargs.get("dtype") or source.dtype, kwargs.get("layout") or source.held_layout
     if layout not in LAYOUTS or (device is not None and not is_remote(device)):
-        return torch.zeros(source.shape, dtype=dtype, layout=layout, device=device or source.device)
+        options = {"dtype": dtype, "device": device or source.device}
+        if layout is not torch.sparse_coo:
+            return torch.zeros(source.shape, layout=layout, **options)
+        dims = source.dim() - source.dense(), source.dense()
+        return aten._sparse_coo_tensor_with_dims.default(*dims, tuple(source.shape), layout=layout, **options)
     if func is aten.empty_like.default:
         if layout != source.held_layout:
             raise RuntimeError(
@@ -229,6 +232,17 @@ def _of_parts(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return wrap_compressed(layout, compressed, plain, values, tuple(int(n) for n in size))
 
 
+def unsafe(*args: Any, **kwargs: Any) -> Any:
+    """Kernel of `_sparse_compressed_tensor_unsafe`, with which PyTorch makes gradients of values: its own makes an object in C++."""
+    func = aten._sparse_compressed_tensor_unsafe.default
+    if not all(isinstance(part, LazyTensor) for part in args[:3]):
+        kernel = torch_private.composite_kernel(func)
+        assert kernel is not None
+        return kernel(*args, **kwargs)
+    with torch.no_grad():
+        return _of_parts(func, args, kwargs)
+
+
 @handles(aten.sparse_compressed_tensor.comp_plain_value)
 def _of_parts_alone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same where the size is to be found from the indices."""
@@ -276,6 +290,9 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.empty_like.default: _like,
         aten.normal_.default: _normal,
         aten.is_pinned.default: _is_pinned,
+        aten.resize_.default: resize_compressed,
+        aten.resize_as_.default: resize_as_sparse,
+        aten.resize_as_sparse_.default: resize_as_sparse,
     }
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from djinn_core.interception.tensors.upload import upload_copy
 aten = torch.ops.aten
 
 # PyTorch lets these take CPU tensors beside tensors of an accelerator.
+_MASKS = (torch.bool, torch.uint8)
 _TAKE_CPU_TENSORS = {
     id(op)
     for op in (
@@ -38,6 +39,14 @@ _TAKE_CPU_TENSORS = {
     )
 }
 
+
+_INDEXING = frozenset({
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+})  # fmt: skip
 
 _OF_NUMBERS = {
     packet.Tensor: packet.ScalarList
@@ -66,8 +75,33 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and cpu! "
             f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{device_type()}:0'))"
         )
+    if func in _INDEXING:
+        check_indices(args[0].shape, args[1])
     device = args[0].remote.meta.device
     return tuple(_upload(a, device) for a in args), {name: _upload(value, device) for name, value in kwargs.items()}
+
+
+def check_indices(shape: Sequence[int], indices: Iterable[torch.Tensor | None]) -> None:
+    """Refuse indices whose numbers are on the CPU where one lies outside of its dimension of a tensor of this shape.
+
+    Raises:
+        IndexError: as PyTorch's kernel for the CPU.
+    """
+    dim = place = 0  # the kernel counts only dimensions that have an index
+    for index in indices:
+        if index is None:
+            dim += 1
+            continue
+        if index.dtype not in _MASKS and dim < len(shape) and not isinstance(index, LazyTensor):
+            _check_index(index, place, shape[dim])
+        covered = index.dim() if index.dtype in _MASKS else 1
+        dim, place = dim + covered, place + covered
+
+
+def _check_index(index: torch.Tensor, place: int, size: int) -> None:
+    outside = index[(index >= size) | (index < -size)]
+    if outside.numel() and not index.dtype.is_floating_point:
+        raise IndexError(f"index {int(outside[0])} is out of bounds for dimension {place} with size {size}")
 
 
 def in_lists_of_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:

@@ -22,7 +22,7 @@ from djinn_core.interception.remote_infer import described_on, unknown_meta, wra
 from djinn_core.interception.shape_inference.meta_infer import signature_of
 from djinn_core.interception.tensors.compressed_tensor import wrap_compressed
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.interception.tensors.nested_tensor import NestedTensor, wrap_nested
+from djinn_core.interception.tensors.nested_tensor import NestedTensor, Places, wrap_nested
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.interception.tensors.quantized_tensor import (
     DTYPES,
@@ -37,6 +37,7 @@ from djinn_core.ir.layout_operators import (
     COMPRESSED_RESULT,
     COO_RESULT,
     NESTED_RESULT,
+    NESTED_VIEW_RESULT,
     NO_RESULT,
     PER_CHANNEL_RESULT,
     PER_TENSOR_RESULT,
@@ -183,13 +184,19 @@ def _put_together(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
     elif kind == PER_CHANNEL_RESULT:
         made = wrap_quantized(parts[0], DTYPES[rest[1]], PerChannel(parts[1], parts[2], rest[2]))
     elif kind == NESTED_RESULT:
-        dims, numbers = rest[1], rest[2:]
-        sizes = tuple(tuple(numbers[i : i + dims]) for i in range(0, len(numbers), dims or 1))
-        made = wrap_nested(parts[0], sizes)
+        made = wrap_nested(parts[0], _rows(rest[2:], rest[1]))
+    elif kind == NESTED_VIEW_RESULT:
+        dims, count, numbers = rest[1], rest[2], rest[3:]
+        places = Places(_rows(numbers[dims * count : 2 * dims * count], dims), tuple(numbers[2 * dims * count :]))
+        made = wrap_nested(parts[0], _rows(numbers[: dims * count], dims), places)
     else:
         return parts[0]
     made.in_place = bool(rest[0])
     return made
+
+
+def _rows(numbers: Sequence[int], length: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(numbers[i : i + length]) for i in range(0, len(numbers), length or 1))
 
 
 def _write(target: Any, result: Any) -> None:
@@ -199,7 +206,7 @@ def _write(target: Any, result: Any) -> None:
     elif isinstance(target, QuantizedTensor):
         record(aten.copy_.default, (target.held_integers, result.held_integers), {})
     elif isinstance(target, NestedTensor):
-        record(aten.copy_.default, (target.held_values, result.held_values), {})
+        aten.copy_.default(target, result)  # which looks at how both lie in memory
     elif result.in_place:  # other tensors may look at these values
         values = target.held_values
         record(aten.copy_.default, (values, result.held_values), {})

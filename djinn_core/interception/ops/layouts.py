@@ -94,6 +94,7 @@ def register() -> list[torch.library.Library]:
         ("SparseCsrPrivateUse1", compressed.KERNELS),
         ("QuantizedPrivateUse1", quantized.KERNELS),
         ("NestedTensorPrivateUse1", nested.KERNELS),
+        ("AutogradPrivateUse1", {"_sparse_compressed_tensor_unsafe": compressed.unsafe}),
         (
             "CPU",
             {"_nested_tensor_from_tensor_list": nested.of_cpu_list(_composite(aten._nested_tensor_from_tensor_list))},

@@ -14,6 +14,7 @@ from djinn_core.interception.device.current_device import current_device, existi
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.layout_calls import call
+from djinn_core.interception.ops.sparse_sizes import resize_and_clear, resize_as_sparse, sparse_resize
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.sparse_tensor import SparseTensor, wrap_sparse
@@ -221,6 +222,10 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.zeros_like.default: _zeros_like,
         aten.empty_like.default: _zeros_like,
         aten.is_pinned.default: _is_pinned,
+        aten.resize_as_.default: resize_as_sparse,
+        aten.resize_as_sparse_.default: resize_as_sparse,
+        aten.sparse_resize_.default: sparse_resize,
+        aten.sparse_resize_and_clear_.default: resize_and_clear,
         aten._sparse_coo_tensor_with_dims_and_tensors.default: _with_tensors,
     }
 )

@@ -6,7 +6,7 @@ Without these checks such an op would be recorded and fail on the executor, wher
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -54,8 +54,10 @@ def check_distribution(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
         func(torch.empty(0, dtype=args[0].dtype), *args[1:], **given)
 
 
-def warns_each_time(func: Any, args: Sequence[Any]) -> bool:
-    """True if kernels warn of these numbers at each call, so that none may be recorded without a look at them."""
+def warns_each_time(func: Any, args: Sequence[Any], dtypes: Iterable[torch.dtype]) -> bool:
+    """True if kernels warn of these numbers, or of results of these dtypes, at each call, so that none may be recorded without inference."""
+    if torch.complex32 in dtypes and torch.is_warn_always_enabled():
+        return True
     if func not in _RANDOM_INTEGERS or not args[0].dtype.is_floating_point:
         return False
     whole = 2 / torch.finfo(args[0].dtype).eps  # up to here the dtype holds all integers
@@ -184,6 +186,10 @@ def _gradient_unlike(gradient: torch.Tensor, given: torch.Tensor, **_: Any) -> b
     return gradient.shape != given.shape or gradient.dtype != given.dtype
 
 
+def _beyond_reductions(given: torch.Tensor, *_: Any, **__: Any) -> bool:
+    return given.dim() > 64
+
+
 def _multinomial(given: torch.Tensor, samples: int, replacement: bool = False, **_: Any) -> bool:
     categories = given.shape[-1] if given.dim() else 0
     return samples <= 0 or categories > 1 << 24 or (not replacement and samples > categories)
@@ -270,6 +276,8 @@ _DOUBTS: dict[Any, Callable[..., bool]] = {
     aten.complex.default: lambda real, imaginary: real.dtype != imaginary.dtype,
     aten.polar.default: lambda length, angle: length.dtype != angle.dtype,
     aten.convolution.default: _convolves,
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default, aten.nansum.default), _beyond_reductions),
+    aten.embedding_renorm_.default: lambda weight, *_: not (weight.is_floating_point() or weight.is_complex()),
     **dict.fromkeys((aten.gelu_backward.default, aten.gelu_backward.grad_input), _gradient_unlike),
     aten.index.Tensor: _nothing_there,
     aten.masked_scatter.default: lambda _, mask, __: mask.dtype != torch.bool,

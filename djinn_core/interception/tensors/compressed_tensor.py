@@ -38,6 +38,11 @@ class CompressedTensor(PartsTensor):
         size = [int(n) for n in self.shape]
         return [kind, size, self.held_compressed, self.held_plain, self.held_values]
 
+    def dense(self) -> int:
+        """The number of dense dimensions."""
+        blocks = 2 if self.held_layout in IN_BLOCKS else 0
+        return self.held_values.dim() - self.held_plain.dim() - blocks
+
     def become(self, other: Any) -> None:
         """Take over the parts of `other`."""
         self.held_compressed, self.held_plain = other.held_compressed, other.held_plain

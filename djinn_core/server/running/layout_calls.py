@@ -23,6 +23,8 @@ from djinn_core.ir.layout_operators import (
     COO_RESULT,
     NESTED,
     NESTED_RESULT,
+    NESTED_VIEW,
+    NESTED_VIEW_RESULT,
     NO_RESULT,
     OPERATORS_OF,
     PER_CHANNEL,
@@ -105,14 +107,14 @@ class _Arguments:
 
     def __init__(self) -> None:
         self.kinds: set[str] = set()
-        self._memory: set[int] = set()
+        self._memory: dict[int, int] = {}  # where the first tensor in each begins
         self._written: tuple[Any, ...] = ()
 
     def make(self, argument: Any) -> Any:
         """The argument, with tensors in place of what describes them."""
         if isinstance(argument, torch.Tensor):
             if argument.dim() or argument.device.type != "cpu":
-                self._memory.add(argument.untyped_storage().data_ptr())
+                self._memory.setdefault(argument.untyped_storage().data_ptr(), int(argument.storage_offset()))
             return argument
         if not isinstance(argument, (list, tuple)):
             return argument
@@ -135,7 +137,11 @@ class _Arguments:
         if not isinstance(result, torch.Tensor):
             return _places([STRIDED_RESULT], torch.tensor(result))
         in_place = int(bool(self._written) and self._written == _identity_of(result))
-        header, *parts = _parts_of(result, in_place)
+        memory = result.untyped_storage().data_ptr() if result.is_nested else 0
+        if result.is_nested and (not result.is_contiguous() or memory in self._memory):
+            header, *parts = _nested_view_parts(result, in_place, self._memory.get(memory, 0))
+        else:
+            header, *parts = _parts_of(result, in_place)
         return _places(header, *[self._own(part) for part in parts])
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -187,7 +193,25 @@ def _make_nested(_kind: str, dims: Any, numbers: Any, elements: torch.Tensor) ->
         raise RuntimeError("a nested tensor consists of sizes that are not negative and elements in one dimension")
     if sum(math.prod(size) for size in table.tolist()) != elements.numel():
         raise RuntimeError("a nested tensor has as many elements as its sizes say")
-    return torch_private.nested_of_elements(elements, table)
+    return torch_private.nested_of_memory(elements, table, *torch_private.contiguous_nested_strides(table))
+
+
+def _make_nested_view(
+    _kind: str, dims: Any, numbers: Any, steps: Any, starts: Any, memory: torch.Tensor
+) -> torch.Tensor:
+    count = len(numbers) // dims if isinstance(dims, int) and dims > 0 else 0
+    if not count or not len(numbers) == len(steps) == dims * count or len(starts) != count or memory.dim() != 1:
+        raise RuntimeError("a view of a nested tensor has sizes, strides and an offset for each of its tensors")
+    sizes, strides = (
+        torch.tensor([int(n) for n in of], dtype=torch.int64).reshape(-1, dims) for of in (numbers, steps)
+    )
+    offsets = torch.tensor([int(n) for n in starts], dtype=torch.int64)
+    for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
+        reach = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        lies_inside = min(size, default=0) == 0 or reach < memory.numel()
+        if min(*size, *stride, offset) < 0 or not lies_inside or not memory.is_contiguous():
+            raise RuntimeError("a view of a nested tensor lies in the memory that it is given")
+    return torch_private.nested_of_memory(memory, sizes, strides, offsets)
 
 
 def _check_elements(dtype: Any, integers: torch.Tensor) -> None:
@@ -202,6 +226,7 @@ _MAKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
         PER_TENSOR: _make_per_tensor,
         PER_CHANNEL: _make_per_channel,
         NESTED: _make_nested,
+        NESTED_VIEW: _make_nested_view,
     }
 )
 
@@ -225,6 +250,17 @@ def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
         header = [COMPRESSED_RESULT, in_place, _LAYOUTS.index(result.layout), *result.shape]
         return [header, *torch_private.compressed_parts(result)]
     raise UnsupportedOperation(f"the result has layout {result.layout}, which remote_accelerator does not have")
+
+
+def _nested_view_parts(result: torch.Tensor, in_place: int, begin: int) -> list[Any]:
+    """The same of a nested tensor that looks into memory of others, or is not contiguous: how it lies there, and the memory.
+
+    `begin`: the first element of that memory that was given.
+    """
+    tables = torch_private.tables_of_nested(result)
+    count, dims = tables[0].shape if tables[0].dim() == 2 else (0, 0)
+    numbers = [n for table in (*tables[:2], tables[2] - begin) for n in table.flatten().tolist()]
+    return [[NESTED_VIEW_RESULT, in_place, dims, count, *numbers], torch_private.memory_of_nested(result)]
 
 
 def _quantized_parts(result: torch.Tensor, in_place: int) -> list[Any]:
