@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
+from pathlib import Path
 from typing import Final
 
 _OPEN_MAX: Final = 10240  # what macOS allows at least where it says that there is no limit
@@ -75,3 +77,11 @@ def processors() -> int:
     """Number of processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def processor_kind() -> str:
+    """The processor with its sets of instructions, as far as the system tells: native code of one kind runs on it."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return repr(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+    return repr((platform.machine(), platform.processor()))

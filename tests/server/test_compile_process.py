@@ -1,4 +1,4 @@
-"""A compiler's process: what it answers, that it is used again, and libraries that are kept on disk."""
+"""A compiler's process, which answers one call after another, and libraries that are kept on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executor's process asks glibc for: freed memory is kept for the next run, unless the environment says otherwise."""
+"""Settings of glibc in an executor's process: freed memory is kept for the next run, unless the environment says otherwise."""
 
 from __future__ import annotations
 

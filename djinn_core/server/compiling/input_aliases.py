@@ -49,7 +49,7 @@ def are_followed(aliases: Sequence[InputAlias], tensors: Sequence[torch.Tensor])
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Where the memory of a tensor begins."""
+    """Address of a tensor's memory."""
     return tensor.untyped_storage().data_ptr()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import platform
 import sys
 from pathlib import Path
 from typing import Final
@@ -23,6 +22,7 @@ from djinn_core.files import replace_file
 from djinn_core.launch.private_directories import private_directory
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
+from djinn_core.system.limits import processor_kind
 
 _FORMAT: Final = 1
 BYTES_LIMIT: Final = 256 << 20  # of all files; the least recently used go first
@@ -31,7 +31,7 @@ _log = get_logger("djinn.server")
 
 
 class KeptLibraries:
-    """What one compiler has made.
+    """Libraries of one compiler.
 
     Args:
         compiler: its name, with a number that changes when it makes something else of the same graph.
@@ -42,7 +42,7 @@ class KeptLibraries:
         self._directory = cache_directory() / "libraries"
 
     def get(self, packed: bytes) -> bytes | None:
-        """What was made of that graph; None if it is not there."""
+        """The library of that graph; None if it is not there."""
         try:
             path = private_directory(self._directory, "compiled programs") / self._name(packed)
             content = path.read_bytes()
@@ -58,7 +58,7 @@ class KeptLibraries:
         return library
 
     def put(self, packed: bytes, library: bytes) -> None:
-        """Keep what was made of a graph."""
+        """Keep the library of a graph."""
         try:
             directory = private_directory(self._directory, "compiled programs")
             replace_file(directory / self._name(packed), _checksum(library) + library)
@@ -67,7 +67,7 @@ class KeptLibraries:
             _log.debug("a compiled library is not kept", error=str(error))
 
     def _name(self, packed: bytes) -> str:
-        facts = _FORMAT, self._compiler, djinn_version(), torch.__version__, sys.version, _processor()
+        facts = _FORMAT, self._compiler, djinn_version(), torch.__version__, sys.version, processor_kind()
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=20)
         digest.update(packed)
         return f"{digest.hexdigest()}.lib"
@@ -75,14 +75,6 @@ class KeptLibraries:
 
 def _checksum(library: bytes) -> bytes:
     return hashlib.blake2b(library, digest_size=_CHECKSUM_BYTES).digest()
-
-
-def _processor() -> str:
-    """The processor with its sets of instructions: a directory may be shared by machines that differ."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return repr(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
-    return repr((platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()))
 
 
 def _remove_oldest(directory: Path) -> None:

@@ -63,7 +63,7 @@ def _slots(argument: Argument) -> int:
 
 
 def call_with_tensors(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call) -> Any:
-    """What a call makes whose numbers are tensors, in calls that take such; a list for an op on lists."""
+    """The results of a call whose numbers are tensors, in calls that take such; a list for an op on lists."""
     match = _NAME.fullmatch(op)
     assert match is not None
     if not match["lists"]:
