@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_layouts, torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import current_device, existing_index
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
@@ -105,7 +105,7 @@ def _fetched(source: CompressedTensor) -> torch.Tensor:
 
 
 def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor, LazyTensor]:
-    compressed, plain, values = torch_private.compressed_parts(source.detach())
+    compressed, plain, values = torch_layouts.compressed_parts(source.detach())
     return upload_copy(compressed, device), upload_copy(plain, device), upload_copy(values, device)
 
 

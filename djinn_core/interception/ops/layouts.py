@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_layouts, torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles
@@ -102,8 +102,8 @@ def register() -> list[torch.library.Library]:
         (
             "AutogradNestedTensor",
             {
-                "reshape": nested.reshaped(torch_private.composite_of_nested(aten.reshape.default)),
-                "reshape_as": nested.reshaped_as(torch_private.composite_of_nested(aten.reshape_as.default)),
+                "reshape": nested.reshaped(torch_layouts.composite_of_nested(aten.reshape.default)),
+                "reshape_as": nested.reshaped_as(torch_layouts.composite_of_nested(aten.reshape_as.default)),
             },
         ),
     ):

@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_layouts
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import current_device, existing_index
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
@@ -257,11 +257,11 @@ def _fetched(source: NestedTensor) -> torch.Tensor:
     """The tensor on the CPU."""
     lies = source.lies()
     tables = _size_table(source), _table(lies.strides), _table(lies.offsets)
-    return torch_private.nested_of_memory(fetch(source.held_values), *tables)
+    return torch_layouts.nested_of_memory(fetch(source.held_values), *tables)
 
 
 def _uploaded(source: torch.Tensor, device: int) -> NestedTensor:
-    elements, sizes = torch_private.elements_of_nested(source)
+    elements, sizes = torch_layouts.elements_of_nested(source)
     return wrap_nested(upload_copy(elements, device), tuple(tuple(size) for size in sizes.tolist()))
 
 

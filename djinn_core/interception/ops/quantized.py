@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_layouts
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import current_device, existing_index
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
@@ -97,10 +97,10 @@ def _fetched(source: QuantizedTensor) -> torch.Tensor:
     """The tensor on the CPU."""
     integers, meaning = fetch(source.held_integers), source.quantizer
     if isinstance(meaning, PerTensor):
-        made = torch_private.quantized_per_tensor(integers, meaning.scale, meaning.zero_point, source.dtype)
+        made = torch_layouts.quantized_per_tensor(integers, meaning.scale, meaning.zero_point, source.dtype)
     else:
         scales, zero_points = fetch(meaning.scales), fetch(meaning.zero_points)
-        made = torch_private.quantized_per_channel(integers, scales, zero_points, meaning.axis, source.dtype)
+        made = torch_layouts.quantized_per_channel(integers, scales, zero_points, meaning.axis, source.dtype)
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_layouts, torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.current_device import current_device, existing_index
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
@@ -107,7 +107,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor]:
-    indices, values = torch_private.sparse_parts(source)
+    indices, values = torch_layouts.sparse_parts(source)
     return upload_copy(indices, device), upload_copy(values, device)
 
 

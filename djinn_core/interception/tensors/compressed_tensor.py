@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_layouts, torch_private
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.tracebacks import for_users
@@ -79,7 +79,7 @@ class CompressedTensor(PartsTensor):
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As PyTorch saves sparse tensors of every device.
-        parts = (*torch_private.compressed_parts(self.detach()), self.size())
+        parts = (*torch_layouts.compressed_parts(self.detach()), self.size())
         return torch_private.rebuild_sparse, (self.held_layout, parts)
 
 
@@ -87,7 +87,7 @@ def wrap_compressed(
     layout: torch.layout, compressed: LazyTensor, plain: LazyTensor, values: LazyTensor, shape: Sequence[int]
 ) -> CompressedTensor:
     """A tensor of these parts, which are not checked."""
-    made: CompressedTensor = torch_private.make_compressed_wrapper(
+    made: CompressedTensor = torch_layouts.make_compressed_wrapper(
         CompressedTensor, shape, values.dtype, layout, values.device
     )
     made.held_layout = layout

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_layouts, torch_private
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.ir.layout_operators import COO
@@ -38,12 +38,12 @@ class SparseTensor(PartsTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As PyTorch saves sparse tensors of every device.
         plain = self.detach()
-        parts = (*torch_private.sparse_parts(plain), plain.size(), plain.is_coalesced())
+        parts = (*torch_layouts.sparse_parts(plain), plain.size(), plain.is_coalesced())
         return torch_private.rebuild_sparse, (torch.sparse_coo, parts)
 
 
 def wrap_sparse(indices: LazyTensor, values: LazyTensor, shape: Sequence[int], coalesced: bool) -> SparseTensor:
     """A sparse tensor of these parts, which are not checked."""
-    made: SparseTensor = torch_private.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
+    made: SparseTensor = torch_layouts.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
     made.held_indices, made.held_values, made.coalesced = indices, values, coalesced
     return made

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_layouts, torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.layout_operators import (
     COMPRESSED,
@@ -173,7 +173,7 @@ def _make_per_tensor(_kind: str, dtype: Any, scale: Any, zero_point: Any, intege
     _check_elements(dtype, integers)
     if not (isinstance(scale, float) and math.isfinite(scale)):
         raise RuntimeError("the scale of a quantized tensor must be a finite number")
-    return torch_private.quantized_per_tensor(integers, scale, int(zero_point), _DTYPES[dtype][0])
+    return torch_layouts.quantized_per_tensor(integers, scale, int(zero_point), _DTYPES[dtype][0])
 
 
 def _make_per_channel(
@@ -184,7 +184,7 @@ def _make_per_channel(
         raise RuntimeError(f"a tensor of {integers.dim()} dimensions cannot be quantized along dimension {axis}")
     if scales.shape != (integers.shape[axis],) or zero_points.shape != scales.shape:
         raise RuntimeError("a tensor that is quantized per channel has one scale and one zero point a channel")
-    return torch_private.quantized_per_channel(integers, scales, zero_points, axis, _DTYPES[dtype][0])
+    return torch_layouts.quantized_per_channel(integers, scales, zero_points, axis, _DTYPES[dtype][0])
 
 
 def _make_nested(_kind: str, dims: Any, numbers: Any, elements: torch.Tensor) -> torch.Tensor:
@@ -193,7 +193,7 @@ def _make_nested(_kind: str, dims: Any, numbers: Any, elements: torch.Tensor) ->
         raise RuntimeError("a nested tensor consists of sizes that are not negative and elements in one dimension")
     if sum(math.prod(size) for size in table.tolist()) != elements.numel():
         raise RuntimeError("a nested tensor has as many elements as its sizes say")
-    return torch_private.nested_of_memory(elements, table, *torch_private.contiguous_nested_strides(table))
+    return torch_layouts.nested_of_memory(elements, table, *torch_layouts.contiguous_nested_strides(table))
 
 
 def _make_nested_view(
@@ -211,7 +211,7 @@ def _make_nested_view(
         lies_inside = min(size, default=0) == 0 or reach < memory.numel()
         if min(*size, *stride, offset) < 0 or not lies_inside or not memory.is_contiguous():
             raise RuntimeError("a view of a nested tensor lies in the memory that it is given")
-    return torch_private.nested_of_memory(memory, sizes, strides, offsets)
+    return torch_layouts.nested_of_memory(memory, sizes, strides, offsets)
 
 
 def _check_elements(dtype: Any, integers: torch.Tensor) -> None:
@@ -236,7 +236,7 @@ def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
     if result.is_quantized:
         return _quantized_parts(result, in_place)
     if result.is_nested:
-        elements, sizes = torch_private.elements_of_nested(result)
+        elements, sizes = torch_layouts.elements_of_nested(result)
         return [
             [NESTED_RESULT, in_place, sizes.shape[1] if sizes.dim() == 2 else 0, *sizes.flatten().tolist()],
             elements,
@@ -245,10 +245,10 @@ def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
         return [[STRIDED_RESULT], result]
     if result.layout is torch.sparse_coo:
         header = [COO_RESULT, in_place, int(result.is_coalesced()), *result.shape]
-        return [header, *torch_private.sparse_parts(result)]
+        return [header, *torch_layouts.sparse_parts(result)]
     if result.layout in _LAYOUTS:
         header = [COMPRESSED_RESULT, in_place, _LAYOUTS.index(result.layout), *result.shape]
-        return [header, *torch_private.compressed_parts(result)]
+        return [header, *torch_layouts.compressed_parts(result)]
     raise UnsupportedOperation(f"the result has layout {result.layout}, which remote_accelerator does not have")
 
 
@@ -257,10 +257,10 @@ def _nested_view_parts(result: torch.Tensor, in_place: int, begin: int) -> list[
 
     `begin`: the first element of that memory that was given.
     """
-    tables = torch_private.tables_of_nested(result)
+    tables = torch_layouts.tables_of_nested(result)
     count, dims = tables[0].shape if tables[0].dim() == 2 else (0, 0)
     numbers = [n for table in (*tables[:2], tables[2] - begin) for n in table.flatten().tolist()]
-    return [[NESTED_VIEW_RESULT, in_place, dims, count, *numbers], torch_private.memory_of_nested(result)]
+    return [[NESTED_VIEW_RESULT, in_place, dims, count, *numbers], torch_layouts.memory_of_nested(result)]
 
 
 def _quantized_parts(result: torch.Tensor, in_place: int) -> list[Any]:

@@ -1,0 +1,120 @@
+"""The private torch functions for tensors of other layouts: sparse, nested and quantized ones, as handles and as real tensors.
+
+The other private functions are in `torch_private`, and so is the list of all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def make_sparse_wrapper(cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
+    """A sparse COO tensor without memory that has this metadata."""
+    return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, layout=torch.sparse_coo, device=device)
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values of a sparse COO tensor, coalesced or not."""
+    return tensor._indices(), tensor._values()
+
+
+def make_compressed_wrapper(
+    cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, layout: torch.layout, device: torch.device
+) -> Any:
+    """A tensor of a compressed sparse layout without memory. PyTorch asks the class for the layout (`prim::layout`)."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls, shape, dtype=dtype, layout=layout, device=device, dispatch_layout=True
+    )
+
+
+def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compressed indices, plain indices and values of a tensor of a compressed sparse layout."""
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def make_nested_wrapper(cls: type[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Any:
+    """A nested tensor without memory. PyTorch asks the class for its layout (`prim::layout`) and sizes (`aten::sym_size`)."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(torch._C.DispatchKey.AutogradNestedTensor)
+    return torch.Tensor._make_wrapper_subclass(
+        cls,
+        (0,),
+        (0,),
+        0,
+        torch.contiguous_format,
+        dtype,
+        torch.strided,
+        device,
+        False,
+        False,
+        "sizes",
+        False,
+        True,
+        keys,
+    )
+
+
+def nested_integer(lengths: Sequence[int]) -> Any:
+    """An integer that stands for the sizes of the tensors of a nested one; equal where these are."""
+    return torch._C._get_nested_int(hash(tuple(lengths)) % 2**48 + 2**48, 1)
+
+
+def contiguous_nested_strides(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Strides and offsets of the tensors of a contiguous nested one, by their sizes."""
+    strides, offsets = torch._nested_compute_contiguous_strides_offsets(sizes)
+    return strides, offsets
+
+
+def nested_of_memory(
+    memory: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """A nested tensor of the strided layout whose tensors lie in `memory`, which has one dimension, in any way."""
+    begins = offsets.add(int(memory.storage_offset()))
+    made: torch.Tensor = torch._nested_view_from_buffer(memory, sizes, strides, begins)
+    return made
+
+
+def tables_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sizes, strides and offsets of the tensors of a nested one of the strided layout."""
+    return tensor._nested_tensor_size(), tensor._nested_tensor_strides(), tensor._nested_tensor_storage_offsets()
+
+
+def memory_of_nested(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory that a nested tensor of the strided layout looks into, in one dimension."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def elements_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies of the elements of a nested CPU tensor of the strided layout, one after the other, and the sizes of its tensors.
+
+    `values()` of it is all of the memory that it looks into, in whatever order.
+    """
+    pieces = [one.reshape(-1) for one in tensor.detach().unbind()]
+    elements = torch.cat(pieces) if pieces else tensor.new_empty(0)
+    return elements, tensor._nested_tensor_size()
+
+
+def composite_of_nested(func: Any) -> Callable[..., Any]:
+    """PyTorch's kernel of a composite op for nested tensors."""
+    return functools.partial(func._op_dk, torch._C.DispatchKey.CompositeImplicitAutogradNestedTensor)
+
+
+def quantized_per_tensor(integers: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
+    """A quantized tensor of these elements, which are copied."""
+    made: torch.Tensor = torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
+    assert made.dtype == dtype
+    return made
+
+
+def quantized_per_channel(
+    integers: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, axis: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor of these elements, which are copied, with a scale and a zero point for each place of dimension `axis`."""
+    made: torch.Tensor = torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
+    assert made.dtype == dtype
+    return made
