@@ -12,6 +12,7 @@ In the order in which a client's program passes through:
 - `session`: the message loop of one client. `session_registry`: the live sessions. `idle`: sessions whose values leave the device.
 - `weights`: uploads, and a content-addressed store of weights that need not be sent again.
 - `running`: templates, their values, and their runs. `checks`: validation of kernel arguments. `compiling`: hot templates.
+  `batching`: a template that several sessions run together.
 - `memory`: memory limits, eviction, spilling and rematerialization.
 - `peers`: transfer of values between executors.
 - `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.

@@ -141,7 +141,7 @@ def test_gradients_flow_through_it(slow):
 
 
 def test_a_failure_is_raised_at_each_use(slow):
-    tensor = torch.zeros(3, device=slow)[torch.tensor([7])].to("cpu", non_blocking=True)
+    tensor = torch.zeros(3, device=slow)[torch.tensor([7]).to(slow)].to("cpu", non_blocking=True)
     for _ in range(2):
         with pytest.raises(IndexError, match="index 7 is out of bounds"):
             tensor.sum()
@@ -149,7 +149,7 @@ def test_a_failure_is_raised_at_each_use(slow):
 
 def test_a_failed_copy_into_memory_is_raised_at_the_next_synchronisation(slow):
     memory = torch.zeros(2, 1).pin_memory()
-    memory[0].copy_(torch.zeros(3, device=slow)[torch.tensor([7])], non_blocking=True)
+    memory[0].copy_(torch.zeros(3, device=slow)[torch.tensor([7]).to(slow)], non_blocking=True)
     with pytest.raises(IndexError, match="index 7 is out of bounds"):
         djinn.synchronize()
 

@@ -86,7 +86,7 @@ def test_what_is_written_meanwhile_is_new(embedded):
 
 def test_what_failed_fails_alone(embedded):
     good = torch.zeros(3, device=embedded)
-    bad = good[torch.tensor([7])]
+    bad = good[torch.tensor([7]).to(embedded)]
     with expecting(BatchedFetch(lambda: by_handle([good, bad]))):
         assert good.cpu().sum() == 0
         with pytest.raises(IndexError, match="index 7 is out of bounds"):

@@ -37,6 +37,7 @@ FULL = ExecutorConfig(
     threads=3,
     memory=MemoryConfig(1 << 40, "lru"),
     compilers=("inductor",),
+    batch_sessions=True,
     admission=AdmissionLimits(7, 1.5),
     store=StoreConfig(Path("/store"), 5, (Path("/a.safetensors"),)),
     models=ModelConfig((Path("/models"),), ("hf://org/*",)),

@@ -99,9 +99,12 @@ def check_indices(shape: Sequence[int], indices: Iterable[torch.Tensor | None]) 
 
 
 def _check_index(index: torch.Tensor, place: int, size: int) -> None:
-    outside = index[(index >= size) | (index < -size)]
-    if outside.numel() and not index.dtype.is_floating_point:
-        raise IndexError(f"index {int(outside[0])} is out of bounds for dimension {place} with size {size}")
+    if type(index) is not torch.Tensor or index.dtype.is_floating_point or not index.numel():
+        return
+    numbers = index.numpy()  # and not by PyTorch's ops: the client computes nothing with tensors
+    if numbers.min() < -size or numbers.max() >= size:
+        outside = numbers[(numbers < -size) | (numbers >= size)]
+        raise IndexError(f"index {outside[0]} is out of bounds for dimension {place} with size {size}")
 
 
 def in_lists_of_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:
