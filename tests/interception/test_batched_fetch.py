@@ -72,7 +72,7 @@ def test_a_conversion_on_the_way_moves_only_what_it_made(model):
     model, expected = model
     model.to("cpu", torch.float64)
     nbytes = sum(value.numel() * 8 for value in expected.values())
-    assert djinn.stats()["bytes_received"] < 2 * nbytes + 100 * len(expected)
+    assert djinn.stats()["bytes_received"] < 2 * nbytes + 300 * len(expected)  # headers of HTTP
     assert torch.equal(model[0].weight, expected["0.weight"].double())
 
 
