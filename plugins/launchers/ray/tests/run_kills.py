@@ -79,14 +79,22 @@ def actor() -> dict:
 
 def kill_executor(cluster: Cluster) -> None:
     del cluster
-    (opened,) = open_connections()
-    if opened.executor.process_id:
-        os.kill(opened.executor.process_id, signal.SIGKILL)
+    kill_process(lambda: open_connections()[0].executor.process_id)
 
 
 def kill_actor(cluster: Cluster) -> None:
     del cluster
-    os.kill(actor()["Pid"], signal.SIGKILL)
+    kill_process(lambda: actor()["Pid"])
+
+
+def kill_process(number: Callable[[], int | None]) -> None:
+    """Kill a process, when it has a number: a signal to 0, which one has that is about to start, would go to this program's group."""
+    until = time.monotonic() + 60
+    while not (process := number()):
+        if time.monotonic() > until:
+            raise TimeoutError("no process to kill came up")
+        time.sleep(0.05)
+    os.kill(process, signal.SIGKILL)
 
 
 def kill_node(cluster: Cluster) -> None:
