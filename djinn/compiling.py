@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from djinn_core.server.compiling.compile_worker import CompileProcess
-from djinn_core.server.compiling.kept_libraries import KeptLibraries
+from djinn_core.server.compiling.disk_library_cache import DiskLibraryCache
 from djinn_core.server.compiling.packing import pack, unpack
 from djinn_core.torch_tracing import compile_library, load_library
 
-__all__ = ["CompileProcess", "KeptLibraries", "compile_library", "load_library", "pack", "unpack"]
+__all__ = ["CompileProcess", "DiskLibraryCache", "compile_library", "load_library", "pack", "unpack"]

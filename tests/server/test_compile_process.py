@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from djinn.compiling import CompileProcess, KeptLibraries
+from djinn.compiling import CompileProcess, DiskLibraryCache
 from djinn.hooks import UnsupportedOperation
-from djinn_core.server.compiling import kept_libraries
+from djinn_core.server.compiling import disk_library_cache
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def test_a_call_that_takes_too_long_is_ended(process):
 
 
 def test_libraries_are_found_by_their_graphs():
-    kept = KeptLibraries("counting 1")
+    kept = DiskLibraryCache("counting 1")
     assert kept.get(b"graph") is None
     kept.put(b"graph", b"library")
-    assert KeptLibraries("counting 1").get(b"graph") == b"library"
-    assert KeptLibraries("counting 2").get(b"graph") is None
+    assert DiskLibraryCache("counting 1").get(b"graph") == b"library"
+    assert DiskLibraryCache("counting 2").get(b"graph") is None
     assert kept.get(b"other") is None
 
 
@@ -62,13 +62,13 @@ def test_damaged_libraries_and_open_directories_are_not_used(tmp_path, monkeypat
 
 
 def test_what_was_used_last_is_kept_longest(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_libraries, "BYTES_LIMIT", 60)
+    monkeypatch.setattr(disk_library_cache, "BYTES_LIMIT", 60)
     kept = _kept(tmp_path, monkeypatch)
     for number in range(3):
         kept.put(b"%d" % number, b"library")
     assert [kept.get(b"%d" % number) for number in range(3)] == [None, b"library", b"library"]
 
 
-def _kept(folder: Path, monkeypatch) -> KeptLibraries:
-    monkeypatch.setattr(kept_libraries, "cache_directory", lambda: folder)
-    return KeptLibraries("counting 1")
+def _kept(folder: Path, monkeypatch) -> DiskLibraryCache:
+    monkeypatch.setattr(disk_library_cache, "cache_directory", lambda: folder)
+    return DiskLibraryCache("counting 1")

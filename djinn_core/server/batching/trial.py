@@ -78,7 +78,7 @@ class Trial:
     refused: int = 0
     reason: str = ""
     pause: int = 0
-    vain: int = 0
+    without_products: int = 0
     samples: list[Samples] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -104,9 +104,9 @@ class Trial:
 
         `computed`: how many of its products were computed for several sessions.
         """
-        self.vain = 0 if computed else self.vain + 1
-        if self.vain >= CHECKS:
-            self.vain, self.pause = 0, PAUSE
+        self.without_products = 0 if computed else self.without_products + 1
+        if self.without_products >= CHECKS:
+            self.without_products, self.pause = 0, PAUSE
         tried = [one for one in self.samples if one.runs]
         if self.ways or not tried or min(one.runs for one in tried) < CHECKS:
             return False

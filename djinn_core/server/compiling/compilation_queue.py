@@ -43,9 +43,9 @@ from djinn_core.server.compiling.hot_template import (
     Thresholds,
     TimingPhase,
 )
-from djinn_core.server.compiling.input_aliases import InputAlias
 from djinn_core.server.compiling.scalars import call_with_tensors
 from djinn_core.server.compiling.sizes import LinearSize, SizeRelation
+from djinn_core.server.compiling.written_views import WrittenView
 from djinn_core.server.running.template_compiler import CompiledTemplate, enumerated
 
 
@@ -66,7 +66,7 @@ class _RegionGraphBuilder:
         self.n: Any = None
         self.lines: dict[LinearSize, Any] = {}
 
-    def _look_into_written(self, aliases: Iterable[InputAlias]) -> None:
+    def _look_into_written(self, aliases: Iterable[WrittenView]) -> None:
         inputs, metas = self.region.inputs, self.law.example.metas
         for alias in aliases:
             base, meta = self.nodes[inputs[alias.base]], metas[alias.view]

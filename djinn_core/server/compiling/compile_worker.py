@@ -28,7 +28,7 @@ _TOLD: Final = 2000  # characters of what a failed process said
 NICE: Final = 10  # behind all sessions, and yet not starved by a busy machine
 IDLE_SECONDS: Final = 60.0  # hundreds of megabytes wait for another template
 _CALL: Final = struct.Struct(">IQ")  # lengths of the function's name and of its argument
-_ANSWER: Final = struct.Struct(">?Q")  # true if the call succeeded, and the length of what follows
+_REPLY: Final = struct.Struct(">?Q")  # true if the call succeeded, and the length of what follows
 
 
 class CompileProcess:
@@ -108,8 +108,8 @@ class CompileProcess:
         timer.start()
         try:
             _write_call(process.stdin, function, data)
-            succeeded, length = _ANSWER.unpack(_exactly(process.stdout, _ANSWER.size))
-            answer = _exactly(process.stdout, length)
+            succeeded, length = _REPLY.unpack(_exactly(process.stdout, _REPLY.size))
+            reply = _exactly(process.stdout, length)
         except (EOFError, OSError) as error:
             if late.is_set():
                 raise UnsupportedOperation(f"{function} took more than {seconds:g} s") from error
@@ -117,8 +117,8 @@ class CompileProcess:
         finally:
             timer.cancel()
         if not succeeded:
-            raise UnsupportedOperation(f"{function} failed: {answer.decode(errors='replace')}")
-        return answer
+            raise UnsupportedOperation(f"{function} failed: {reply.decode(errors='replace')}")
+        return reply
 
     def _said(self) -> str:
         assert self._errors is not None
@@ -146,21 +146,21 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _answer(calls: IO[bytes], answers: IO[bytes]) -> None:
+def _answer(calls: IO[bytes], replies: IO[bytes]) -> None:
     lengths = _CALL.unpack(_exactly(calls, _CALL.size))
     function, data = (_exactly(calls, length) for length in lengths)
     module, _, name = function.decode().partition(":")
     try:
         made = getattr(importlib.import_module(module), name)(data)
     except Exception:
-        answers.write(_answered(traceback.format_exc().strip()[-_TOLD:].encode(), succeeded=False))
+        replies.write(_framed(traceback.format_exc().strip()[-_TOLD:].encode(), succeeded=False))
     else:
-        answers.write(_answered(made, succeeded=True))
-    answers.flush()
+        replies.write(_framed(made, succeeded=True))
+    replies.flush()
 
 
-def _answered(content: bytes, *, succeeded: bool) -> bytes:
-    return _ANSWER.pack(succeeded, len(content)) + content
+def _framed(content: bytes, *, succeeded: bool) -> bytes:
+    return _REPLY.pack(succeeded, len(content)) + content
 
 
 def main() -> None:
@@ -170,13 +170,13 @@ def main() -> None:
     become_server("executor")
     lower_priority(int(sys.argv[1]))
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # printed text is no answer
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # printed text is no reply
     idle, calls = float(sys.argv[2]), sys.stdin.buffer
     with selectors.DefaultSelector() as ready, contextlib.suppress(EOFError, BrokenPipeError):
         ready.register(calls, selectors.EVENT_READ)
         while ready.select(idle):
-            _answer(calls, answers)
+            _answer(calls, replies)
 
 
 if __name__ == "__main__":

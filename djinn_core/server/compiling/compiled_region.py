@@ -12,9 +12,9 @@ from typing import Any, Final
 import torch
 
 from djinn_core.hookspecs.compilers import Replay
-from djinn_core.server.compiling.input_aliases import InputAlias, address_of, are_followed
 from djinn_core.server.compiling.region import Region
 from djinn_core.server.compiling.sizes import SizeRelation
+from djinn_core.server.compiling.written_views import WrittenView, address_of, are_followed
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 
 
@@ -29,7 +29,7 @@ class CompiledRegion:
         region: Region,
         law: SizeRelation,
         device: torch.device,
-        aliases: Sequence[InputAlias] = (),
+        aliases: Sequence[WrittenView] = (),
     ) -> None:
         self.compiler, self._device, self._aliases = compiler, device, aliases
         self.region, self.law = region, law

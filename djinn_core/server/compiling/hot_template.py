@@ -15,10 +15,10 @@ import attrs
 
 from djinn_core.logs import get_logger
 from djinn_core.server.compiling.compiled_region import CompiledRegion, difference, inputs_getter, slots_of
-from djinn_core.server.compiling.input_aliases import InputAlias, input_aliases
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.scalars import movable_slots
 from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
+from djinn_core.server.compiling.written_views import WrittenView, written_views
 from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, run_template
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
@@ -97,7 +97,7 @@ class Job:
     region: Region
     law: SizeRelation
     seconds: float = 0.0
-    aliases: tuple[InputAlias, ...] = ()
+    aliases: tuple[WrittenView, ...] = ()
     compiler: int = 0
 
 
@@ -245,7 +245,7 @@ class ObservingPhase(_ShortcutPhase):
         self.hot, self.region, self._seconds = hot, region, seconds
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
         self._observed: list[ObservedRun] = []
-        self._aliases: tuple[InputAlias, ...] = ()  # of the latest run
+        self._aliases: tuple[WrittenView, ...] = ()  # of the latest run
         self._odd = 0
 
     def take(self, env: Environment) -> bool:
@@ -256,7 +256,7 @@ class ObservingPhase(_ShortcutPhase):
             self._odd += 1
         else:
             self._observed.append(seen)
-            self._aliases = input_aliases(self.region, tensors)
+            self._aliases = written_views(self.region, tensors)
         return False
 
     def ran(self, _: float, /) -> None:
@@ -271,7 +271,7 @@ class ObservingPhase(_ShortcutPhase):
             else:
                 self.hot.begin(Job(self.hot, self.hot.template, self.region, law, self._seconds, self._still(law)))
 
-    def _still(self, law: SizeRelation) -> tuple[InputAlias, ...]:
+    def _still(self, law: SizeRelation) -> tuple[WrittenView, ...]:
         """The aliases whose sizes do not differ."""
         moving = {*law.sizes, *law.strides}
         return tuple([alias for alias in self._aliases if moving.isdisjoint((alias.view, alias.base))])

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from djinn.compiling import CompileProcess, KeptLibraries, compile_library, load_library, pack, unpack
+from djinn.compiling import CompileProcess, DiskLibraryCache, compile_library, load_library, pack, unpack
 from djinn.hooks import CompilerContext, Replay, UnsupportedOperation
 from djinn_inductor.toolchain import missing_toolchain
 
@@ -26,7 +26,7 @@ class Inductor:
 
     def __init__(self, process: CompileProcess | None = None) -> None:
         self._process = process or CompileProcess()
-        self._kept = KeptLibraries("inductor 1")
+        self._kept = DiskLibraryCache("inductor 1")
 
     def compile(self, context: CompilerContext) -> Replay | None:
         """The graph as a native library.

@@ -14,7 +14,7 @@ from djinn_core.server.compiling.region import Region
 
 
 @attrs.frozen
-class InputAlias:
+class WrittenView:
     """An input that is a view of a written one.
 
     Attributes:
@@ -27,18 +27,18 @@ class InputAlias:
     offset: int
 
 
-def input_aliases(region: Region, tensors: Sequence[torch.Tensor]) -> tuple[InputAlias, ...]:
+def written_views(region: Region, tensors: Sequence[torch.Tensor]) -> tuple[WrittenView, ...]:
     """Those of one run: views that are not written themselves, of inputs that lie in memory without gaps."""
     written = {address_of(tensors[i]): i for i, place in enumerate(region.inputs) if place in region.written}
-    found: list[InputAlias] = []
+    found: list[WrittenView] = []
     for index, (place, tensor) in enumerate(zip(region.inputs, tensors, strict=True)):
         base = written.get(address_of(tensor))
         if base is not None and place not in region.written and _lies_within(tensor, tensors[base]):
-            found.append(InputAlias(index, base, int(tensor.storage_offset())))
+            found.append(WrittenView(index, base, int(tensor.storage_offset())))
     return tuple(found)
 
 
-def are_followed(aliases: Sequence[InputAlias], tensors: Sequence[torch.Tensor]) -> bool:
+def are_followed(aliases: Sequence[WrittenView], tensors: Sequence[torch.Tensor]) -> bool:
     """True if the inputs of a run are such views."""
     return all(
         address_of(tensors[alias.view]) == address_of(tensors[alias.base])

@@ -30,7 +30,7 @@ _CHECKSUM_BYTES: Final = 16
 _log = get_logger("djinn.server")
 
 
-class KeptLibraries:
+class DiskLibraryCache:
     """Libraries of one compiler.
 
     Args:
