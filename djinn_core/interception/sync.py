@@ -10,12 +10,14 @@ from djinn_core import torch_private
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.ops.constant_folding import fold
 from djinn_core.interception.recording.fetch_prediction import LARGEST
 from djinn_core.interception.recording.recorder import Recorder, SyncRequest, current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.element_copies import fetch_part, is_small_part
+from djinn_core.interception.tensors.host_values import HostOperand
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.interception.tensors.printed_lists import shown_together
@@ -107,6 +109,8 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """`tensor.item()`, `float(tensor)`, `bool(tensor)`."""
     tensor = args[0]
     value = tensor.remote
+    if value.storage.host is not None and (known := _known(value)) is not None:
+        return known.item()
     if (
         value.storage.nbytes > value.meta.nbytes
         or device_state.thread.expected is not None
@@ -114,6 +118,14 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     ):
         return fetch(tensor).item()
     return _read_only(tensor).item()
+
+
+def _known(value: Value) -> torch.Tensor | None:
+    """The elements of a value whose storage's contents are known, unless the program is watched, or recorded to run with other contents."""
+    recorder, host = recorders.thread.recorder, value.storage.host
+    if host is None or recorder.captures or recorder.watcher is not None or torch_private.in_dispatch_modes():
+        return None
+    return HostOperand(host, value.meta).tensor()
 
 
 @handles(aten._linalg_check_errors.default)
@@ -128,7 +140,7 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device, waits = kwargs.get("device"), not kwargs.get("non_blocking")
     kwargs = {k: v for k, v in kwargs.items() if k not in {"non_blocking", "pin_memory"}}
     if device is None or is_remote(device):
-        return record(func, args, kwargs)
+        return fold(func, args, kwargs)
     if device.type != "cpu":
         return _to_other_device(args[0], kwargs)
     dtype = kwargs.get("dtype")

@@ -2,7 +2,7 @@
 
 `ExecutionTraceObserver` is told of every op that PyTorch's dispatcher runs in this process, however it was reached, with
 the device and size of each of its tensors. What may run here is what moves data, what single numbers need (the step
-counters of optimizers, `item()`), and the meta kernels.
+counters of optimizers, `item()`), the meta kernels, and what is folded of small integers when a program asks for a number of them.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ def kernels_here(tmp_path):
 
 
 def computes_here(node):
-    """True if an op works on CPU tensors; an op with a remote tensor was recorded."""
+    """True if an op works on CPU tensors, and not on integers alone; an op with a remote tensor was recorded."""
     tensors = tensors_of(node)
-    return ("cpu", True) in tensors and not any(device.startswith("remote") for device, _ in tensors)
+    types = repr([node[part]["types"] for part in ("inputs", "outputs")])
+    of_floats = "Tensor(float)" in types or "Tensor(double)" in types or "Tensor(c10::" in types
+    return of_floats and ("cpu", True) in tensors and not any(device.startswith("remote") for device, _ in tensors)
 
 
 def tensors_of(node):

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, WeakValueDictionary
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from djinn_core.interception.device.generators import BoundDefaultGenerator, DefaultGenerator
     from djinn_core.interception.device.properties import DeviceProperties
     from djinn_core.interception.device.streams import RemoteStream
+    from djinn_core.interception.tensors.host_values import HostValue
     from djinn_core.interception.tensors.lazy_tensor import LazyTensor
     from djinn_core.interception.tensors.pending_copies import PendingCopy
     from djinn_core.interception.tensors.remote_storage import RemoteStorage
@@ -95,6 +96,7 @@ class DeviceState:
             even bring it back to life.
         pending_copies: non-blocking copies to this machine, in the order in which they arrive.
         pinned: storages that count as pinned, by the address of their bytes.
+        host_values: contents of storages that are known here, the oldest first, with their bytes; `host_bytes` in all.
         storages: storage objects of remote tensors by number. next_address: the first address that was not given out.
     """
 
@@ -114,6 +116,8 @@ class DeviceState:
         self.freed: deque[Value] = deque()
         self.pending_copies: deque[PendingCopy] = deque()
         self.pinned: dict[int, StorageReference] = {}
+        self.host_values: deque[tuple[ReferenceType[HostValue], int]] = deque()
+        self.host_bytes = 0
         self.storages: WeakValueDictionary[int, RemoteStorage] = WeakValueDictionary()
         self.next_address = _FIRST_ADDRESS
 

@@ -167,7 +167,7 @@ class Recorder:
                 reader.cut()
         storage.written = self
         storage.written_at = self.epoch
-        storage.elements = None
+        storage.elements = storage.host = None
 
     def take_back(self, value: Value, ops: Container[str]) -> bool:
         """Take back the last instruction where it is one of `ops` and made `value`; whether it was."""

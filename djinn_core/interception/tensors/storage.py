@@ -16,6 +16,7 @@ from djinn_core.reference_counts import counts_beside, only_listed
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
     from djinn_core.interception.tensors.element_copies import ElementCopy
+    from djinn_core.interception.tensors.host_values import HostValue
     from djinn_core.interception.tensors.lazy_clones import SharedAddresses
 
 
@@ -49,7 +50,7 @@ class Storage(msgspec.Struct, eq=False, gc=False):  # made in one step: each op 
         user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
         written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
         addresses: results of `data_ptr()`; None before its first call.
-        elements: what is known here of its contents, or None.
+        elements: what was fetched of its contents, or None. host: its contents, where the client knows them without fetching; or None.
         shrunk: the size that the program gave it, where that is less than its memory; otherwise None.
         sharing: the addresses that it has, or had until it was written, in common with a lazy clone; None without one.
     """
@@ -62,6 +63,7 @@ class Storage(msgspec.Struct, eq=False, gc=False):  # made in one step: each op 
     written_at: int
     addresses: range | None = None
     elements: ElementCopy | None = None
+    host: HostValue | None = None
     shrunk: int | None = None
     sharing: SharedAddresses | None = None
 

@@ -10,6 +10,7 @@ from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.tensors.host_values import known
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.interrupts import interrupt_mask
@@ -25,7 +26,7 @@ def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     shape = tuple(plain.shape)
     meta = tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device)
     value = Value.begin(Storage.begin(meta.nbytes, None), meta)
-    _upload(value.handle, plain, device)
+    _upload(value, plain)
     return wrap(value)
 
 
@@ -47,16 +48,17 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
         plain = _plain(source)
         if plain.stride() != meta.stride:
             plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
-        _upload(target.remote.handle, plain, meta.device)
+        _upload(target.remote, plain)
     return True
 
 
-def _upload(handle: int, plain: torch.Tensor, device: int) -> None:
+def _upload(value: Value, plain: torch.Tensor) -> None:
     expected = device_state.thread.expected
     if expected is not None and port.is_open() and (following := expected.to_upload()):
         with interrupt_mask, suppress_at_shutdown, collect_later:
             port.runtime().expect_uploads(following)
-    current().upload(handle, plain, device)
+    current().upload(value.handle, plain, value.meta.device)
+    value.storage.host = known(plain)
 
 
 def _plain(source: torch.Tensor) -> torch.Tensor:

@@ -235,3 +235,18 @@ def test_as_late_as_the_link_asks_for(round_trip, issuing, running, steps, monke
         pace.issued()
         pace.ran(step * running)
     assert pace.lateness() == steps
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_no_step_asks_for_a_number(padding, local, remote, made):
+    prompt = torch.tensor([[1, 7, 9], [1, 5, 8]])
+    mask = torch.ones_like(prompt)
+    mask[0, :padding] = 0
+    options = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0, "eos_token_id": 3}
+    expected = local.generate(prompt, attention_mask=mask, **options)
+    prompt, mask = prompt.to(REMOTE), mask.to(REMOTE)
+    with djinn.profile() as profile:
+        tokens = remote.generate(prompt, attention_mask=mask, **options)
+    assert made
+    assert not [e for e in profile.events if e.kind == "wait" and e.name == "a number"]
+    assert torch.equal(tokens.cpu(), expected)

@@ -1,0 +1,169 @@
+"""Constant folding on the client: what ops make of small integers that the client knows is known to it as well (`host_values.py`).
+
+The ops are recorded as always; nothing is computed here before a number is asked for. Floats are compared only: the last bits
+of what is calculated with them depend on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.ops.canonicalize import fill
+from djinn_core.interception.tensors.host_values import LARGEST, HostOperand, computed
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.interception.tensors.storage import Value
+from djinn_core.ir.values import TensorMeta
+
+aten: Final = torch.ops.aten
+_WHOLE: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_FRAMES: Final = 4  # of Djinn's from `record` to `__torch_dispatch__`
+_CPU: Final = torch.device("cpu")
+_OPERAND: Final = object()  # stands for the next tensor among the arguments
+_COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
+_OF_FLOATS: Final = frozenset({  # ops whose results are exact for floats as well
+    *(getattr(getattr(aten, name), kind) for name in _COMPARISONS for kind in ("Scalar", "Tensor")),
+    *(getattr(aten, name).default for name in ("logical_and", "logical_or", "logical_not", "all", "any")),
+    *(aten.all.dim, aten.any.dim),
+})  # fmt: skip
+_OF_INTEGERS: Final = (
+    *(
+        getattr(aten, name).Tensor
+        for name in ("add", "sub", "mul", "bitwise_and", "bitwise_or", "bitwise_xor", "index")
+    ),
+    *(getattr(aten, name).default for name in ("bitwise_not", "neg", "abs", "cat", "stack", "clone", "repeat", "flip")),
+    *(getattr(aten, name).default for name in ("cumsum", "sum", "max", "min", "amax", "amin")),
+    *(aten.sum.dim_IntList, aten.where.self, aten.masked_fill.Scalar, aten.isin.Tensor_Tensor),
+)
+_IN_PLACE: Final = (*(getattr(aten, name).Tensor for name in ("add_", "sub_", "mul_")), aten.masked_fill_.Scalar)
+_LIKE: Final = tuple(
+    getattr(aten, name).default
+    for name in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")
+)
+_OF_ANY_DTYPE: Final = frozenset({*_LIKE, aten.ones.default, aten.zeros.default, aten.scalar_tensor.default})
+
+
+@handles(*_OF_FLOATS, *_OF_INTEGERS)
+def fold(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record an op; where all its operands are known, so is its result."""
+    first = args[0]
+    if type(first) is list:
+        first = first[0] if first else None
+    if type(first) is not LazyTensor or first.remote.storage.host is None:  # as nearly always
+        return record(func, args, kwargs, _FRAMES)
+    operands = _known_operands(args, func in _OF_FLOATS or kwargs.get("dtype") is torch.bool)
+    made = record(func, args, kwargs, _FRAMES)
+    if operands and type(made) is LazyTensor and _is_small(made.remote):
+        _note(made.remote, func, args, kwargs, operands)
+    return made
+
+
+@handles(*_IN_PLACE)
+def fold_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a write; where its operands are known and it writes all of a storage, so is what it leaves there."""
+    operands = None if args[0].remote.storage.host is None else _known_operands(args, of_floats=False)
+    made = record(func, args, kwargs, _FRAMES)
+    if operands and type(made) is LazyTensor and _is_small(made.remote) and _is_whole(made.remote):
+        _note(made.remote, partial(_on_a_copy, func), args, kwargs, operands)
+    return made
+
+
+@handles(*_LIKE)
+def fold_factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record an op that looks at no more than the metadata of its operand."""
+    made = record(func, args, kwargs, _FRAMES)
+    if type(made) is LazyTensor and _is_small(made.remote, of_floats=True):
+        _note(made.remote, partial(_on_metadata, func, args[0].remote.meta), args[1:], kwargs, ())
+    return made
+
+
+@handles(aten.fill_.Scalar)
+def fold_fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record `fill_`; where it writes all of a storage, what it leaves there is known."""
+    made = fill(func, args, kwargs)
+    if type(made) is LazyTensor and _is_small(made.remote, of_floats=True) and _is_whole(made.remote):
+        _note(made.remote, partial(_on_metadata, aten.full_like.default, made.remote.meta), args[1:], {}, ())
+    return made
+
+
+def make(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record an op without operands."""
+    made = record(func, args, kwargs)
+    if (
+        type(made) is LazyTensor
+        and _is_small(made.remote, func in _OF_ANY_DTYPE)
+        and not func.name().startswith("aten::empty")
+    ):
+        _note(made.remote, func, args, kwargs, ())
+    return made
+
+
+def _is_small(value: Value, of_floats: bool = False) -> bool:
+    dtype = value.meta.dtype
+    return (dtype in _WHOLE or (of_floats and dtype.is_floating_point)) and 0 < value.storage.nbytes <= LARGEST
+
+
+def _is_whole(value: Value) -> bool:
+    """True if the value is all of its storage."""
+    meta = value.meta
+    return meta.offset == 0 and meta.extent == meta.numel and meta.nbytes == value.storage.nbytes
+
+
+def _known_operands(args: Iterable[Any], of_floats: bool) -> list[HostOperand] | None:
+    """The known tensors among the arguments; None if another one is among them, or one of floats and `of_floats` is false."""
+    found: list[HostOperand] = []
+    for a in args:
+        if type(a) is LazyTensor:
+            value = a.remote
+            host = value.storage.host
+            if host is None or not (of_floats or value.meta.dtype in _WHOLE):
+                return None
+            found.append(HostOperand(host, value.meta))
+        elif isinstance(a, torch.Tensor):
+            return None
+        elif type(a) is list or type(a) is tuple:
+            inner = _known_operands(a, of_floats)
+            if inner is None:
+                return None
+            found += inner
+    return found
+
+
+def _note(
+    value: Value, func: Any, args: Iterable[Any], kwargs: dict[str, Any], operands: Iterable[HostOperand]
+) -> None:
+    given = [_without_tensors(a) for a in args]
+    options = {name: _without_tensors(a) for name, a in kwargs.items()}
+    value.storage.host = computed(partial(_call, func, given, options), tuple(operands), value.meta)
+
+
+def _without_tensors(a: Any) -> Any:
+    if type(a) is LazyTensor:
+        return _OPERAND
+    if type(a) is list or type(a) is tuple:
+        return [_without_tensors(one) for one in a]
+    return _CPU if isinstance(a, torch.device) else a
+
+
+def _call(func: Any, given: list[Any], options: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+    rest = iter(operands)
+
+    def filled(a: Any) -> Any:
+        if a is _OPERAND:
+            return next(rest)
+        return [filled(one) for one in a] if type(a) is list else a
+
+    return func(*map(filled, given), **options)
+
+
+def _on_a_copy(func: Any, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return func(target.clone(), *args, **kwargs)
+
+
+def _on_metadata(func: Any, meta: TensorMeta, *args: Any, **kwargs: Any) -> Any:
+    like = torch.empty(1, dtype=meta.dtype, device=_CPU).expand(meta.shape)
+    return func(like, *args, **kwargs)

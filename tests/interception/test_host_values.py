@@ -1,0 +1,175 @@
+"""Numbers that the client knows: no executor is asked for them, until what they come of is written."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.tensors import host_values
+
+DEVICE = "remote_accelerator:0"
+
+
+@pytest.fixture(autouse=True)
+def session(embedded):
+    torch.ones(1, device=DEVICE).cpu()
+
+
+def asked(run):
+    """The result of `run`, and the number of round trips that it waits for."""
+    before = djinn.stats()["round_trips"]
+    return run(), djinn.stats()["round_trips"] - before
+
+
+def mask():
+    return torch.tensor([[1, 1, 0], [1, 1, 1]]).to(DEVICE)
+
+
+KNOWN = {
+    "uploaded": lambda: mask()[0, 2].item() == 0,
+    "made of a list": lambda: torch.tensor([3, 4], device=DEVICE)[1].item() == 4,
+    "a small float": lambda: torch.tensor([0.1], device=DEVICE).item() == torch.tensor([0.1]).item(),
+    "made there": lambda: torch.arange(5, device=DEVICE)[-1].item() == 4,
+    "full": lambda: torch.full((2, 2), 7, device=DEVICE).sum().item() == 28,
+    "all of a mask": lambda: not bool(mask().all()),
+    "as transformers asks": lambda: not bool(mask().bool().sum() == mask().numel()),
+    "padding": lambda: bool(torch.isin(mask(), torch.tensor([0], device=DEVICE)).any()),
+    "transposed": lambda: mask().t()[2].sum().item() == 1,
+    "another dtype": lambda: mask().view(torch.int32)[0, 0].item() == 1,
+    "a mask of floats": lambda: bool(torch.ones(2, 3, device=DEVICE).bool().all()),
+    "compared floats": lambda: bool((torch.tensor([0.5, 2.0], device=DEVICE) > 0).all()),
+    "columns by index": lambda: mask()[:, torch.arange(2, device=DEVICE) + 1].sum().item() == 3,
+    "counted in place": lambda: torch.zeros((), dtype=torch.int64, device=DEVICE).add_(2).mul_(3).item() == 6,
+}
+
+
+@pytest.mark.parametrize("program", KNOWN.values(), ids=KNOWN)
+def test_what_is_known_is_not_asked_for(program):
+    assert asked(program) == (True, 0)
+
+
+def test_a_mask_that_grows_is_known_at_each_step():
+    def program():
+        grown, found = torch.ones(2, 3, dtype=torch.int64, device=DEVICE), []
+        for _ in range(100):
+            grown = torch.cat([grown, grown.new_ones((2, 1))], dim=-1)
+            found.append(bool(grown.bool().sum() == grown.numel()))
+        return all(found)
+
+    assert asked(program) == (True, 0)
+
+
+def test_what_is_calculated_with_floats_is_asked_for():
+    assert asked(lambda: (torch.tensor([0.5, 2.0], device=DEVICE) * 3).sum().item()) == (7.5, 1)
+
+
+def by_storage(x):
+    x.untyped_storage().fill_(0)
+
+
+def by_another_thread(x):
+    thread = threading.Thread(target=x.zero_)
+    thread.start()
+    thread.join()
+
+
+WRITES = {
+    "index": lambda x: x.__setitem__((0, 0), 0),
+    "a view": lambda x: x[0].view(-1)[:1].fill_(0),
+    "copy_": lambda x: x.copy_(torch.zeros_like(x)),
+    "from the CPU": lambda x: x.copy_(torch.zeros(2, 3, dtype=torch.int64)),
+    "foreach": lambda x: torch._foreach_zero_([x]),
+    "out=": lambda x: torch.mul(x, 0, out=x),
+    "data": lambda x: setattr(x, "data", torch.zeros_like(x)),
+    "scatter": lambda x: x.scatter_(0, torch.zeros(1, 3, dtype=torch.int64, device=DEVICE), 0),
+    "storage": by_storage,
+    "another thread": by_another_thread,
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_takes_what_was_known(write):
+    x = mask()
+    assert x[0, 0].item() == 1
+    before = x + 1  # of what was there
+    write(x)
+    assert x[0, 0].item() == 0
+    assert (int(before[0, 0]), int((x + 1)[0, 0])) == (2, 1)
+
+
+def test_memory_that_grew_is_asked_for():
+    x = mask()
+    x.resize_(4, 3)
+    assert x[0].tolist() == [1, 1, 0]
+    assert x.sum().item() is not None  # whatever lies in the new rows
+
+
+def test_random_programs_of_integers_equal_local_ones():
+    ops = (
+        lambda a, b: a + b,
+        lambda a, b: a * 3 - b,
+        lambda a, b: torch.cat([a, b])[::2],
+        lambda a, b: torch.where(a > b, a, b),
+        lambda a, b: a.masked_fill(b == a, 5),
+        lambda a, b: (a >= b).to(torch.int64),
+        lambda a, b: a.flip(0).cumsum(0),
+        lambda a, b: a.mul_(2),
+        lambda a, b: a.clone().add_(b),
+        lambda a, b: torch.stack([a, b]).amax(0),
+        lambda a, b: torch.full_like(a, 9),
+        lambda a, b: a.new_zeros(4) + b,
+    )
+    chosen = random.Random(0)
+    for _ in range(40):
+        here = [torch.tensor([chosen.randrange(-9, 9) for _ in range(4)]) for _ in range(2)]
+        there = [t.to(DEVICE) for t in here]
+        for _ in range(6):
+            op, (i, j) = chosen.choice(ops), chosen.choices(range(len(here)), k=2)
+            here.append(op(here[i], here[j]))
+            there.append(op(there[i], there[j]))
+            number = there[-1].sum().item()
+            assert number == here[-1].sum().item()
+        assert [t.tolist() for t in there] == [t.tolist() for t in here]
+
+
+def test_a_recorded_call_does_not_keep_what_was_known():
+    @torch.compile(backend="djinn")
+    def branching(x):
+        return x + 1 if bool(x.all()) else x - 1
+
+    ones, zeros = torch.ones(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    for given in (ones, zeros, ones, zeros, ones):
+        assert branching(given.to(DEVICE)).tolist() == branching.__wrapped__(given).tolist()
+
+
+def test_the_oldest_is_dropped(monkeypatch):
+    monkeypatch.setattr(host_values, "BUDGET", 64 * 1024)
+    old = mask()
+    others = [torch.zeros(1000, dtype=torch.int64).to(DEVICE) for _ in range(20)]
+    assert asked(old[0, 0].item) == (1, 1)
+    assert asked(others[-1][0].item) == (0, 0)
+    assert device_state.host_bytes <= 64 * 1024
+
+
+def test_long_chains_that_were_never_asked_for_are_not_kept():
+    x = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    for _ in range(host_values.DEEPEST + 1):
+        x = x + 1
+    assert asked(x.item) == (host_values.DEEPEST + 1, 1)
+
+
+def test_what_an_executor_has_to_refuse_is_refused():
+    with pytest.raises(RuntimeError, match=r"numel|reduction"):
+        torch.zeros(0, dtype=torch.int64, device=DEVICE).max().item()
+
+
+def test_a_value_of_an_ended_session_is_gone():
+    x = mask()
+    djinn.shut_down()
+    with pytest.raises(djinn.SessionLost):
+        x[0, 0].item()
