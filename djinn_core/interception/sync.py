@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import attrs
 import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.ops.constant_folding import fold
+from djinn_core.interception.ops.constant_folding import fold, known_elements
 from djinn_core.interception.recording.fetch_prediction import LARGEST
 from djinn_core.interception.recording.recorder import Recorder, SyncRequest, current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.element_copies import fetch_part, is_small_part
-from djinn_core.interception.tensors.host_values import HostOperand
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
+from djinn_core.interception.tensors.host_values import HostOperand, HostValue, computed
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.interception.tensors.printed_lists import shown_together
 from djinn_core.interception.tensors.storage import Value
@@ -109,7 +110,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """`tensor.item()`, `float(tensor)`, `bool(tensor)`."""
     tensor = args[0]
     value = tensor.remote
-    if value.storage.host is not None and (known := _known(value)) is not None:
+    if value.storage.host is not None and (known := known_elements(value)) is not None:
         return known.item()
     if (
         value.storage.nbytes > value.meta.nbytes
@@ -120,12 +121,38 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     return _read_only(tensor).item()
 
 
-def _known(value: Value) -> torch.Tensor | None:
-    """The elements of a value whose storage's contents are known, unless the program is watched, or recorded to run with other contents."""
-    recorder, host = recorders.thread.recorder, value.storage.host
-    if host is None or recorder.captures or recorder.watcher is not None or torch_private.in_dispatch_modes():
-        return None
-    return HostOperand(host, value.meta).tensor()
+@attrs.frozen
+class _FetchedNumber:
+    """A number that is fetched when something that follows from it is asked for.
+
+    Attributes:
+        contents: of its storage, where they are not known yet; the storage has these until it is written.
+    """
+
+    value: Value
+    contents: HostValue
+    depth: int = 0
+
+    def tensor(self) -> torch.Tensor | None:
+        """As of an `Operand`; None where it has been written."""
+        if self.value.storage.host is not self.contents:
+            return None
+        if self.contents.memory() is None:
+            self.contents.become(_read_only(wrap(self.value)))
+        return HostOperand(self.contents, self.value.meta).tensor()
+
+
+@handles(aten.isnan.default, aten.isinf.default)
+def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record the op. Of a single number: it is the number that is fetched, so that `isnan(x) or isinf(x)` is one round trip."""
+    made = record(func, args, kwargs, 4)
+    value = args[0].remote
+    if value.meta.numel == 1 and value.storage.nbytes == value.meta.nbytes and not value.meta.offset:
+        if value.storage.host is None:
+            value.storage.host = HostValue(None)
+        number = _FetchedNumber(value, value.storage.host)
+        made.remote.storage.host = computed(lambda operands: func(*operands), (number,), made.remote.meta)
+    return made
 
 
 @handles(aten._linalg_check_errors.default)

@@ -43,6 +43,10 @@ KNOWN = {
     "another dtype": lambda: mask().view(torch.int32)[0, 0].item() == 1,
     "a mask of floats": lambda: bool(torch.ones(2, 3, device=DEVICE).bool().all()),
     "compared floats": lambda: bool((torch.tensor([0.5, 2.0], device=DEVICE) > 0).all()),
+    "a list": lambda: mask().sum(-1).tolist() == [2, 3],
+    "places": lambda: (mask() == 0).nonzero().tolist() == [[0, 2]],
+    "size under a mask": lambda: torch.zeros(2, 3, 4, device=DEVICE)[mask() == 1].shape == (5, 4),
+    "size behind a slice": lambda: torch.zeros(4, 2, 3, device=DEVICE)[:, mask() == 1].shape == (4, 5),
     "columns by index": lambda: mask()[:, torch.arange(2, device=DEVICE) + 1].sum().item() == 3,
     "counted in place": lambda: torch.zeros((), dtype=torch.int64, device=DEVICE).add_(2).mul_(3).item() == 6,
 }
@@ -66,6 +70,39 @@ def test_a_mask_that_grows_is_known_at_each_step():
 
 def test_what_is_calculated_with_floats_is_asked_for():
     assert asked(lambda: (torch.tensor([0.5, 2.0], device=DEVICE) * 3).sum().item()) == (7.5, 1)
+
+
+def test_what_lies_under_a_known_mask():
+    x, mask_here = torch.arange(24.0).reshape(2, 3, 4), mask().cpu() == 1
+    there = x.to(DEVICE).requires_grad_()
+    found = there[mask() == 1]
+    assert torch.equal(found.detach().cpu(), x[mask_here])
+    found.sum().backward()
+    assert torch.equal(there.grad.cpu()[..., 0], mask_here.float())
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 2), (2, 3, 5)])
+def test_a_mask_that_does_not_fit_is_refused(shape):
+    with pytest.raises(IndexError, match="The shape of the mask"):
+        torch.zeros(2, 3, 4, device=DEVICE)[torch.ones(shape, dtype=torch.bool, device=DEVICE)].cpu()
+
+
+@pytest.mark.parametrize("number", [1.0, float("inf"), float("nan")])
+def test_a_loss_that_may_be_no_number_is_fetched_once(number):
+    def program():
+        loss = torch.tensor([number], device=DEVICE).sum()
+        return bool(torch.isnan(loss) or torch.isinf(loss)), str(loss.item())
+
+    assert asked(program) == ((number != 1.0, str(number)), 1)
+
+
+def test_a_loss_that_was_written_is_not_what_was_looked_at():
+    loss = torch.tensor([2.0], device=DEVICE).sum()
+    before = torch.isnan(loss)
+    loss.mul_(float("nan"))
+    after = torch.isnan(loss)
+    loss.zero_()
+    assert (bool(before), bool(after), loss.item()) == (False, True, 0.0)
 
 
 def by_storage(x):
@@ -134,7 +171,7 @@ def test_random_programs_of_integers_equal_local_ones():
             there.append(op(there[i], there[j]))
             number = there[-1].sum().item()
             assert number == here[-1].sum().item()
-        assert [t.tolist() for t in there] == [t.tolist() for t in here]
+        assert [t.cpu().tolist() for t in there] == [t.tolist() for t in here]
 
 
 def test_a_recorded_call_does_not_keep_what_was_known():

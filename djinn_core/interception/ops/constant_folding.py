@@ -6,17 +6,20 @@ of what is calculated with them depend on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.canonicalize import fill
+from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.tensors.host_values import LARGEST, HostOperand, computed
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.storage import Value
+from djinn_core.interception.tensors.upload import upload_copy
 from djinn_core.ir.values import TensorMeta
 
 aten: Final = torch.ops.aten
@@ -31,10 +34,7 @@ _OF_FLOATS: Final = frozenset({  # ops whose results are exact for floats as wel
     *(aten.all.dim, aten.any.dim),
 })  # fmt: skip
 _OF_INTEGERS: Final = (
-    *(
-        getattr(aten, name).Tensor
-        for name in ("add", "sub", "mul", "bitwise_and", "bitwise_or", "bitwise_xor", "index")
-    ),
+    *(getattr(aten, name).Tensor for name in ("add", "sub", "mul", "bitwise_and", "bitwise_or", "bitwise_xor")),
     *(getattr(aten, name).default for name in ("bitwise_not", "neg", "abs", "cat", "stack", "clone", "repeat", "flip")),
     *(getattr(aten, name).default for name in ("cumsum", "sum", "max", "min", "amax", "amin")),
     *(aten.sum.dim_IntList, aten.where.self, aten.masked_fill.Scalar, aten.isin.Tensor_Tensor),
@@ -45,6 +45,17 @@ _LIKE: Final = tuple(
     for name in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")
 )
 _OF_ANY_DTYPE: Final = frozenset({*_LIKE, aten.ones.default, aten.zeros.default, aten.scalar_tensor.default})
+
+
+def known_elements(value: Value) -> torch.Tensor | None:
+    """The elements of a value that the client knows, not to be changed.
+
+    None as well where the program is watched, seen by modes, or recorded to run with other contents.
+    """
+    recorder, host = recorders.thread.recorder, value.storage.host
+    if host is None or recorder.captures or recorder.watcher is not None or torch_private.in_dispatch_modes():
+        return None
+    return HostOperand(host, value.meta).tensor()
 
 
 @handles(*_OF_FLOATS, *_OF_INTEGERS)
@@ -60,6 +71,45 @@ def fold(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if operands and type(made) is LazyTensor and _is_small(made.remote):
         _note(made.remote, func, args, kwargs, operands)
     return made
+
+
+@handles(aten.nonzero.default)
+def find_nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Upload the places of known elements that are not zero: their number is known then. Record the op for other operands."""
+    found = _places(args[0])
+    return record(func, args, kwargs, _FRAMES) if found is None else upload_copy(found, args[0].remote.meta.device)
+
+
+@handles(aten.index.Tensor)
+def fold_index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As `fold`; a known mask becomes the places where it is true, so that the size of the result is known."""
+    source, indices = args
+    if any(type(i) is LazyTensor and i.dtype is torch.bool and i.remote.storage.host is not None for i in indices):
+        indices = list(_without_masks(source.shape, indices))
+    return fold(func, (source, indices), kwargs)
+
+
+def _without_masks(shape: torch.Size, indices: Iterable[Any]) -> Iterator[Any]:
+    """The indices; in place of a known mask that fits one for each of its dimensions."""
+    at = 0
+    for index in indices:
+        mask = type(index) is LazyTensor and index.dtype is torch.bool
+        width = index.dim() if mask else 1
+        fits = mask and width > 0 and shape[at : at + width] == index.shape
+        places = _places(index) if fits else None
+        if places is None:
+            yield index
+        else:
+            yield from [upload_copy(column, index.remote.meta.device) for column in places.unbind(1)]
+        at += width
+
+
+@torch_private.without_modes
+def _places(tensor: Any) -> torch.Tensor | None:
+    if type(tensor) is not LazyTensor or tensor.remote.storage.host is None:
+        return None
+    known = known_elements(tensor.remote)
+    return None if known is None else known.nonzero()
 
 
 @handles(*_IN_PLACE)

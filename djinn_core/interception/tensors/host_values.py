@@ -8,7 +8,7 @@ first recorded write to the storage takes it from the storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from weakref import ref
 
 import torch
@@ -25,11 +25,27 @@ _OVERHEAD: Final = 1024  # bytes that are counted for each beside its own
 DEEPEST: Final = 32  # ops between a value and those that are here; beyond, the program does not ask for numbers
 
 
+class Operand(Protocol):
+    """A tensor that an op was called with."""
+
+    @property
+    def depth(self) -> int:
+        """As of a `HostValue`."""
+
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor on the CPU, not to be changed; None if it is not known."""
+
+
 class HostOperand(NamedTuple):
     """A tensor over known contents."""
 
     value: HostValue
     meta: TensorMeta
+
+    @property
+    def depth(self) -> int:
+        """That of its contents."""
+        return self.value.depth
 
     def tensor(self) -> torch.Tensor | None:
         """The tensor on the CPU, not to be changed; None if its contents were dropped."""
@@ -54,7 +70,7 @@ class HostValue:
         self._memory = memory
         self._source = source
         self._changes = port.memory_changes
-        self.depth = 0 if source is None else 1 + max([o.value.depth for o in source.operands], default=0)
+        self.depth = 0 if source is None else 1 + max([o.depth for o in source.operands], default=0)
 
     def memory(self) -> torch.Tensor | None:
         """The bytes; None if they were dropped, or the session in which they were known has ended."""
@@ -67,6 +83,11 @@ class HostValue:
                 _keep(self, self._memory.nbytes)
         return self._memory
 
+    def become(self, elements: torch.Tensor) -> None:
+        """Take the elements of the whole storage, which were fetched: dense, and not to be changed any more."""
+        self._memory = elements
+        _keep(self, elements.nbytes)
+
     def drop(self) -> None:
         """Forget the contents."""
         self._memory = self._source = None
@@ -76,7 +97,7 @@ class _Source(NamedTuple):
     """An op that makes a value of known operands."""
 
     call: Callable[[list[torch.Tensor]], torch.Tensor]
-    operands: Sequence[HostOperand]
+    operands: Sequence[Operand]
     meta: TensorMeta
 
     @torch_private.without_modes
@@ -125,7 +146,7 @@ def known(plain: torch.Tensor) -> HostValue | None:
 
 
 def computed(
-    call: Callable[[list[torch.Tensor]], torch.Tensor], operands: Sequence[HostOperand], meta: TensorMeta
+    call: Callable[[list[torch.Tensor]], torch.Tensor], operands: Sequence[Operand], meta: TensorMeta
 ) -> HostValue | None:
     """The result of `call` for these operands, with metadata `meta` over a storage of its own; None if too many ops lead to it."""
     value = HostValue(None, _Source(call, operands, meta))
