@@ -106,7 +106,7 @@ def test_every_sync_point_brings_it(slow, wait):
         "synchronize": torch.accelerator.synchronize,
         "event": event.synchronize,
         "stream": torch.accelerator.current_stream().synchronize,
-        "fetch": torch.ones(1, device=slow).item,
+        "fetch": torch.ones(1, device=slow).sum().item,
     }[wait]()
     assert type(tensor) is torch.Tensor
     assert torch.equal(memory[:, 1], EXPECTED.reshape(-1))

@@ -15,10 +15,10 @@ class Things:
 
     def __init__(self, device):
         torch.manual_seed(0)
-        self.x = torch.randn(100).to(device)
+        self.x = torch.randn(100).to(device) * 1  # small uploads are known here, what is calculated with them is not
         self.y = torch.randn(100).to(device)
         self.ints = (self.x * 3).long()
-        self.square = torch.randn(8, 8).to(device)
+        self.square = torch.randn(8, 8).to(device) * 1
         self.host = torch.empty(100)
         self.net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)).to(device)
         self.optimizer = torch.optim.AdamW(self.net.parameters())

@@ -19,7 +19,7 @@ from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.tensors.host_values import LARGEST, HostOperand, computed
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.storage import Value
-from djinn_core.interception.tensors.upload import upload_copy
+from djinn_core.interception.tensors.upload import upload_copy, upload_dense
 from djinn_core.ir.values import TensorMeta
 
 aten: Final = torch.ops.aten
@@ -77,7 +77,9 @@ def fold(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def find_nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Upload the places of known elements that are not zero: their number is known then. Record the op for other operands."""
     found = _places(args[0])
-    return record(func, args, kwargs, _FRAMES) if found is None else upload_copy(found, args[0].remote.meta.device)
+    if found is None:
+        return record(func, args, kwargs, _FRAMES)
+    return upload_dense(found, args[0].remote.meta.device)
 
 
 @handles(aten.index.Tensor)
@@ -115,7 +117,9 @@ def _places(tensor: Any) -> torch.Tensor | None:
 @handles(*_IN_PLACE)
 def fold_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a write; where its operands are known and it writes all of a storage, so is what it leaves there."""
-    operands = None if args[0].remote.storage.host is None else _known_operands(args, of_floats=False)
+    target = args[0]
+    known = type(target) is LazyTensor and target.remote.storage.host is not None
+    operands = _known_operands(args, of_floats=False) if known else None
     made = record(func, args, kwargs, _FRAMES)
     if operands and type(made) is LazyTensor and _is_small(made.remote) and _is_whole(made.remote):
         _note(made.remote, partial(_on_a_copy, func), args, kwargs, operands)

@@ -14,7 +14,7 @@ from djinn_core.interception.tensors.host_values import known
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.interrupts import interrupt_mask
-from djinn_core.ir.values import contiguous_strides, tensor_meta
+from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 
 _EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
 
@@ -24,7 +24,17 @@ def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     """A new contiguous remote tensor with the elements of `source`."""
     plain = _plain(source).contiguous()
     shape = tuple(plain.shape)
-    meta = tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device)
+    return _uploaded(plain, tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device))
+
+
+@torch_private.without_modes
+def upload_dense(source: torch.Tensor, device: int) -> LazyTensor:
+    """A new remote tensor with the elements of `source`, which is dense, and its strides."""
+    plain = _plain(source)
+    return _uploaded(plain, tensor_meta(tuple(plain.shape), plain.stride(), 0, plain.dtype, device))
+
+
+def _uploaded(plain: torch.Tensor, meta: TensorMeta) -> LazyTensor:
     value = Value.begin(Storage.begin(meta.nbytes, None), meta)
     _upload(value, plain)
     return wrap(value)
