@@ -23,7 +23,7 @@ ALL_ON_ONE = (RunPart(1, None), FreeStep(1, ()))
 
 def plan(parts=ALL_ON_ONE, homes=(1, None), random=None, **rest):
     """A plan of which only what counts here is known: executor 1 has and runs everything, and it was found again."""
-    made = PooledPlan(parts, (), (homes, ()), random, random, (), (), (), {}, (), (), (), (), (), found_again=True)
+    made = PooledPlan(parts, (), (homes, ()), random, random, (), (), (), (), (), (), (), (), found_again=True)
     return attrs.evolve(made, **rest)
 
 

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import attrs
 import torch
@@ -32,10 +33,14 @@ from djinn_core.runtime.pool.executors import PoolExecutors
 from djinn_core.runtime.pool.load_balancing import LoadBalancer, ProgramFamily
 from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, PooledPlan, RunPart, TransferStep, UploadStep
 from djinn_core.runtime.receiving.read_progress import follow_reads
+from djinn_core.runtime.sending import submissions
 from djinn_core.runtime.session import Session
 from djinn_core.wire.cache_messages import CacheAction
 
 NOTHING = Program((), (), ())
+UNREAD: Final = (
+    1  # replies that may wait to be read: what executors say of their links counts for the plan of a whole program
+)
 
 
 @attrs.define
@@ -176,9 +181,13 @@ class PoolSession:
     def lost(self) -> str:
         """As `ClientSession.lost`: it is lost with the first executor."""
         for member in self.membership.here:
-            if lost := member.lost:
-                return lost
+            if member.link.lost:
+                return member.link.lost
         return ""
+
+    def _check(self) -> None:
+        if lost := self.lost:
+            raise SessionLost(lost)
 
     # --- executors -----------------------------------------------------------------------------------------------
 
@@ -204,13 +213,19 @@ class PoolSession:
         Raises:
             SessionLost: an executor is gone.
         """
+        if interrupt_mask.depth:
+            return self._submit_masked(submission)
         with interrupt_mask:
-            for member in self.membership.here:
-                member.submissions.make_ready()
-            with self._tables:
-                prepared = self._prepare(submission) if submission.program.calls else None
-                with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
-                    return self._submit(submission, prepared)
+            return self._submit_masked(submission)
+
+    def _submit_masked(self, submission: Submission) -> int:
+        unread = UNREAD if submission.at == WHOLE else submissions.UNREAD
+        for member in self.membership.here:
+            member.submissions.make_ready(unread)
+        with self._tables:
+            prepared = self._prepare(submission) if submission.program.calls else None
+            with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
+                return self._submit(submission, prepared)
 
     def _submit(self, submission: Submission, prepared: tuple[ProgramFamily, PooledPlan, Sequence[int]] | None) -> int:
         number, questions, began = next(self._numbers), [], 0.0
@@ -218,14 +233,13 @@ class PoolSession:
         alike: ProgramFamily | None = None
         if prepared is not None:
             alike, plan, values = prepared
-            if (took := alike.clock()) is not None and any(member.replies.pending for member in self.membership.here):
-                took = None  # it would wait for what was before
-            began = time.perf_counter()
+            if alike.tried is not None and not any(member.replies.pending for member in self.membership.here):
+                took = alike.clock()  # otherwise it would wait for what was before
+                began = time.perf_counter()
             requests = self._requests(submission, self._account(plan, values))
             self._forget_derived(requests, submission.free, submission.program.dead, [values[i] for i in plan.written])
             questions = self._do(plan, values, submission.program, requests)
-            for i in plan.dead if self._uploads else ():
-                self._uploads.drop(values[i])  # where it waits still, because nothing that runs has used it
+            self._uploads.drop([values[i] for i in plan.dead])  # those that nothing has used which runs
         else:
             requests = self._requests(submission, [])
             self._forget_derived(requests, submission.free)
@@ -287,9 +301,8 @@ class PoolSession:
         if not derived.some:
             return
         derived.touched([*itertools.chain(*touched)])
-        for value in derived.take_stale():
-            for executor in self._locations.forget(value):
-                requests[executor].free.append(value)
+        for executor, freed in self._locations.forget(derived.take_stale()).items():
+            requests[executor].free += freed
 
     def _note(self, number: int, questions: Sequence[_ExecutorQuery], alike: ProgramFamily | None) -> None:
         """Note who was asked: whose turn it is next depends on it."""
@@ -301,17 +314,15 @@ class PoolSession:
     def _account(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
         """Note where things are when the plan has been done; copies that are out of date then, as value and executor."""
         locations = self._locations
-        stale = [copy for i in plan.written for copy in locations.end_copies(storage_of(values[i]))]
-        for (i, executor), nbytes in zip(plan.made, plan.sizes, strict=True):
-            locations.add(values[i], executor, nbytes)
+        stale = locations.end_copies([values[i] for i in plan.written])
+        locations.add_all(values, plan.made)
         for i, executor in plan.moved:
             locations.move(values[i], executor)
         for i, executor in plan.dropped:
             locations.drop(values[i], executor)
         for i, executor in plan.copied:
             locations.copy(values[i], (executor,))
-        for i in plan.dead:
-            locations.forget(values[i])
+        locations.forget([values[i] for i in plan.dead])
         if plan.random is not None:
             self._planner.random = plan.random
         return stale
@@ -326,10 +337,9 @@ class PoolSession:
             requests[self._home(value)].describe[position] = value
         for value, executor in stale:
             requests[executor].free.append(value)
-        for value in submission.free:
-            self._uploads.drop(value)
-            for executor in self._locations.forget(value):
-                requests[executor].free.append(value)
+        self._uploads.drop(submission.free)
+        for executor, freed in self._locations.forget(submission.free).items():
+            requests[executor].free += freed
         return requests
 
     def _home(self, value: int) -> int:
@@ -350,7 +360,7 @@ class PoolSession:
     ) -> list[_ExecutorQuery]:
         """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
         questions: list[_ExecutorQuery] = []
-        begun = self._begin_reads(plan, values) if plan.uploads else ()
+        begun = self._begin_reads(plan, values) if plan.uploads and self._uploads.reads else ()
         for index, part in enumerate(plan.parts):
             if index in begun:
                 continue
@@ -378,7 +388,7 @@ class PoolSession:
             elif (
                 isinstance(part, UploadStep)
                 and part.executor not in freed
-                and self._uploads.is_read(values[part.value])
+                and values[part.value] in self._uploads.reads
             ):
                 self._do_between(part, values)
                 begun.add(index)
@@ -417,8 +427,7 @@ class PoolSession:
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
         """As `Runtime.upload`: it is sent to where it is first used, when that is known, or to the device of its index."""
-        if self.lost:
-            raise SessionLost(self.lost)
+        self._check()
         if device:
             with interrupt_mask.uninterruptible, self._tables:
                 executor = self.membership.number_at(device)
@@ -428,7 +437,7 @@ class PoolSession:
             return
         copy = source.detach().clone()
         with interrupt_mask.uninterruptible, self._tables:
-            self._locations.forget(handle)  # where it counted as there already, because the pool has just become one
+            self._locations.forget((handle,))  # where it counted as there already, because the pool has just become one
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
 
@@ -492,10 +501,9 @@ class PoolSession:
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
         """As `Runtime.read_weights`, on the executor that uses it first."""
-        if self.lost:
-            raise SessionLost(self.lost)
+        self._check()
         with interrupt_mask.uninterruptible, self._tables:
-            self._locations.forget(handle)  # as in `upload`
+            self._locations.forget((handle,))  # as in `upload`
             if device:
                 executor = self.membership.number_at(device)
                 self.members[executor].read_weights(handle, stored)
