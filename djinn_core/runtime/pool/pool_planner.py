@@ -374,7 +374,7 @@ class PoolPlanner:
         if turn is None:
             return ALONE
         carried = alike.carried(graph.inputs, self._locations)
-        return Stream(len(alike.under_way), self.devices[turn], carried)
+        return Stream(len(alike.under_way) or 1, self.devices[turn], carried)
 
     @property
     def last_profile(self) -> WorkloadProfile | None:

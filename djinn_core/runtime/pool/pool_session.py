@@ -237,19 +237,25 @@ class PoolSession:
                 took = alike.clock()  # otherwise it would wait for what was before
                 began = time.perf_counter()
             requests = self._requests(submission, self._account(plan, values))
-            self._forget_derived(requests, submission.free, submission.program.dead, [values[i] for i in plan.written])
+            if self._planner.derived.values.some:
+                written = [values[i] for i in plan.written]
+                self._forget_derived(requests, submission.free, submission.program.dead, written)
             questions = self._do(plan, values, submission.program, requests)
-            self._uploads.drop([values[i] for i in plan.dead])  # those that nothing has used which runs
+            if plan.dead and self._uploads:  # those that nothing has used which runs
+                self._uploads.drop([values[i] for i in plan.dead])
         else:
             requests = self._requests(submission, [])
-            self._forget_derived(requests, submission.free)
+            if self._planner.derived.values.some:
+                self._forget_derived(requests, submission.free)
             self._follow_reads()
         for executor in self.membership.present if requests else ():
             request = requests[executor]
             if request.synchronize and self.members[executor].link.sent in self._synchronized[executor : executor + 1]:
                 request.synchronize = False  # it has heard nothing since it was asked the last time
             if request:
-                questions += self._questions(executor, request, self._tell(executor, request))
+                told = self._tell(executor, request)
+                if request.answered:
+                    questions.append(self._question(executor, request, told))
         if submission.fetch or submission.describe or submission.synchronize:
             sent = tuple([member.submissions.last_number for member in self.members])
             lengths = len(submission.fetch), len(submission.describe)
@@ -268,10 +274,13 @@ class PoolSession:
         alike, values = planner.find(program)
         kept = planner.kept.get(known) if submission.at != WHOLE and known is not None else None
         if kept is not None:
+            asked = bool(submission.fetch or submission.describe or submission.synchronize)
+            kept.goes_on(submission.at + len(program), asked=asked)
             if (prepared := planner.prepare_piece(program, submission.at, kept, alike, values)) is not None:
                 return kept.family, *prepared
             kept.doubt()
         plan, extended = planner.prepare(program, alike, values, self._turns.next(alike))
+        alike.sender = 0  # where it was left in the middle of a program, it is no reason to take turns any more
         alike.ran(plan, extended)
         if submission.at == WHOLE and known is not None:
             planner.ran_whole(known, program, alike, plan)
@@ -298,8 +307,6 @@ class PoolSession:
     def _forget_derived(self, requests: _ExecutorRequests, *touched: Iterable[int]) -> None:
         """Free values derived from weights that were written, or that the program holds no more."""
         derived = self._planner.derived.values
-        if not derived.some:
-            return
         derived.touched([*itertools.chain(*touched)])
         for executor, freed in self._locations.forget(derived.take_stale()).items():
             requests[executor].free += freed
@@ -314,7 +321,7 @@ class PoolSession:
     def _account(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
         """Note where things are when the plan has been done; copies that are out of date then, as value and executor."""
         locations = self._locations
-        stale = locations.end_copies([values[i] for i in plan.written])
+        stale = locations.end_copies([values[i] for i in plan.written]) if plan.written else []
         locations.add_all(values, plan.made)
         for i, executor in plan.moved:
             locations.move(values[i], executor)
@@ -322,7 +329,8 @@ class PoolSession:
             locations.drop(values[i], executor)
         for i, executor in plan.copied:
             locations.copy(values[i], (executor,))
-        locations.forget([values[i] for i in plan.dead])
+        if plan.dead:
+            locations.forget([values[i] for i in plan.dead])
         if plan.random is not None:
             self._planner.random = plan.random
         return stale
@@ -337,9 +345,10 @@ class PoolSession:
             requests[self._home(value)].describe[position] = value
         for value, executor in stale:
             requests[executor].free.append(value)
-        self._uploads.drop(submission.free)
-        for executor, freed in self._locations.forget(submission.free).items():
-            requests[executor].free += freed
+        if submission.free:
+            self._uploads.drop(submission.free)
+            for executor, freed in self._locations.forget(submission.free).items():
+                requests[executor].free += freed
         return requests
 
     def _home(self, value: int) -> int:
@@ -372,8 +381,8 @@ class PoolSession:
             last = plan.last_runs.get(executor) == index
             request = (requests.pop(executor, None) if last else None) or _ExecutorRequest()
             number = self.members[executor].submissions.run(request.submission(program), part.prepared, values)
-            if last:
-                questions += self._questions(executor, request, number)
+            if last and request.answered:
+                questions.append(self._question(executor, request, number))
         return questions
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
@@ -417,13 +426,9 @@ class PoolSession:
         return self.members[executor].submissions.run(request.submission(NOTHING))
 
     @staticmethod
-    def _questions(executor: int, request: _ExecutorRequest, number: int) -> list[_ExecutorQuery]:
-        """Request of a submission to one executor; empty if it asks for no results."""
-        return (
-            [_ExecutorQuery(executor, number, tuple(request.fetch), tuple(request.describe))]
-            if request.answered
-            else []
-        )
+    def _question(executor: int, request: _ExecutorRequest, number: int) -> _ExecutorQuery:
+        """Request of a submission to one executor that asks for results."""
+        return _ExecutorQuery(executor, number, tuple(request.fetch), tuple(request.describe))
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
         """As `Runtime.upload`: it is sent to where it is first used, when that is known, or to the device of its index."""

@@ -209,14 +209,15 @@ class Submissions:
         values: Sequence[int] = (),
         refused: str = "",
     ) -> int:
-        """Send a submission of which the executor runs what is `prepared`, over `values` of its program.
+        """Send a submission of which the executor runs what is `prepared`, over `values` of its program. The caller has called `make_ready`.
 
         Where it is `refused`, for that reason, what the program would have made or written is poison.
 
         Raises:
             SessionLost: the executor is gone.
         """
-        self.make_ready()
+        if len(self._replies.pending) >= UNREAD:
+            self.make_ready()
         if interrupt_mask.uninterruptible.depth:
             return self._run(submission, prepared, values, refused)
         with interrupt_mask.uninterruptible:
