@@ -180,11 +180,9 @@ def _join(session: Runtime, more: tuple[OpenSession, ...]) -> None:
 
 def _make_pool(session: Session, more: tuple[OpenSession, ...]) -> None:
     """Put a pool in the place of a session with one executor, which is the first of the pool."""
-    unread = session.submissions.unread
     try:
         pool = client.new_pool((*context.opened, *more), session)
     except BaseException:
-        session.submissions.unread = unread
         session.plan_by(new_planner(context, 1))
         raise
     session.successor = context.session = pool

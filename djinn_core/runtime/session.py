@@ -28,7 +28,7 @@ from djinn_core.runtime.receiving.read_progress import follow_reads
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.receiving.reply_reader import ReplyReader
 from djinn_core.runtime.sending.compressing import UploadCompressor
-from djinn_core.runtime.sending.submissions import UNREAD, Submissions
+from djinn_core.runtime.sending.submissions import Submissions
 from djinn_core.runtime.sending.uploads import Uploader
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire import limits
@@ -79,9 +79,8 @@ class Session:
         weight_sources: Sequence[str] = (),
         called: str = "",
         reader: ReplyReader | None = None,
-        unread: int = UNREAD,
     ) -> None:
-        """`caches_weights`, `compressions`, `weight_sources`: as in `Attached`. `server`, `called`: as in `ExecutorLink`. `unread`: as in `Submissions`.
+        """`caches_weights`, `compressions`, `weight_sources`: as in `Attached`. `server`, `called`: as in `ExecutorLink`.
 
         `reader`: reads its replies, where failures are shared with other sessions.
         """
@@ -90,7 +89,7 @@ class Session:
         self.uploads = Uploader(
             self.link, self.replies, stats, observers, caches_weights, UploadCompressor(compressions)
         )
-        self.submissions = Submissions(self.link, self.replies, planner, stats, observers, unread)
+        self.submissions = Submissions(self.link, self.replies, planner, stats, observers)
         self._observers = observers
         channel.call_when_resumed(lambda seconds: observers.tell("reconnected", server=server, duration=seconds))
         self.unread = 0

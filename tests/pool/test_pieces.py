@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import attrs
 import pytest
 
@@ -23,7 +25,7 @@ ALL_ON_ONE = (RunPart(1, None), FreeStep(1, ()))
 
 def plan(parts=ALL_ON_ONE, homes=(1, None), random=None, **rest):
     """A plan of which only what counts here is known: executor 1 has and runs everything, and it was found again."""
-    made = PooledPlan(parts, (), (homes, ()), random, random, (), (), (), {}, (), (), (), (), (), found_again=True)
+    made = PooledPlan(parts, (), (homes, ()), random, random, (), (), (), (), (), (), (), (), found_again=True)
     return attrs.evolve(made, **rest)
 
 
@@ -99,4 +101,26 @@ def test_what_follows_others_that_are_under_way_comes_whole(programs):
     assert programs.takes_pieces(recorded, 0), "executors do not take it in turn"
     family.takes_turns = True
     family.under_way.discard(7)
+    assert programs.takes_pieces(recorded, 0)
+
+
+def in_another_thread(run):
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(run).result()
+
+
+def test_one_thread_at_a_time_sends_pieces(programs):
+    recorded, family = Recorded(), ProgramFamily()
+    assert ran(programs, recorded, plan(), STEADY, family)
+    kept = programs.get(recorded)
+    kept.first_slots = (0,) * 11  # ten instructions
+    assert programs.takes_pieces(recorded, 0), "the thread goes on with it"
+    assert not in_another_thread(lambda: programs.takes_pieces(recorded, 0))
+    assert in_another_thread(lambda: family.followed)
+    kept.goes_on(4, asked=False)
+    assert not in_another_thread(lambda: programs.takes_pieces(recorded, 0))
+    kept.goes_on(10, asked=False)
+    assert in_another_thread(lambda: programs.takes_pieces(recorded, 0)), "it was the last piece"
+    assert not programs.takes_pieces(recorded, 0)
+    in_another_thread(lambda: kept.goes_on(6, asked=True))
     assert programs.takes_pieces(recorded, 0)

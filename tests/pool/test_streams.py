@@ -333,3 +333,24 @@ def test_executors_take_programs_in_turn_that_came_in_pieces_before(soon, given_
         made = [chain(ours(batch.to(REMOTE)), 100).to("cpu", non_blocking=True) for batch in given]
         assert all_equal([one + 0 for one in made], expected)
     assert len(given_to) == 2
+
+
+@torch.no_grad()
+def test_a_thread_does_not_follow_the_pieces_of_another(soon, given_to):
+    model, given = network().eval(), batches(2)
+    expected = [chain(model(batch), 100) for batch in given]
+    ours, there = model.to(REMOTE), [batch.to(REMOTE) for batch in given]
+
+    @torch.no_grad()
+    def whole(number):
+        return chain(ours(there[number]), 100).cpu()
+
+    for _ in range(REPEATS + 3):
+        whole(0)
+    given_to.clear()
+    begun = chain(ours(there[0]), 80)
+    assert len(given_to) == 1, "pieces of it were sent"
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(whole, 1).result()
+    assert len(given_to) == 2, "the other thread has its own executor"
+    assert all_equal([chain(begun, 20).cpu(), found], expected)

@@ -9,13 +9,25 @@ from djinn_core.runtime.pool.value_locations import ValueLocations
 def test_memory_is_there_as_long_as_a_value_that_is_known_looks_into_it():
     locations = ValueLocations()
     whole, view, unknown = (make_handle(7, number) for number in (1, 2, 1 << 30))
-    locations.add(whole, 1, 64)
-    locations.add(view, 1, 32)
+    locations.add_all((unknown, view, whole), ((2, 1, 64), (1, 1, 32)))
     locations.copy(view, (0,))
-    assert locations.forget(unknown) == []
-    assert locations.forget(whole) == [1]
-    assert locations.forget(whole) == []
+    assert locations.forget((unknown,)) == {}
+    assert locations.forget((whole, whole)) == {1: [whole]}
     assert locations.homes == {storage_of(whole): 1}
-    assert locations.forget(view) == [0, 1]
+    assert locations.forget((view,)) == {0: [view], 1: [view]}
     assert not locations.homes
     assert not +locations.held
+
+
+def test_bytes_are_counted_once_and_where_they_are():
+    locations = ValueLocations()
+    small, large = (make_handle(7, number) for number in (1, 2))
+    locations.add(small, 0, 32)
+    locations.copy(small, (2,))
+    locations.add(large, 0, 64)
+    assert locations.held == {0: 64, 2: 64}
+    locations.add(make_handle(7, 3), 1, 64)  # a view that is made where its memory goes
+    locations.move(small, 1)
+    assert +locations.held == {1: 64, 2: 64}
+    assert locations.end_copies([large, small]) == [(small, 2)]
+    assert +locations.held == {1: 64}

@@ -35,7 +35,6 @@ from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire.peer_messages import DropPeer
 
-UNREAD: Final = 1  # replies that may wait to be read: what an executor says of its links counts for the next plan
 _BATCH_BYTES: Final = 64 << 20  # that leave an executor at a time: they are copied there before they are sent
 _BATCH_VALUES: Final = 4096
 
@@ -72,7 +71,6 @@ class PoolExecutors:
     def adopt(self, session: Session, one: OpenSession, others: Sequence[OpenSession]) -> None:
         """As `join`, of the session that was the only one so far, and of others."""
         session.replies.reader = ReplyReader(self.failures, 1)
-        session.submissions.unread = UNREAD
         joining = [(other, self._session(other, number)) for number, other in enumerate(others, 2)]
         self._enter([(one, session), *joining])
         self.planner.random = 0  # where it has been so far
@@ -95,7 +93,6 @@ class PoolExecutors:
             weight_sources=one.attached.weight_sources,
             called=one.server,
             reader=ReplyReader(self.failures, number),
-            unread=UNREAD,
         )
 
     def _enter(self, joining: Sequence[tuple[OpenSession, Session]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from threading import get_ident
 
 import attrs
 
@@ -21,6 +22,7 @@ class ProgramFamily:
     Attributes:
         plans: the latest last; they differ in where things are, in scalars, and in whose turn it was.
         under_way: numbers of submissions whose results were asked for, also in the last piece, and that no thread has waited for.
+        sender: the thread that has sent pieces of one of them and goes on with it; 0 without one.
         takes_turns: whether it makes a difference to its plans whose turn it is.
         passed_over: executors that plans left alone when it was their turn.
         last: the executor whose turn it was last.
@@ -31,6 +33,7 @@ class ProgramFamily:
 
     plans: list[PooledPlan] = attrs.field(factory=list)
     under_way: set[int] = attrs.field(factory=set)
+    sender: int = 0
     takes_turns: bool = True
     passed_over: set[int] = attrs.field(factory=set)
     last: int = -1
@@ -38,6 +41,11 @@ class ProgramFamily:
     tried: TriedPlacement | None = None
     templates: set[bytes] = attrs.field(factory=set)
     is_new: bool = True
+
+    @property
+    def followed(self) -> bool:
+        """True if one that comes from this thread now does not wait for those before it: their results, or another thread's pieces, are under way."""
+        return bool(self.under_way) or self.sender not in (0, get_ident())
 
     def ran(self, plan: PooledPlan, values: Sequence[int]) -> None:
         """`plan` is what the last program of the structure did, with those values."""
@@ -88,7 +96,7 @@ class LoadBalancer:
 
         None if nothing is under way of the programs like the one that comes.
         """
-        if not alike.under_way or not alike.takes_turns:
+        if not alike.takes_turns or not alike.followed:
             return None
         count = len(self._membership.members)
         offered = [e for e in self._membership.present if e not in alike.passed_over]

@@ -77,8 +77,7 @@ def build_plan(planned: ProgramPlacement, locations: ValueLocations, random: int
         random=next(iter(draws), None),
         drew_from=random,
         equal_slots=planned.schedule.equal_slots if rewrite is None else (),
-        made=tuple((positions[v], e) for v, e in ledger.made.items()),
-        sizes=tuple(_nbytes(graph, v) for v in ledger.made),
+        made=tuple((positions[v], e, _nbytes(graph, v)) for v, e in ledger.made.items()),
         leaves=_left_behind(planned, ledger, locations),
         moved=tuple((positions[v], e) for v, e in ledger.moved.items()),
         copied=tuple((positions[v], e) for v, e in sorted(ledger.copied)),
@@ -95,8 +94,8 @@ def _nbytes(graph: Graph, value: int) -> int:
     return meta.extent * meta.dtype.itemsize
 
 
-def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLocations) -> dict[int, int]:
-    """By executor the bytes of memory that is there when the program has run, and was nowhere before."""
+def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLocations) -> tuple[tuple[int, int], ...]:
+    """Executors, each with the bytes of memory that is there when the program has run, and was nowhere before."""
     sizes: dict[int, tuple[int, int]] = {}
     for value, executor in ledger.made.items():
         storage = storage_of(planned.names.get(value, value))
@@ -105,7 +104,7 @@ def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLoc
     found: dict[int, int] = defaultdict(int)
     for executor, nbytes in sizes.values():
         found[executor] += nbytes
-    return dict(found)
+    return tuple((executor, nbytes) for executor, nbytes in found.items() if nbytes)
 
 
 class _Writer:

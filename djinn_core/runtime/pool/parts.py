@@ -10,7 +10,7 @@ import attrs
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program, conditions_hold
 from djinn_core.runtime.pool.own_values import Own
-from djinn_core.runtime.pool.value_locations import ValueLocations, Where
+from djinn_core.runtime.pool.value_locations import Made, ValueLocations, Where
 from djinn_core.runtime.sending.template import PreparedTemplate, Relied, TemplateRewrite, are_as_they_were
 
 
@@ -74,8 +74,8 @@ class PooledPlan:
         inputs: the values that the program does not make. where: where they were.
         random: where random ops run; None if there are none. drew_from: where the random state was before.
         equal_slots: pairs of slots that have to be equal.
-        made: new values that outlive the program, and where; sizes: their bytes, when it was planned.
-        leaves: by executor the bytes that it has more afterwards; crowded: whether it had no room for them all the same.
+        made: new values that outlive the program, where, and their bytes when it was planned.
+        leaves: executors that have more bytes afterwards, and how many; crowded: whether one had no room for them all the same.
         moved: values whose memory is elsewhere now, and where.
         copied: values of which there are copies, and where. dropped: copies that are gone.
         written: values whose memory is written. dead: inputs that the program holds no more afterwards.
@@ -96,9 +96,8 @@ class PooledPlan:
     random: int | None
     drew_from: int | None
     equal_slots: tuple[tuple[int, int], ...]
-    made: tuple[tuple[int, int], ...]
-    sizes: tuple[int, ...]
-    leaves: Mapping[int, int]
+    made: Made
+    leaves: tuple[tuple[int, int], ...]
     moved: tuple[tuple[int, int], ...]
     copied: tuple[tuple[int, int], ...]
     dropped: tuple[tuple[int, int], ...]

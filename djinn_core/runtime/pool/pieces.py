@@ -8,6 +8,7 @@ or which that executor cannot run, is followed by whole programs again.
 from __future__ import annotations
 
 from itertools import accumulate
+from threading import get_ident
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -78,6 +79,12 @@ class KeptProgram:
         self.checked.add(family)
         return True
 
+    def goes_on(self, end: int, *, asked: bool) -> None:
+        """A piece of it has come that ends before the instruction `end`; with the last one, or where results are `asked` for, it is complete."""
+        self.family.last = self.executor
+        if (asked or end + 1 >= len(self.first_slots)) and self.family.sender == get_ident():
+            self.family.sender = 0
+
     def doubt(self) -> None:
         """Take the program whole again, until it is steady."""
         self.steady = min(self.steady, 0)
@@ -103,8 +110,14 @@ class KeptPrograms:
         kept.ran(program, family, plan, sizes)
 
     def takes_pieces(self, recorded: object, link_changes: int) -> bool:
-        """True if a program may come in pieces: while links are as they were, and no thread has yet to wait for one like it."""
+        """True if a program may come in pieces: while links are as they were, and none like it is under way.
+
+        The calling thread counts as the one that sends its pieces from then on.
+        """
         kept = self._kept.get(recorded) if recorded is not None else None
         if kept is None or kept.steady < STEADY or kept.link_changes != link_changes:
             return False
-        return not (kept.family.under_way and kept.family.takes_turns)
+        if kept.family.takes_turns and kept.family.followed:
+            return False
+        kept.family.sender = get_ident()
+        return True

@@ -221,8 +221,7 @@ class PoolPlanner:
         undecided = not tried.settled
         alone = not placements.choose(tried)
         if alone and undecided and tried.settled:  # copies were kept until now
-            storages = dict.fromkeys(map(storage_of, values))
-            self._free([copy for storage in storages for copy in self._locations.end_copies(storage)])
+            self._free(self._locations.end_copies(values))
         return alone
 
     def _make(self, program: Program, alike: ProgramFamily, turn: int | None, alone: bool) -> PooledPlan:
@@ -360,9 +359,9 @@ class PoolPlanner:
     def _has_room(self, plan: PooledPlan) -> bool:
         """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""
         held = self._locations.held
-        for executor, room in enumerate(self.memory):
-            more = plan.leaves.get(executor)
-            if more and room is not None and held[executor] + more > room:
+        for executor, more in plan.leaves:
+            room = self.memory[executor]
+            if room is not None and held[executor] + more > room:
                 return False
         return True
 
@@ -375,7 +374,7 @@ class PoolPlanner:
         if turn is None:
             return ALONE
         carried = alike.carried(graph.inputs, self._locations)
-        return Stream(len(alike.under_way), self.devices[turn], carried)
+        return Stream(len(alike.under_way) or 1, self.devices[turn], carried)
 
     @property
     def last_profile(self) -> WorkloadProfile | None:

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import attrs
 import torch
@@ -32,10 +33,14 @@ from djinn_core.runtime.pool.executors import PoolExecutors
 from djinn_core.runtime.pool.load_balancing import LoadBalancer, ProgramFamily
 from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, PooledPlan, RunPart, TransferStep, UploadStep
 from djinn_core.runtime.receiving.read_progress import follow_reads
+from djinn_core.runtime.sending import submissions
 from djinn_core.runtime.session import Session
 from djinn_core.wire.cache_messages import CacheAction
 
 NOTHING = Program((), (), ())
+UNREAD: Final = (
+    1  # replies that may wait to be read: what executors say of their links counts for the plan of a whole program
+)
 
 
 @attrs.define
@@ -176,9 +181,13 @@ class PoolSession:
     def lost(self) -> str:
         """As `ClientSession.lost`: it is lost with the first executor."""
         for member in self.membership.here:
-            if lost := member.lost:
-                return lost
+            if member.link.lost:
+                return member.link.lost
         return ""
+
+    def _check(self) -> None:
+        if lost := self.lost:
+            raise SessionLost(lost)
 
     # --- executors -----------------------------------------------------------------------------------------------
 
@@ -204,13 +213,19 @@ class PoolSession:
         Raises:
             SessionLost: an executor is gone.
         """
+        if interrupt_mask.depth:
+            return self._submit_masked(submission)
         with interrupt_mask:
-            for member in self.membership.here:
-                member.submissions.make_ready()
-            with self._tables:
-                prepared = self._prepare(submission) if submission.program.calls else None
-                with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
-                    return self._submit(submission, prepared)
+            return self._submit_masked(submission)
+
+    def _submit_masked(self, submission: Submission) -> int:
+        unread = UNREAD if submission.at == WHOLE else submissions.UNREAD
+        for member in self.membership.here:
+            member.submissions.make_ready(unread)
+        with self._tables:
+            prepared = self._prepare(submission) if submission.program.calls else None
+            with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
+                return self._submit(submission, prepared)
 
     def _submit(self, submission: Submission, prepared: tuple[ProgramFamily, PooledPlan, Sequence[int]] | None) -> int:
         number, questions, began = next(self._numbers), [], 0.0
@@ -218,24 +233,29 @@ class PoolSession:
         alike: ProgramFamily | None = None
         if prepared is not None:
             alike, plan, values = prepared
-            if (took := alike.clock()) is not None and any(member.replies.pending for member in self.membership.here):
-                took = None  # it would wait for what was before
-            began = time.perf_counter()
+            if alike.tried is not None and not any(member.replies.pending for member in self.membership.here):
+                took = alike.clock()  # otherwise it would wait for what was before
+                began = time.perf_counter()
             requests = self._requests(submission, self._account(plan, values))
-            self._forget_derived(requests, submission.free, submission.program.dead, [values[i] for i in plan.written])
+            if self._planner.derived.values.some:
+                written = [values[i] for i in plan.written]
+                self._forget_derived(requests, submission.free, submission.program.dead, written)
             questions = self._do(plan, values, submission.program, requests)
-            for i in plan.dead if self._uploads else ():
-                self._uploads.drop(values[i])  # where it waits still, because nothing that runs has used it
+            if plan.dead and self._uploads:  # those that nothing has used which runs
+                self._uploads.drop([values[i] for i in plan.dead])
         else:
             requests = self._requests(submission, [])
-            self._forget_derived(requests, submission.free)
+            if self._planner.derived.values.some:
+                self._forget_derived(requests, submission.free)
             self._follow_reads()
         for executor in self.membership.present if requests else ():
             request = requests[executor]
             if request.synchronize and self.members[executor].link.sent in self._synchronized[executor : executor + 1]:
                 request.synchronize = False  # it has heard nothing since it was asked the last time
             if request:
-                questions += self._questions(executor, request, self._tell(executor, request))
+                told = self._tell(executor, request)
+                if request.answered:
+                    questions.append(self._question(executor, request, told))
         if submission.fetch or submission.describe or submission.synchronize:
             sent = tuple([member.submissions.last_number for member in self.members])
             lengths = len(submission.fetch), len(submission.describe)
@@ -254,10 +274,13 @@ class PoolSession:
         alike, values = planner.find(program)
         kept = planner.kept.get(known) if submission.at != WHOLE and known is not None else None
         if kept is not None:
+            asked = bool(submission.fetch or submission.describe or submission.synchronize)
+            kept.goes_on(submission.at + len(program), asked=asked)
             if (prepared := planner.prepare_piece(program, submission.at, kept, alike, values)) is not None:
                 return kept.family, *prepared
             kept.doubt()
         plan, extended = planner.prepare(program, alike, values, self._turns.next(alike))
+        alike.sender = 0  # where it was left in the middle of a program, it is no reason to take turns any more
         alike.ran(plan, extended)
         if submission.at == WHOLE and known is not None:
             planner.ran_whole(known, program, alike, plan)
@@ -284,12 +307,9 @@ class PoolSession:
     def _forget_derived(self, requests: _ExecutorRequests, *touched: Iterable[int]) -> None:
         """Free values derived from weights that were written, or that the program holds no more."""
         derived = self._planner.derived.values
-        if not derived.some:
-            return
         derived.touched([*itertools.chain(*touched)])
-        for value in derived.take_stale():
-            for executor in self._locations.forget(value):
-                requests[executor].free.append(value)
+        for executor, freed in self._locations.forget(derived.take_stale()).items():
+            requests[executor].free += freed
 
     def _note(self, number: int, questions: Sequence[_ExecutorQuery], alike: ProgramFamily | None) -> None:
         """Note who was asked: whose turn it is next depends on it."""
@@ -301,17 +321,16 @@ class PoolSession:
     def _account(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
         """Note where things are when the plan has been done; copies that are out of date then, as value and executor."""
         locations = self._locations
-        stale = [copy for i in plan.written for copy in locations.end_copies(storage_of(values[i]))]
-        for (i, executor), nbytes in zip(plan.made, plan.sizes, strict=True):
-            locations.add(values[i], executor, nbytes)
+        stale = locations.end_copies([values[i] for i in plan.written]) if plan.written else []
+        locations.add_all(values, plan.made)
         for i, executor in plan.moved:
             locations.move(values[i], executor)
         for i, executor in plan.dropped:
             locations.drop(values[i], executor)
         for i, executor in plan.copied:
             locations.copy(values[i], (executor,))
-        for i in plan.dead:
-            locations.forget(values[i])
+        if plan.dead:
+            locations.forget([values[i] for i in plan.dead])
         if plan.random is not None:
             self._planner.random = plan.random
         return stale
@@ -326,10 +345,10 @@ class PoolSession:
             requests[self._home(value)].describe[position] = value
         for value, executor in stale:
             requests[executor].free.append(value)
-        for value in submission.free:
-            self._uploads.drop(value)
-            for executor in self._locations.forget(value):
-                requests[executor].free.append(value)
+        if submission.free:
+            self._uploads.drop(submission.free)
+            for executor, freed in self._locations.forget(submission.free).items():
+                requests[executor].free += freed
         return requests
 
     def _home(self, value: int) -> int:
@@ -350,7 +369,7 @@ class PoolSession:
     ) -> list[_ExecutorQuery]:
         """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
         questions: list[_ExecutorQuery] = []
-        begun = self._begin_reads(plan, values) if plan.uploads else ()
+        begun = self._begin_reads(plan, values) if plan.uploads and self._uploads.reads else ()
         for index, part in enumerate(plan.parts):
             if index in begun:
                 continue
@@ -362,8 +381,8 @@ class PoolSession:
             last = plan.last_runs.get(executor) == index
             request = (requests.pop(executor, None) if last else None) or _ExecutorRequest()
             number = self.members[executor].submissions.run(request.submission(program), part.prepared, values)
-            if last:
-                questions += self._questions(executor, request, number)
+            if last and request.answered:
+                questions.append(self._question(executor, request, number))
         return questions
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
@@ -378,7 +397,7 @@ class PoolSession:
             elif (
                 isinstance(part, UploadStep)
                 and part.executor not in freed
-                and self._uploads.is_read(values[part.value])
+                and values[part.value] in self._uploads.reads
             ):
                 self._do_between(part, values)
                 begun.add(index)
@@ -407,18 +426,13 @@ class PoolSession:
         return self.members[executor].submissions.run(request.submission(NOTHING))
 
     @staticmethod
-    def _questions(executor: int, request: _ExecutorRequest, number: int) -> list[_ExecutorQuery]:
-        """Request of a submission to one executor; empty if it asks for no results."""
-        return (
-            [_ExecutorQuery(executor, number, tuple(request.fetch), tuple(request.describe))]
-            if request.answered
-            else []
-        )
+    def _question(executor: int, request: _ExecutorRequest, number: int) -> _ExecutorQuery:
+        """Request of a submission to one executor that asks for results."""
+        return _ExecutorQuery(executor, number, tuple(request.fetch), tuple(request.describe))
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
         """As `Runtime.upload`: it is sent to where it is first used, when that is known, or to the device of its index."""
-        if self.lost:
-            raise SessionLost(self.lost)
+        self._check()
         if device:
             with interrupt_mask.uninterruptible, self._tables:
                 executor = self.membership.number_at(device)
@@ -428,7 +442,7 @@ class PoolSession:
             return
         copy = source.detach().clone()
         with interrupt_mask.uninterruptible, self._tables:
-            self._locations.forget(handle)  # where it counted as there already, because the pool has just become one
+            self._locations.forget((handle,))  # where it counted as there already, because the pool has just become one
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
 
@@ -492,10 +506,9 @@ class PoolSession:
 
     def read_weights(self, handle: int, stored: StoredTensor, device: int = 0) -> None:
         """As `Runtime.read_weights`, on the executor that uses it first."""
-        if self.lost:
-            raise SessionLost(self.lost)
+        self._check()
         with interrupt_mask.uninterruptible, self._tables:
-            self._locations.forget(handle)  # as in `upload`
+            self._locations.forget((handle,))  # as in `upload`
             if device:
                 executor = self.membership.number_at(device)
                 self.members[executor].read_weights(handle, stored)

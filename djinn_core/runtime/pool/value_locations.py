@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn_core.ir.values import storage_of, storages_of
+from djinn_core.ir.values import VIEW_BITS, storage_of, storages_of
 
+Made = tuple[tuple[int, int, int], ...]  # by new value: its position among those of a run, its executor, its bytes
 Where = tuple[tuple[int | None, ...], tuple[frozenset[int] | None, ...]]
 
 
@@ -46,27 +47,41 @@ class ValueLocations:
 
     def add(self, value: int, executor: int, nbytes: int = 0) -> None:
         """There is a new value, whose memory is there; `nbytes` of it are as many as it looks into."""
-        storage = storage_of(value)
+        self.add_all((value,), ((0, executor, nbytes),))
+
+    def add_all(self, values: Sequence[int], made: Made) -> None:
+        """As `add`, for all that a program made: `values` are those of its run. Without a call for each, as submissions are waited for."""
+        homes, sizes, alike, held = self.homes, self._sizes, self._values, self.held
+        for position, executor, nbytes in made:
+            value = values[position]
+            storage = value >> VIEW_BITS
+            if storage not in alike:
+                homes[storage], sizes[storage], alike[storage] = executor, nbytes, {value}
+                held[executor] += nbytes
+                continue
+            alike[storage].add(value)
+            if homes[storage] != executor:
+                self._rehome(storage, executor)
+            if nbytes > sizes[storage]:
+                self._grow(storage, nbytes)
+
+    def _rehome(self, storage: int, executor: int) -> None:
+        size = self._sizes[storage]
+        self.held[self.homes[storage]] -= size
+        self.held[executor] += size
         self.homes[storage] = executor
-        known = self._sizes.get(storage, 0)
-        if nbytes > known:
-            self._sizes[storage] = nbytes
-            self.held[executor] += nbytes - known
-            for holders in self._copies[storage].values() if storage in self._copies else ():
-                for holder in holders:
-                    self.held[holder] += nbytes - known
-        values = self._values.get(storage)
-        if values is None:
-            self._values[storage] = {value}
-        else:
-            values.add(value)
+
+    def _grow(self, storage: int, nbytes: int) -> None:
+        more = nbytes - self._sizes[storage]
+        self._sizes[storage] = nbytes
+        copies = [e for holders in self._copies.get(storage, {}).values() for e in holders]
+        for executor in (self.homes[storage], *copies):
+            self.held[executor] += more
 
     def move(self, value: int, executor: int) -> None:
         """The memory of a value is there now; a copy of it that was there is a copy no more."""
         storage = storage_of(value)
-        self.held[self.homes.get(storage, executor)] -= self.size(storage)
-        self.held[executor] += self.size(storage)
-        self.homes[storage] = executor
+        self._rehome(storage, executor)
         for handle, holders in list(self._copies.get(storage, {}).items()):
             self._keep(handle, holders - {executor})
 
@@ -78,34 +93,47 @@ class ValueLocations:
         """That executor's copy is gone."""
         self._keep(value, (self.copies(value) or frozenset()) - {executor})
 
-    def end_copies(self, storage: int) -> list[tuple[int, int]]:
-        """The storage was written: its copies, as value and executor, are out of date and forgotten."""
-        ended = [(value, e) for value, holders in self._copies.pop(storage, {}).items() for e in sorted(holders)]
-        for _, executor in ended:
-            self.held[executor] -= self.size(storage)
+    def end_copies(self, values: Iterable[int]) -> list[tuple[int, int]]:
+        """The memory of values was written: copies of all that look into it, as value and executor, are out of date and forgotten."""
+        ended: list[tuple[int, int]] = []
+        for storage in storages_of(values) if self._copies else ():
+            copies = [(value, e) for value, holders in self._copies.pop(storage, {}).items() for e in sorted(holders)]
+            for _, executor in copies:
+                self.held[executor] -= self.size(storage)
+            ended += copies
         return ended
 
-    def forget(self, value: int) -> list[int]:
-        """Forget a value that the program holds no more; return the executors that have it. Other values may share its memory.
+    def forget(self, values: Iterable[int]) -> dict[int, list[int]]:
+        """Forget values that the program holds no more; return them by the executors that have them. Other values may share their memory.
 
-        Values that were never added, such as those that were made while a program was rewritten, are unknown here.
+        Values that were never added, such as those that were made while a program was rewritten, are unknown here. As `add_all`, it makes
+        no call for each.
         """
-        storage = storage_of(value)
-        holders: frozenset[int] | None = None
-        if storage in self._copies:
-            holders = self.copies(value)
-            self._keep(value, frozenset())
-        values = self._values.get(storage)
-        if values is None or value not in values:
-            return sorted(holders or ())
-        home = self.homes[storage]
-        if len(values) > 1:
-            values.remove(value)
-        else:
-            del self._values[storage], self.homes[storage]
-            self.held[home] -= self._sizes.pop(storage, 0)
-            self.given.discard(storage)
-        return sorted(holders | {home}) if holders else [home]
+        homes, sizes, looking, held, given = self.homes, self._sizes, self._values, self.held, self.given
+        found: dict[int, list[int]] = {}
+        for value in values:
+            storage = value >> VIEW_BITS
+            if storage in self._copies:
+                self._forget_copies(value, found)
+            if storage not in looking or value not in (alike := looking[storage]):
+                continue
+            home = homes[storage]
+            alike.remove(value)
+            if not alike:
+                held[home] -= sizes[storage]
+                del looking[storage], homes[storage], sizes[storage]
+                if storage in given:
+                    given.remove(storage)
+            if home in found:
+                found[home].append(value)
+            else:
+                found[home] = [value]
+        return found
+
+    def _forget_copies(self, value: int, found: dict[int, list[int]]) -> None:
+        for executor in self.copies(value) or ():
+            found.setdefault(executor, []).append(value)
+        self._keep(value, frozenset())
 
     def values_in(self, storage: int) -> list[int]:
         """The values that look into a storage."""

@@ -102,16 +102,13 @@ class Submissions:
         planner: Planner,
         stats: Stats,
         observers: Observers,
-        unread: int = UNREAD,
     ) -> None:
-        """`unread`: as `UNREAD`; fewer where what replies say counts for the next plan."""
         self.planner = planner
         self.last_number = 0
         self._link = link
         self._replies = replies
         self._stats = stats
         self._observers = observers
-        self.unread = unread
         self._numeric_settings = NumericSettings()  # what the executor was told last
         self._derived = DerivedValues(self.submit)
         self._known = KnownTemplates(stats)
@@ -174,8 +171,10 @@ class Submissions:
         """All values that were derived from weights, which nothing will use any more, to be freed."""
         return self._derived.take_all()
 
-    def make_ready(self) -> None:
+    def make_ready(self, unread: int = UNREAD) -> None:
         """Wait until a submission can be sent at once.
+
+        `unread`: as `UNREAD`; fewer where what replies say counts for the next plan.
 
         Raises:
             SessionLost: the executor is gone.
@@ -187,7 +186,7 @@ class Submissions:
             interrupt_mask.check()
         replies = self._replies
         try:
-            if replies.overdue(self.unread):
+            if replies.overdue(unread):
                 self._await_room()
             if self._link.busy:  # another thread may be sending for as long as the executor does not read
                 with self._link.writing:
@@ -210,14 +209,17 @@ class Submissions:
         values: Sequence[int] = (),
         refused: str = "",
     ) -> int:
-        """Send a submission of which the executor runs what is `prepared`, over `values` of its program.
+        """Send a submission of which the executor runs what is `prepared`, over `values` of its program. The caller has called `make_ready`.
 
         Where it is `refused`, for that reason, what the program would have made or written is poison.
 
         Raises:
             SessionLost: the executor is gone.
         """
-        self.make_ready()
+        if len(self._replies.pending) >= UNREAD:
+            self.make_ready()
+        if interrupt_mask.uninterruptible.depth:
+            return self._run(submission, prepared, values, refused)
         with interrupt_mask.uninterruptible:
             return self._run(submission, prepared, values, refused)
 
