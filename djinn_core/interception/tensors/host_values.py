@@ -84,8 +84,8 @@ class HostValue:
         return self._memory
 
     def become(self, elements: torch.Tensor) -> None:
-        """Take the elements of the whole storage, which were fetched: dense, and not to be changed any more."""
-        self._memory = elements
+        """Take the elements of the whole storage, which were fetched. They may lie in the memory of a whole reply."""
+        self._memory = elements.clone()
         _keep(self, elements.nbytes)
 
     def drop(self) -> None:
