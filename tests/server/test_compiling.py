@@ -241,12 +241,25 @@ def test_views_of_what_is_written_are_compiled(compiling_with):
 
 
 def test_a_compiler_that_computes_something_else_is_not_used(compiling_with, operands):
-    compiler = compiling_with(Compiler(spoil=lambda result: result + 0.01))
+    compiler = compiling_with(Compiler(spoil=lambda result: result + 1e-4))
     remote = [tensor.to(DEVICE) for tensor in operands]
     for _ in range(RUNS):
         torch.testing.assert_close(repeat(gated, *remote, times=1)[0], gated(*operands))
     assert not any(isinstance(phase, AdoptedPhase) for phase in phases())
     assert compiler.runs == 1
+
+
+@pytest.mark.parametrize(("factor", "adopted"), [(1 + 1e-5, True), (1 + 1e-2, False)])
+def test_a_sum_may_differ_by_as_much_as_rounding_its_terms_moves_it(compiling_with, factor, adopted):
+    def total(x):
+        return (x.tanh() * 3 - x.sin() + 0.02).sum()
+
+    compiling_with(Compiler(spoil=lambda result: result * factor))
+    x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1))
+    terms = x.tanh() * 3 - x.sin() + 0.02
+    assert terms.abs().sum() > 10 * terms.sum().abs()  # they cancel out
+    repeat(total, x.to(DEVICE))
+    assert [isinstance(phase, AdoptedPhase) for phase in phases()].count(True) == adopted
 
 
 @pytest.mark.parametrize("spoil", [lambda result: result.t().contiguous().t(), lambda result: result[None][0:1][0]])

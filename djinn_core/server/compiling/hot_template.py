@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import attrs
 
 from djinn_core.logs import get_logger
-from djinn_core.server.compiling.compiled_region import CompiledRegion, difference, inputs_getter, slots_of
+from djinn_core.server.compiling.comparison import difference
+from djinn_core.server.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.scalars import movable_slots
 from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
