@@ -33,7 +33,12 @@ class Compiler:
 
     def __init__(self, spoil=None, error=None):
         self.spoil, self.error = spoil, error
-        self.contexts, self.runs = [], 0
+        self.contexts, self.runs, self.prepared = [], 0, 0
+
+    def prepare(self):
+        self.prepared += 1
+        if self.error is not None:
+            raise self.error
 
     def compile(self, context):
         self.contexts.append(context)
@@ -126,6 +131,7 @@ def test_what_runs_often_is_compiled_and_gives_the_same(compiling_with, operands
     before = compiler.runs
     torch.testing.assert_close(repeat(gated, *remote, times=3)[0], gated(*operands))
     assert compiler.runs == before + 3
+    assert compiler.prepared == 1
     (context,) = compiler.contexts
     assert not context.writes
     assert not context.grows
