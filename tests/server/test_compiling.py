@@ -11,7 +11,7 @@ import djinn
 from djinn.compiling import pack, unpack
 from djinn.hooks import hookimpl
 from djinn_core.server import inline
-from djinn_core.server.compiling import compilation_queue
+from djinn_core.server.compiling import compilation_queue, hot_template
 from djinn_core.server.compiling.hot_template import (
     AdoptedPhase,
     CheckingPhase,
@@ -295,6 +295,13 @@ def test_what_is_not_faster_is_not_used(compiling_with, operands):
     repeat(gated, *remote, times=3)
     assert compiler.runs == runs
     assert not any(isinstance(phase, AdoptedPhase) for phase in phases())
+
+
+def test_the_quickest_runs_decide():
+    limits = Thresholds()
+    assert hot_template._ratio([1.0] * 3, [0.5, 0.6, 0.7], limits) == 0.5
+    assert hot_template._ratio([1.0] * 3, [2.0] * 3, limits) is None  # three slow ones may have lost the processor
+    assert hot_template._ratio([1.0] * 8, [2.0] * 7 + [0.8], limits) == 0.8
 
 
 def test_shapes_that_move_on_end_it_after_some_tries(compiling_with, operands):
