@@ -4,7 +4,8 @@
 
 `compiled ms` is the same model under a local `torch.compile`, in the same run: what could be had by hand. The remote model
 runs as it is; it is called until the server has compiled what it is going to compile (`adopted s`), which is not timed. `again s` is
-the same for a second server process, which finds on disk what the first has compiled.
+the same for a second server process, which finds on disk what the first has compiled. Where fewer templates are adopted than were
+hot, `djinn serve` logs why.
 """
 
 from __future__ import annotations
@@ -110,20 +111,21 @@ def under_compile(start: Start) -> Run | None:
     return run
 
 
-def warm(run: Run) -> float:
-    """Call it until the server compiles nothing more; after how many seconds it had compiled the last."""
+def warm(run: Run) -> tuple[float, int]:
+    """Call it until the server compiles nothing more; after how many seconds it had tried the last, and how many templates were hot."""
     began = last = time.monotonic()
-    quiet = 0
+    quiet = hot = 0
     while quiet < QUIET_RUNS:
         run()
         found = figures()
         if "compiling_templates" not in found:
             raise CannotMeasureError("the server has no compiler")
+        hot = max(hot, found["compiling_templates"] + found["compiled_templates"])
         quiet = 0 if found["compiling_templates"] else quiet + 1
         last = last if quiet else time.monotonic()
         if time.monotonic() - began > PATIENCE_SECONDS:
             raise CannotMeasureError(f"the server still compiles after {PATIENCE_SECONDS:g} s")
-    return last - began
+    return last - began, hot
 
 
 def measured(start: Start, times: int, effort: Effort) -> Outcome:
@@ -139,17 +141,18 @@ def measured(start: Start, times: int, effort: Effort) -> Outcome:
         compiling = partial(connected, "--compile", "inductor", threads=effort.threads, environment=caches)
         with compiling():
             there = start(REMOTE)
-            seconds = 0.0 if effort.small else warm(there)
+            seconds, hot = (0.0, 0) if effort.small else warm(there)
             kept = figures().get("compiled_templates", 0)
             compared = compare(here, there, effort, times, alone=before)
         again = 0.0
         if not effort.small:
             with compiling():
-                again = warm(start(REMOTE))
+                again, _ = warm(start(REMOTE))
     alone = min(before, median_of(here, effort.times(times)))
     by_hand = None if effort.small else under_compile(start)
     more = {"compiled ms": median_of(by_hand, effort.times(times)) * 1e3} if by_hand else {}
-    return evolve(compared, alone=alone).outcome(**more, **{"adopted s": seconds, "again s": again, "templates": kept})
+    more |= {"adopted s": seconds, "again s": again, "hot templates": hot, "adopted templates": kept}
+    return evolve(compared, alone=alone).outcome(**more)
 
 
 def case(name: str, bar: float | None, times: int, start: Start) -> Case:

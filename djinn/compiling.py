@@ -5,6 +5,14 @@ from __future__ import annotations
 from djinn_core.server.compiling.compile_worker import CompileProcess
 from djinn_core.server.compiling.disk_library_cache import DiskLibraryCache
 from djinn_core.server.compiling.packing import pack, unpack
-from djinn_core.torch_tracing import compile_library, load_library
+from djinn_core.torch_tracing import compile_library, load_library, prepare_to_compile
 
-__all__ = ["CompileProcess", "DiskLibraryCache", "compile_library", "load_library", "pack", "unpack"]
+__all__ = [
+    "CompileProcess",
+    "DiskLibraryCache",
+    "compile_library",
+    "load_library",
+    "pack",
+    "prepare_to_compile",
+    "unpack",
+]

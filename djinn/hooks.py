@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         TenantLoad,
     )
     from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
-    from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
+    from djinn_core.hookspecs.compilers import Compiler, CompilerContext, PreparedCompiler, Replay
     from djinn_core.hookspecs.costs import BackgroundCalibrated, CalibratedCostModel, CostModel, Probe
     from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
     from djinn_core.hookspecs.growth import GrowthTolerant
@@ -219,6 +219,7 @@ __all__ = [
     "PluginError",
     "PreferredPolicy",
     "PreferredScheduler",
+    "PreparedCompiler",
     "Probe",
     "Program",
     "ProtocolError",
@@ -281,7 +282,7 @@ _PLACES = {
     "djinn_core.hookspecs.api": "ApiName",
     "djinn_core.hookspecs.assignment": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
     "djinn_core.hookspecs.authentication": "Authenticator Credentials Denial Identity",
-    "djinn_core.hookspecs.compilers": "Compiler CompilerContext Replay",
+    "djinn_core.hookspecs.compilers": "Compiler CompilerContext PreparedCompiler Replay",
     "djinn_core.hookspecs.costs": "BackgroundCalibrated CalibratedCostModel CostModel Probe",
     "djinn_core.hookspecs.devices": "Device DeviceRuntime Timekeeper",
     "djinn_core.hookspecs.growth": "GrowthTolerant",

@@ -60,6 +60,14 @@ class Compiler(Protocol):
         """
 
 
+@runtime_checkable
+class PreparedCompiler(Compiler, Protocol):
+    """A compiler that takes seconds before it can begin with its first template."""
+
+    def prepare(self) -> None:
+        """Get ready. Called once on the thread in the background, when the executor is given its first template and nothing is hot yet."""
+
+
 @hookspec
 def djinn_register_compilers(settings: Any) -> Iterable[Compiler]:
     """Return the compilers that this plugin offers.

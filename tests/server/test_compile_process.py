@@ -43,7 +43,10 @@ def test_a_call_that_takes_too_long_is_ended(process):
 def test_libraries_are_found_by_their_graphs():
     kept = DiskLibraryCache("counting 1")
     assert kept.get(b"graph") is None
+    assert kept.is_empty()
     kept.put(b"graph", b"library")
+    assert not kept.is_empty()
+    assert DiskLibraryCache("counting 2").is_empty()
     assert DiskLibraryCache("counting 1").get(b"graph") == b"library"
     assert DiskLibraryCache("counting 2").get(b"graph") is None
     assert kept.get(b"other") is None

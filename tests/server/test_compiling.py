@@ -11,7 +11,7 @@ import djinn
 from djinn.compiling import pack, unpack
 from djinn.hooks import hookimpl
 from djinn_core.server import inline
-from djinn_core.server.compiling import compilation_queue
+from djinn_core.server.compiling import compilation_queue, hot_template
 from djinn_core.server.compiling.hot_template import (
     AdoptedPhase,
     CheckingPhase,
@@ -33,7 +33,12 @@ class Compiler:
 
     def __init__(self, spoil=None, error=None):
         self.spoil, self.error = spoil, error
-        self.contexts, self.runs = [], 0
+        self.contexts, self.runs, self.prepared = [], 0, 0
+
+    def prepare(self):
+        self.prepared += 1
+        if self.error is not None:
+            raise self.error
 
     def compile(self, context):
         self.contexts.append(context)
@@ -126,6 +131,7 @@ def test_what_runs_often_is_compiled_and_gives_the_same(compiling_with, operands
     before = compiler.runs
     torch.testing.assert_close(repeat(gated, *remote, times=3)[0], gated(*operands))
     assert compiler.runs == before + 3
+    assert compiler.prepared == 1
     (context,) = compiler.contexts
     assert not context.writes
     assert not context.grows
@@ -241,12 +247,25 @@ def test_views_of_what_is_written_are_compiled(compiling_with):
 
 
 def test_a_compiler_that_computes_something_else_is_not_used(compiling_with, operands):
-    compiler = compiling_with(Compiler(spoil=lambda result: result + 0.01))
+    compiler = compiling_with(Compiler(spoil=lambda result: result + 1e-4))
     remote = [tensor.to(DEVICE) for tensor in operands]
     for _ in range(RUNS):
         torch.testing.assert_close(repeat(gated, *remote, times=1)[0], gated(*operands))
     assert not any(isinstance(phase, AdoptedPhase) for phase in phases())
     assert compiler.runs == 1
+
+
+@pytest.mark.parametrize(("factor", "adopted"), [(1 + 1e-5, True), (1 + 1e-2, False)])
+def test_a_sum_may_differ_by_as_much_as_rounding_its_terms_moves_it(compiling_with, factor, adopted):
+    def total(x):
+        return (x.tanh() * 3 - x.sin() + 0.02).sum()
+
+    compiling_with(Compiler(spoil=lambda result: result * factor))
+    x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1))
+    terms = x.tanh() * 3 - x.sin() + 0.02
+    assert terms.abs().sum() > 10 * terms.sum().abs()  # they cancel out
+    repeat(total, x.to(DEVICE))
+    assert [isinstance(phase, AdoptedPhase) for phase in phases()].count(True) == adopted
 
 
 @pytest.mark.parametrize("spoil", [lambda result: result.t().contiguous().t(), lambda result: result[None][0:1][0]])
@@ -276,6 +295,13 @@ def test_what_is_not_faster_is_not_used(compiling_with, operands):
     repeat(gated, *remote, times=3)
     assert compiler.runs == runs
     assert not any(isinstance(phase, AdoptedPhase) for phase in phases())
+
+
+def test_the_quickest_runs_decide():
+    limits = Thresholds()
+    assert hot_template._ratio([1.0] * 3, [0.5, 0.6, 0.7], limits) == 0.5
+    assert hot_template._ratio([1.0] * 3, [2.0] * 3, limits) is None  # three slow ones may have lost the processor
+    assert hot_template._ratio([1.0] * 8, [2.0] * 7 + [0.8], limits) == 0.8
 
 
 def test_shapes_that_move_on_end_it_after_some_tries(compiling_with, operands):

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
+from djinn_core.hookspecs.compilers import Compiler, CompilerContext, PreparedCompiler, Replay
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.form import (
     Argument,
@@ -213,6 +213,7 @@ class CompilationQueue:
                 hot = HotTemplate(template, self._thresholds, self._ask, synchronize, name, self.counts)
                 for evicted in self._templates.store(digest, hot):
                     evicted.leave("others are used more")
+                self._work()
         return hot
 
     def figures(self) -> dict[str, int]:
@@ -233,15 +234,19 @@ class CompilationQueue:
             job.hot.leave(f"{COMPILED_LIMIT} templates are compiled already")
         else:
             self._jobs.put((-job.seconds, next(self._numbers), job))
-            self._work()
 
     def _work(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="djinn-compiling", daemon=True)
-                self._thread.start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="djinn-compiling", daemon=True)
+            self._thread.start()
 
     def _serve(self) -> None:
+        for compiler in self._compilers:
+            if isinstance(compiler, PreparedCompiler):
+                try:
+                    compiler.prepare()
+                except Exception as error:  # it says so again where it is asked to compile
+                    _log.debug("a compiler is not prepared", compiler=compiler.name, error=repr(error))
         while True:
             self._compile(self._jobs.get()[-1])
 

@@ -1,13 +1,13 @@
 """A compiled region: runs in place of the region's instructions, where a guard says that it may, and is verified against them.
 
-`CompiledRegion.follows` is the guard, before each run. `difference` verifies: both run on copies, and all results are compared.
+`CompiledRegion.follows` is the guard, before each run. `comparison.difference` verifies: both run on copies, and all results are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -19,7 +19,7 @@ from djinn_core.server.running.template_compiler import CompiledTemplate, Enviro
 
 
 class CompiledRegion:
-    """A region as a compiler made it. `difference` verifies its results."""
+    """A region as a compiler made it."""
 
     def __init__(
         self,
@@ -79,83 +79,3 @@ def slots_of(template: CompiledTemplate) -> slice:
     """The slice of an environment that contains the slots."""
     first = len(template.constants)
     return slice(first, first + template.slots)
-
-
-# Larger inputs that are only read are not copied: a session would wait for it.
-COPIED_BYTES: Final = 4 << 20
-
-
-def difference(compiled: CompiledRegion, env: Environment) -> str:
-    """Describe how a compiled region's results on `env` differ from its instructions'; empty: not at all. `env` is unchanged.
-
-    Raises:
-        Exception: any error that the instructions themselves raise.
-    """
-    theirs, ours = _copy(compiled, env), _copy(compiled, env)
-    for step in compiled.steps:
-        step.run(theirs)
-    try:
-        compiled.run(ours)
-    except Exception as error:
-        return f"it raised {type(error).__name__}: {error}"
-    region = compiled.region
-    if _shares_memory(compiled, ours, env):
-        return "a result shares memory that it should have for itself"
-    places = [place for step in compiled.steps for _, place in step.makes if isinstance(ours[place], torch.Tensor)]
-    for place in (*dict.fromkeys(places), *region.written):
-        if found := _unlike(theirs[place], ours[place]):
-            return found
-    return ""
-
-
-def _copy(compiled: CompiledRegion, env: Environment) -> Environment:
-    """An environment whose inputs are copies, which share memory as those of `env` do."""
-    copied = list(env)
-    region = compiled.region
-    storages = {
-        address_of(env[place]): env[place].untyped_storage().clone()
-        for place in region.inputs
-        if place in region.written or env[place].nbytes <= COPIED_BYTES
-    }
-    for place in region.inputs:
-        if (storage := storages.get(address_of(env[place]))) is not None:
-            copied[place] = _twin(env[place], storage)
-    return copied
-
-
-def _twin(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor that looks the same in other memory."""
-    twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _shares_memory(compiled: CompiledRegion, ours: Environment, env: Environment) -> bool:
-    places = compiled.region.fresh
-    inputs = {address_of(values[place]) for place in compiled.region.inputs for values in (ours, env)}
-    fresh = [address_of(ours[place]) for place in places if address_of(ours[place])]
-    return len(set(fresh)) < len(fresh) or not inputs.isdisjoint(fresh)
-
-
-def _unlike(expected: object, found: object) -> str:
-    if expected is None:  # not needed after the region
-        return ""
-    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
-        return f"a result is a {type(found).__name__} in place of a {type(expected).__name__}"
-    theirs, ours = _layout(expected), _layout(found)
-    if theirs != ours:
-        return f"a result is laid out as {ours} in place of {theirs}"
-    try:
-        torch.testing.assert_close(found, expected, equal_nan=True)
-    except AssertionError as error:
-        return str(error)
-    return ""
-
-
-def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
-    return (
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.storage_offset(),
-        tensor.dtype,
-        tensor.untyped_storage().nbytes(),
-    )

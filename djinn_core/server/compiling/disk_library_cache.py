@@ -1,6 +1,6 @@
 """Compiled libraries on disk: a process finds those that earlier ones have made of the same graphs.
 
-A file is named by a digest of the packed graph and of all that a library depends on: versions of Djinn, PyTorch and Python, and the
+A file is named by digests of all that a library depends on, and of the packed graph: versions of Djinn, PyTorch and Python, and the
 processor, for whose instructions it was made. It is native code that executors load, so it lies in a directory that no other user can
 write to; a checksum tells a damaged one. Whatever goes wrong means that nothing is kept.
 """
@@ -24,7 +24,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.system.limits import processor_kind
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 BYTES_LIMIT: Final = 256 << 20  # of all files; the least recently used go first
 _CHECKSUM_BYTES: Final = 16
 _log = get_logger("djinn.server")
@@ -38,7 +38,8 @@ class DiskLibraryCache:
     """
 
     def __init__(self, compiler: str) -> None:
-        self._compiler = compiler
+        facts = _FORMAT, compiler, djinn_version(), torch.__version__, sys.version, processor_kind()
+        self._versions = hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
         self._directory = cache_directory() / "libraries"
 
     def get(self, packed: bytes) -> bytes | None:
@@ -66,11 +67,12 @@ class DiskLibraryCache:
         except (OSError, DjinnError) as error:
             _log.debug("a compiled library is not kept", error=str(error))
 
+    def is_empty(self) -> bool:
+        """True if there is no library of these versions."""
+        return not any(self._directory.glob(f"{self._versions}-*.lib"))
+
     def _name(self, packed: bytes) -> str:
-        facts = _FORMAT, self._compiler, djinn_version(), torch.__version__, sys.version, processor_kind()
-        digest = hashlib.blake2b(repr(facts).encode(), digest_size=20)
-        digest.update(packed)
-        return f"{digest.hexdigest()}.lib"
+        return f"{self._versions}-{hashlib.blake2b(packed, digest_size=20).hexdigest()}.lib"
 
 
 def _checksum(library: bytes) -> bytes:

@@ -6,7 +6,6 @@ waiting to checking comes from another thread.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -14,7 +13,8 @@ from typing import Any, Protocol
 import attrs
 
 from djinn_core.logs import get_logger
-from djinn_core.server.compiling.compiled_region import CompiledRegion, difference, inputs_getter, slots_of
+from djinn_core.server.compiling.comparison import difference
+from djinn_core.server.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.scalars import movable_slots
 from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
@@ -37,7 +37,7 @@ class Thresholds:
         observed: runs from which the law of its sizes is found.
         checks: runs on which results must have been the same.
         timed: runs of each version that are timed. gain: the largest share of the uncompiled time that a compiled run may take.
-        plain: runs of each version that are enough where all runs of one are faster than all of the other.
+        plain: runs of each version that are enough where all compiled ones are faster than all others.
         misses: consecutive runs that the compiled version does not apply to, after which it is dropped.
         tries: how often a template is compiled at most.
     """
@@ -384,11 +384,12 @@ class TimingPhase(_RegionPhase):
 
 
 def _ratio(before: Sequence[float], compiled: Sequence[float], limits: Thresholds) -> float | None:
-    """The share of the uncompiled time that compiled runs take; None as long as more runs are needed to tell."""
-    enough = len(compiled) >= limits.timed
-    if not enough and len(compiled) >= limits.plain:
-        enough = max(compiled) < limits.gain * min(before) or min(compiled) > max(before)
-    return statistics.median(compiled) / max(statistics.median(before), 1e-9) if enough else None
+    """The share of the uncompiled time that compiled runs take; None as long as more runs are needed to tell.
+
+    The quickest of each count: on a busy machine others lose the processor meanwhile.
+    """
+    plainly = len(compiled) >= limits.plain and max(compiled) < limits.gain * min(before)
+    return min(compiled) / max(min(before), 1e-9) if plainly or len(compiled) >= limits.timed else None
 
 
 class AdoptedPhase(_RegionPhase):

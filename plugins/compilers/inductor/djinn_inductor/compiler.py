@@ -11,11 +11,20 @@ from typing import Final
 
 import torch
 
-from djinn.compiling import CompileProcess, DiskLibraryCache, compile_library, load_library, pack, unpack
+from djinn.compiling import (
+    CompileProcess,
+    DiskLibraryCache,
+    compile_library,
+    load_library,
+    pack,
+    prepare_to_compile,
+    unpack,
+)
 from djinn.hooks import CompilerContext, Replay, UnsupportedOperation
 from djinn_inductor.toolchain import missing_toolchain
 
 PACKAGE: Final = f"{__name__}:package"
+PREPARE: Final = f"{__name__}:prepare"
 LONGEST_SECONDS: Final = 900.0  # that one template may take, at a low priority
 
 
@@ -27,6 +36,11 @@ class Inductor:
     def __init__(self, process: CompileProcess | None = None) -> None:
         self._process = process or CompileProcess()
         self._kept = DiskLibraryCache("inductor 1")
+
+    def prepare(self) -> None:
+        """Start the process, and have it import inductor; not where earlier processes have compiled, whose libraries may be all that it takes."""
+        if self._kept.is_empty() and not missing_toolchain():
+            self._process.call(PREPARE, b"", LONGEST_SECONDS)
 
     def compile(self, context: CompilerContext) -> Replay | None:
         """The graph as a native library.
@@ -49,6 +63,12 @@ class Inductor:
         library = self._process.call(PACKAGE, packed, LONGEST_SECONDS)
         self._kept.put(packed, library)
         return library
+
+
+def prepare(_: bytes) -> bytes:
+    """Import what `package` needs. Runs in a process of its own."""
+    prepare_to_compile()
+    return b""
 
 
 def package(packed: bytes) -> bytes:
