@@ -432,6 +432,17 @@ def parameters_of_a_class_of_the_user(d):
     return names, out, type(model.cpu().weight).__name__, model
 
 
+@case
+def sparse_buffers_and_parameters(d):
+    module = nn.Module()
+    module.heads = nn.Buffer(waves("cpu", 2, 3).gt(0).to_sparse(), persistent=False)
+    module.weight = nn.Parameter(waves("cpu", 2, 3).to_sparse())
+    module.to(d)
+    there = [t.to_dense() for t in (module.heads, module.weight)]
+    module.cpu()
+    return there, [t.to_dense() for t in (module.heads, module.weight)]
+
+
 # ------------------------------------------------------------------------------------------------------------------
 
 

@@ -145,8 +145,9 @@ def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
 
 
 def tensors_here(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers of `module` that are on this machine."""
-    return [t for t in chain(module.parameters(), module.buffers()) if t.device.type == "cpu"]
+    """Parameters and buffers of `module` that are on this machine and are one block of memory: not the sparse ones."""
+    held = chain(module.parameters(), module.buffers())
+    return [t for t in held if t.device.type == "cpu" and t.layout is torch.strided]
 
 
 def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
