@@ -22,7 +22,7 @@ from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.sending.binding import Bound, bind, open_claims
 from djinn_core.runtime.sending.pending import PendingSubmission
-from djinn_core.runtime.sending.template import PreparedTemplate
+from djinn_core.runtime.sending.template import PreparedTemplate, dying_inputs
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, InputChanges, SlotChanges, diff_inputs, diff_slots, pack_handles
@@ -73,8 +73,9 @@ def framed(message: Submit) -> Frame:
     return frame
 
 
-def refusing(submit: Submit, program: Program, reason: str) -> Submit:
-    """`submit` with the results of `program` refused, for `reason`, in place of a program to run."""
+def refusing(submit: Submit, submission: Submission, reason: str) -> Submit:
+    """`submit` with the results of the submission's program refused, for `reason`, in place of a program to run."""
+    program = submission.program
     made: list[int] = []
     written: dict[int, None] = {}
     for instruction in program.instructions():
@@ -83,6 +84,7 @@ def refusing(submit: Submit, program: Program, reason: str) -> Submit:
     return msgspec.structs.replace(
         submit,
         outputs=pack_handles([handle for handle in made if handle not in program.dead]),
+        free=pack_handles([*submission.free, *dying_inputs(program)]),
         first=InitialBindings((), (), pack_handles(written)),
         refused=printable(reason) or "it cannot be encoded",
     )
@@ -252,7 +254,7 @@ class Submissions:
         if frame is None:
             message = self._message(number, submission)
             if refused:
-                message = refusing(message, program, refused)
+                message = refusing(message, submission, refused)
             frame = framed(message)
         if prepared is not None and prepared.hints is not None and (message.template or not prepared.hinted):
             # Before the template that they are about; after it where that ran as it was recorded before it was planned.
@@ -305,11 +307,14 @@ class Submissions:
                     input_changes = diff_inputs(before.inputs, bound.inputs)
             if prepared.claims:
                 claims = open_claims(prepared, submission.program)
+        free = submission.free
+        if prepared is not None and bound is not None and prepared.unused:
+            free = (*free, *[bound.values[i] for i in prepared.unused])
         observers = self._observers
         return Submit(
             number,
             fetch=pack_handles(submission.fetch) if submission.fetch else (),
-            free=pack_handles(submission.free) if submission.free else (),
+            free=pack_handles(free) if free else (),
             digest=digest,
             outputs=outputs,
             slot_changes=slot_changes,

@@ -95,6 +95,8 @@ class PreparedTemplate:
         nodes: for each instruction of the template, its index in the program.
         slots: positions of the template's slots in the program's; None: all, in order.
         equal_slots: pairs of positions in the program's slots that must be equal for this to hold.
+        unused: positions, among the program's values, of those that die with it and that no instruction of the template has, because
+            those that had them do not run: they are freed beside it.
         claims: instructions of the template whose layout no executor has confirmed yet.
         written: positions, among the program's values, of those that are written into.
         rewrite: additions of a template of a rewritten program. Positions and nodes are then those of the original program, and
@@ -120,6 +122,7 @@ class PreparedTemplate:
     equal_slots: tuple[tuple[int, int], ...]
     claims: tuple[int, ...]
     written: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
     rewrite: TemplateRewrite | None = None
     predicted: float | None = None
     took: Callable[[float], None] | None = None
@@ -177,9 +180,22 @@ def make_template(
         builder.add(instructions[index])
     slots = _slot_positions(instructions, starts, nodes)
     if rewritten is None:
-        return builder.finish(tuple(nodes), slots, equal_slots, dict.fromkeys(program.operands))
-    prepared = builder.finish(tuple(nodes), slots, (), rewritten.values)
-    return _for_origin(prepared, rewritten, equal_slots)
+        values: Iterable[int] = dict.fromkeys(program.operands)
+        prepared = builder.finish(tuple(nodes), slots, equal_slots, values)
+        origin = program
+    else:
+        values, origin = rewritten.values, rewritten.origin
+        prepared = _for_origin(builder.finish(tuple(nodes), slots, (), values), rewritten, equal_slots)
+    if dead is None and origin.dead:
+        left = {value for value in dying_inputs(origin) if value not in builder.numbers}
+        prepared.unused = tuple([i for i, value in enumerate(values) if value in left]) if left else ()
+    return prepared
+
+
+def dying_inputs(program: Program) -> list[int]:
+    """Values that were there before the program and die with it."""
+    made = {value for instruction in program.instructions() for value in instruction.outputs}
+    return [value for value in program.dead if value not in made]
 
 
 @functools.lru_cache(maxsize=2)  # a program may be prepared in several parts
