@@ -367,7 +367,9 @@ class ExecutorSession:
         connection.own()  # what was sent and not taken yet may be written now
         timings, values, unused = self._timings, self.values, set[int]()
         account, runtime = self._usage.account, self.device.runtime
-        pending = self._turn.pending = self._pending(known, work) if self.device.batches is not None else None
+        pending = None
+        if self.device.batches is not None and (self._turn.group or self.device.turns.busy):
+            pending = self._turn.pending = self._pending(known, work)
         with self._turn:
             begun = self._turn.began
             account.begin(begun)
