@@ -135,6 +135,7 @@ class ExecutorSession:
         self._turn = device.turns.share()
         self._randomness = SessionRandomness(device.runtime.device)
         self._numeric_settings: NumericSettings | None = None  # those of the process
+        self._rounded = False  # True once it was in a batch with other sessions
         self._timings: Timings | None = None  # while the client asks for them
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
@@ -399,6 +400,7 @@ class ExecutorSession:
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
         if pending is not None:
             begun, took = pending.timed(begun, took)
+            self._rounded = self._rounded or pending.outcome is not None
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
@@ -423,7 +425,7 @@ class ExecutorSession:
         due = failures or done >= self._room.next
         room = self._room.due(values.held, run.failures) if due else None
         completed = Completed(submit.sequence, *found, timing, links, room, times)
-        connection.send(Frame(encode(completed), body))
+        (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), body))
 
     def _begin(self, submit: Submit) -> RunRequest:
         """A submission is next, which is answered whatever it says.

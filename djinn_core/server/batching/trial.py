@@ -121,7 +121,7 @@ class Trial:
         together: Callable[[], torch.Tensor],
     ) -> Sequence[torch.Tensor]:
         """The results of an instruction between products, which each session computes by itself."""
-        samples = self.row_samples.setdefault(step, Samples())
+        samples = self.row_samples.setdefault(step, Samples(ways={"joined": math.inf}))
         results = self._alone(samples, len(sizes), alone)
         self._try("joined", samples, results, sizes, together)
         return results
