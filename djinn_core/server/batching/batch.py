@@ -247,7 +247,7 @@ class Batch:
             with torch.inference_mode():
                 if number is not None:
                     done = self._multiply(joined, self.batched.products[number])
-                elif not self.trial.ways:
+                elif self.trial.trying:
                     done = self._try_row(joined, self.batched.between[step])
                 else:
                     done = self._compute_row(joined, self.batched.between[step])
@@ -321,7 +321,7 @@ class Batch:
         if (bias is not None and bias.dim() != 1) or not all(map(joined.shared, places)):
             return False
         operands = Operands(rows.whole, rows.sizes, first[product.weight], bias)
-        if self.trial.ways:
+        if not self.trial.trying:
             made = self.trial.compute(number, operands)
             if made is None:
                 return False

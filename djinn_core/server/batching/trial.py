@@ -65,8 +65,8 @@ class Trial:
 
     Attributes:
         ways: how each product is computed for several sessions; None: not at all. Empty until that is decided.
-        chains: instructions that follow each other and are tried, or computed for several sessions, among them a product.
-        sessions: number in the smallest batch of the trial.
+        sessions: number in the batch with which the last trial began; half as many are too few for it.
+        decided: True once it is over. trying: True during a batch of it.
         refused: number of sessions up to which it did not pay; 0: it pays, or is not decided.
         known: chains by their first instruction and the number of runs.
         reason: why it did not.
@@ -79,22 +79,25 @@ class Trial:
     synchronize: Callable[[], None]
     ways: Sequence[Way | None] = ()
     sessions: int = 1
+    decided: bool = False
+    trying: bool = False
     refused: int = 0
     reason: str = ""
     pause: int = 0
     without_products: int = 0
     samples: list[Samples] = attrs.field(init=False)
     row_samples: dict[int, Samples] = attrs.field(factory=dict)
-    chains: Sequence[range] = attrs.field(init=False)
+    _chains: Sequence[range] = ()
+    _tried_chains: Sequence[range] = attrs.field(init=False)
     known: dict[tuple[int, int], KnownChain] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.samples = [Samples() for _ in self.products]
-        self.chains = chains(self.products, self.rows, None)
+        self._tried_chains = chains(self.products, self.rows, None)
 
     def compute(self, number: int, operands: Operands) -> torch.Tensor | None:
         """The result of product `number` for all sessions; None where each computes it by itself."""
-        way = self.ways[number]
+        way = self.ways[number] if self.ways else None
         return None if way is None else self._computed(self.products[number], way, operands)
 
     def try_product(
@@ -127,17 +130,20 @@ class Trial:
         return results
 
     def begin(self, sessions: int) -> None:
-        """Begin with a batch. One with twice as many sessions as the smallest of the trial is tried anew: other ways pay for it."""
+        """Begin with a batch. One with twice as many sessions as the last trial began with is tried anew: other ways pay for it."""
         if sessions >= 2 * self.sessions:
-            self.sessions, self.ways, self.known = sessions, (), {}
-            self.chains = chains(self.products, self.rows, None)
+            self.sessions, self.decided = sessions, False
             self._restart()
-        if not self.ways:
-            self.sessions = min(self.sessions, sessions)
+        self.trying = not self.decided and 2 * sessions > self.sessions
+
+    @property
+    def chains(self) -> Sequence[range]:
+        """Instructions that follow each other, among them a product, and are tried, or computed for several sessions."""
+        return self._tried_chains if self.trying else self._chains
 
     def learn(self, start: int, chain: KnownChain | None) -> None:
         """Keep what was found of the chain that begins with an instruction, for so many runs."""
-        if self.ways and chain is not None:
+        if not self.trying and chain is not None:
             self.known[start, len(chain.sizes)] = chain
 
     def decide(self, computed: int) -> bool:
@@ -149,7 +155,7 @@ class Trial:
         if self.without_products >= CHECKS:
             self.without_products, self.pause = 0, PAUSE
         tried = [one for one in self.samples if one.runs]
-        if self.ways or not tried or min(one.runs for one in tried) < CHECKS:
+        if not self.trying or not tried or min(one.runs for one in tried) < CHECKS:
             return False
         # One way for all of them: what is measured of one product alone depends on what else the machine does.
         seconds = {way: sum(one.seconds(way) for one in tried) for way in WAYS}
@@ -158,14 +164,15 @@ class Trial:
         if gained > GAIN:
             differing = [one.difference for one in tried if one.difference]
             self.reason = differing[0] if differing else f"a batch takes {gained:.2f} of the time"
-            self.refused = self.sessions
+            self.refused, self.ways, self._chains = self.sessions, (), ()
         else:
             self.ways = [way if math.isfinite(one.ways[way]) else None for one in self.samples]
-            self.chains = chains(self.products, self.rows, self._decide_rows())
+            self._chains = chains(self.products, self.rows, self._decide_rows())
             self.refused, self.reason = 0, ""
         for sample, taken in zip(self.samples, self.ways or [None] * len(self.samples), strict=True):
             if taken != "packed" and sample.weight is not None:
                 self.packed.drop(sample.weight, self)
+        self.decided, self.known = True, {}
         self._restart()
         return True
 
