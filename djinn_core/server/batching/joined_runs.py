@@ -145,17 +145,19 @@ class JoinedRuns:
         """Give each run its result of instruction `step`."""
         self.hand_out(step)
         self._taken = None
-        kept = place not in self._template.steps[step].release
+        release = self._template.steps[step].release
         for run, result in zip(self.runs, results, strict=True):
-            run.pass_steps(step + 1, {place: result} if kept else {})
+            run.pass_steps(step + 1, release, {} if place in release else {place: result})
 
     def hand_out(self, stop: int) -> None:
         """Give each run its part of what was made; all go on with instruction `stop`."""
         self.clear()
         places = [*self.made]
         parts = [self._rows[place].parts() for place in places]
+        steps = self._template.steps[self.runs[0].step : stop]
+        released = [place for step in steps for place in step.release if self.runs[0].env[place] is not None]
         for number, run in enumerate(self.runs):
-            run.pass_steps(stop, {place: part[number] for place, part in zip(places, parts, strict=True)})
+            run.pass_steps(stop, released, {place: part[number] for place, part in zip(places, parts, strict=True)})
         self.made.clear()
         for place in [*self._rows.keys() - self._kept]:
             del self._rows[place]
@@ -227,7 +229,7 @@ class JoinedRuns:
         numbers = self.runs[0].env[first:stop]
         if not all(_are_like(run.env[first:stop], numbers) for run in self.runs[1:]):
             return False
-        dim = self.env[row.operands[0]].dim()
+        dim: int = self.env[row.operands[0]].dim()
         if row.rule == "norm":
             return row.span < dim
         if row.rule == "dims":

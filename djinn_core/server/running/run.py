@@ -181,12 +181,11 @@ class TemplateRun:
         _poison(template, stop, self.work, env, run.sharing, run)
         return step + 1
 
-    def pass_steps(self, stop: int, made: Mapping[int, Any]) -> None:
-        """Go past the instructions before `stop`. `made`: what they leave, by its place."""
+    def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
+        """Go past the instructions before `stop`. `released`: places that are not needed after them. `made`: what they leave, by its place."""
         env = self.env
-        for step in self.template.steps[self.step : stop]:
-            for place in step.release:
-                env[place] = None
+        for place in released:
+            env[place] = None
         for place, value in made.items():
             env[place] = value
         self.step = stop
