@@ -163,7 +163,7 @@ class JoinedRuns:
             del self._rows[place]
 
     def known(self, stop: int) -> KnownChain | None:
-        """What was computed for all of them since `begin`; None if some of it was not."""
+        """Record of the instructions since `begin`; None if some were not computed for all of them."""
         if self._taken is None or not self.made or len(self._sizes) != 1:
             return None
         (sizes,) = self._sizes
