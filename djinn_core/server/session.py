@@ -368,9 +368,7 @@ class ExecutorSession:
         connection.own()  # what was sent and not taken yet may be written now
         timings, values, unused = self._timings, self.values, set[int]()
         account, runtime = self._usage.account, self.device.runtime
-        pending = None
-        if self.device.batches is not None and (self._turn.group or self.device.turns.busy):
-            pending = self._turn.pending = self._pending(known, work)
+        pending = self._turn.pending = self._pending(known, work) if self.device.batches is not None else None
         with self._turn:
             begun = self._turn.began
             account.begin(begun)
@@ -400,7 +398,7 @@ class ExecutorSession:
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
         if pending is not None:
             begun, took = pending.timed(begun, took)
-            self._rounded = self._rounded or pending.outcome is not None
+            self._rounded |= pending.outcome is not None
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
@@ -646,6 +644,8 @@ class ExecutorSession:
     def _pending(self, known: BoundTemplate | None, work: RunRequest) -> PendingRun | None:
         """The run as other sessions may join it; None if it has to be this session's alone."""
         settings, timings = self._numeric_settings, self._timings
+        if not (self._turn.group or self.device.turns.busy):
+            return None
         if known is None or known.batched is None or settings is None or settings.exact:
             return None
         if work.stop_at is not None or (timings is not None and timings.ops):

@@ -197,7 +197,7 @@ def test_sessions_of_one_model_run_together_with_caches_of_any_length(context, w
 
 
 def after_block(given, weight, cache):
-    """What a step of `BLOCK` makes."""
+    """The results of a step of `BLOCK`."""
     residual = 0.5 * torch.tanh(given @ weight) + given
     row = torch.nn.functional.layer_norm(residual, [4]) @ weight + residual
     return row, torch.cat([cache, row])
