@@ -135,6 +135,7 @@ class ExecutorSession:
         self._turn = device.turns.share()
         self._randomness = SessionRandomness(device.runtime.device)
         self._numeric_settings: NumericSettings | None = None  # those of the process
+        self._rounded = False  # True once it was in a batch with other sessions
         self._timings: Timings | None = None  # while the client asks for them
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
@@ -397,6 +398,7 @@ class ExecutorSession:
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
         if pending is not None:
             begun, took = pending.timed(begun, took)
+            self._rounded |= pending.outcome is not None
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
@@ -421,7 +423,7 @@ class ExecutorSession:
         due = failures or done >= self._room.next
         room = self._room.due(values.held, run.failures) if due else None
         completed = Completed(submit.sequence, *found, timing, links, room, times)
-        connection.send(Frame(encode(completed), body))
+        (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), body))
 
     def _begin(self, submit: Submit) -> RunRequest:
         """A submission is next, which is answered whatever it says.
@@ -642,6 +644,8 @@ class ExecutorSession:
     def _pending(self, known: BoundTemplate | None, work: RunRequest) -> PendingRun | None:
         """The run as other sessions may join it; None if it has to be this session's alone."""
         settings, timings = self._numeric_settings, self._timings
+        if not (self._turn.group or self.device.turns.busy):
+            return None
         if known is None or known.batched is None or settings is None or settings.exact:
             return None
         if work.stop_at is not None or (timings is not None and timings.ops):

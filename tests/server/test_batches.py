@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import threading
 import time
 
@@ -9,23 +11,32 @@ import pytest
 import torch
 
 from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.errors import StartupError
+from djinn_core.errors import StartupError, TransportError
+from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.interception.device.numeric_settings import require_exact
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.form import Constant, Form, ListArg, Operand, SlotArg
 from djinn_core.server.batching import trial as trials
+from djinn_core.server.batching.joined_runs import JoinedRuns
 from djinn_core.server.batching.products import draws_of, find_products
+from djinn_core.server.batching.rows import chains, find_rows
+from djinn_core.server.batching.trial import Trial
 from djinn_core.server.context import ExecutorContext
+from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.executor import begin_batching
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
+from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
+from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.input_aliases import aliases_of
 from djinn_core.server.running.run import TemplateRun
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.session import ExecutorSession
+from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights.shared_weights import Origin, WeightKey
 from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.frame_order import Prefix, split
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, decode, encode
 from djinn_core.wire.numeric_messages import NumericSettings
@@ -45,6 +56,22 @@ STEP = Template(
     (3, 4),
     (2,),
 )
+_FLAT = Form("aten::view", (Operand(), ListArg((SlotArg(), SlotArg()))), (), ("new",), False)
+_DEEP = Form("aten::view", (Operand(), ListArg((SlotArg(), SlotArg(), SlotArg()))), (), ("new",), False)
+_TANH = Form("aten::tanh", (Operand(),), (), ("new",), False)
+_HALVE = Form("aten::mul.Tensor", (Operand(), SlotArg()), (), ("new",), False)
+_ADD = Form("aten::add.Tensor", (Operand(), Operand()), (), ("new",), False)
+_NORM = Form("aten::layer_norm", (Operand(), ListArg((SlotArg(),))), (), ("new",), False)
+# Two products, what lies between them in a model, and a longer cache.
+BLOCK = Template(
+    (_MM, _TANH, _HALVE, _ADD, _NORM, _DEEP, _FLAT, _CAT),
+    (0, 1, 2, 3, 4, 5, 6, 0, 3, 7),
+    (0, 1, 3, 3, 4, 4, 5, 5, 0, 6, 6, 7, 7, 8, 8, 9, 9, 1, 10, 10, 6, 11, 2, 11, 12),
+    (0, 1, 2),
+    (11, 12),
+    (2,),
+)
+SLOTS = {digest_of(STEP): (), digest_of(BLOCK): (0.5, 4, 1, 1, 4, 1, 4)}
 _ORIGIN = Origin("file:model", WeightKey(bytes(32), "weight", 0, 64))
 
 
@@ -56,17 +83,22 @@ def made_by(step):
 class Client:
     """A client's end of a session of an executor, without a network."""
 
-    def __init__(self, context, weight, rows, exact=False):
+    def __init__(self, context, weight, rows, exact=False, template=STEP, channel=PlainExecutorChannel):
         self.limits, self._frames, self._given = Limits(), [], threading.Semaphore(0)
-        self.answers, self.submitted, self.length = [], 0, rows
+        self.answers, self.submitted, self.length, self.template = [], 0, rows, template
+        self.broken = False
         self.session = ExecutorSession(context)
         for handle, value in ((GIVEN, torch.ones(1, 4) * rows), (WEIGHT, weight), (CACHE, torch.zeros(rows, 4))):
             self.session.values[handle] = value
         self.session._reads.shares.add(WEIGHT, _ORIGIN)
-        self._thread = threading.Thread(target=self.session.serve, args=(PlainExecutorChannel(self),))
+        self._thread = threading.Thread(target=self._serve, args=(channel(self),))
         self._thread.start()
         if not exact:
             self.give(NumericSettings(exact=False))
+
+    def _serve(self, channel):
+        with contextlib.suppress(TransportError):
+            self.session.serve(channel)
 
     def give(self, *messages):
         for message in messages:
@@ -74,10 +106,13 @@ class Client:
             self._given.release()
 
     def receive(self, timeout=None):
-        self._given.acquire()
+        if not self._given.acquire(timeout=timeout):
+            raise TimeoutError
         return self._frames.pop(0)
 
     def send(self, frame):
+        if self.broken:
+            raise TransportError("the client is gone")
         message = decode(frame.head)
         assert isinstance(message, Completed)
         self.answers.append((message, [bytes(part) for part in frame.body]))
@@ -86,8 +121,9 @@ class Client:
         self.submitted += 1
         cache = CACHE if self.submitted == 1 else made_by(self.submitted - 1)[1]
         handles, made = pack_handles([GIVEN, WEIGHT, cache]), pack_handles(made_by(self.submitted))
-        first = InitialBindings((), handles)
-        self.give(Submit(self.submitted, digest=digest_of(STEP), template=STEP, first=first, outputs=made, fetch=made))
+        digest = digest_of(self.template)
+        first = InitialBindings(SLOTS[digest], handles)
+        self.give(Submit(self.submitted, digest=digest, template=self.template, first=first, outputs=made, fetch=made))
 
     def results(self):
         message, body = self.answers[-1]
@@ -105,7 +141,7 @@ class Client:
 
 
 def until(condition):
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -158,6 +194,137 @@ def test_sessions_of_one_model_run_together_with_caches_of_any_length(context, w
     storages = [one.session.values[made_by(one.submitted)[0]].untyped_storage() for one in clients]
     assert [storage.nbytes() for storage in storages] == [16] * 3, "each result has memory of its own"
     close(clients)
+
+
+def after_block(given, weight, cache):
+    """The results of a step of `BLOCK`."""
+    residual = 0.5 * torch.tanh(given @ weight) + given
+    row = torch.nn.functional.layer_norm(residual, [4]) @ weight + residual
+    return row, torch.cat([cache, row])
+
+
+def test_what_lies_between_two_products_runs_once_for_all_sessions(context, weight):
+    clients = [Client(context, weight, rows, template=BLOCK) for rows in (1, 2, 5)]
+    caches = [torch.zeros(one.length, 4) for one in clients]
+    for _ in range(ROUNDS):
+        together(context, clients)
+        for number, one in enumerate(clients):
+            row, caches[number] = after_block(torch.ones(1, 4) * one.length, weight, caches[number])
+            torch.testing.assert_close(one.results(), [row, caches[number]])
+    counts, decided = context.device.batches.counts, ROUNDS - trials.CHECKS
+    assert counts.batched_products == 2 * ROUNDS
+    assert counts.batched_rows == 7 * decided, "all but the products and the cache"
+    storages = [one.session.values[made_by(one.submitted)[0]].untyped_storage() for one in clients]
+    assert [storage.nbytes() for storage in storages] == [16] * 3, "each result has memory of its own"
+    assert len({storage.data_ptr() for storage in storages}) == 3
+    close(clients)
+
+
+def test_a_session_whose_operand_does_not_fit_poisons_nothing_of_the_others(context, weight):
+    clients = [Client(context, weight, rows, template=BLOCK) for rows in (1, 2, 3)]
+    for _ in range(ROUNDS):
+        together(context, clients)
+    counts = context.device.batches.counts
+    before = counts.batched_rows
+    clients[1].session.values[GIVEN] = torch.ones(1, 5)
+    for _ in range(3):
+        together(context, clients)
+    assert all(isinstance(one, Failure) for one in clients[1].results())
+    for one in (clients[0], clients[2]):
+        row, _ = after_block(torch.ones(1, 4) * one.length, weight, torch.zeros(1, 4))
+        torch.testing.assert_close(one.results()[0], row)
+        assert one.results()[1].shape == (one.length + one.submitted, 4)
+    assert counts.batched_rows == before + 3 * 7, "the others are still computed together"
+    close(clients)
+
+
+def test_a_client_that_is_killed_in_the_middle_of_a_batch_takes_nothing_along(context, weight, monkeypatch):
+    clients = [Client(context, weight, rows, template=BLOCK) for rows in (1, 2, 3)]
+    for _ in range(ROUNDS):
+        together(context, clients)
+    dead, left = clients[1], [clients[0], clients[2]]
+    plain = JoinedRuns.hand_out
+
+    def dying(joined, stop):
+        plain(joined, stop)
+        if not dead.broken:  # before the caches grow
+            dead.broken = True
+            dead.session.stop()
+
+    monkeypatch.setattr(JoinedRuns, "hand_out", dying)
+    answered = [len(one.answers) for one in left]
+    with context.device.turns.share():
+        for one in clients:
+            one.step()
+        until(lambda: context.device.turns.waiting == 3)
+    until(lambda: all(len(one.answers) > before for one, before in zip(left, answered, strict=True)))
+    dead._thread.join()
+    together(context, left)
+    for one in left:
+        row, _ = after_block(torch.ones(1, 4) * one.length, weight, torch.zeros(1, 4))
+        torch.testing.assert_close(one.results()[0], row)
+        assert one.results()[1].shape == (one.length + one.submitted, 4)
+    assert context.device.batches.counts.batched_submissions == 3 * (ROUNDS + 1) + 2
+    close(left)
+
+
+class Line:
+    """A connection on which frames are numbered, between a client's end and a session that may be taken over."""
+
+    def __init__(self, end, sent=0):
+        self.end, self.limits, self.bytes_sent, self.bytes_received = end, Limits(), 0, 0
+        self._sent, self._received = sent, 0
+
+    def receive(self, timeout=None):
+        frame = self.end.receive(timeout)
+        self._sent += 1
+        return Frame(Prefix(self._sent, self._received).encode() + frame.head, frame.body)
+
+    def send(self, frame):
+        self._received += 1
+        self.end.send(Frame(split(frame)[1], frame.body))
+
+    def close(self):
+        """As `Connection.close`."""
+
+
+def test_after_a_kill_a_session_goes_on_with_values_that_differ_in_rounding(context, weight, monkeypatch, tmp_path):
+    plain = Trial._computed
+    monkeypatch.setattr(Trial, "_computed", lambda *given: None if (found := plain(*given)) is None else found + 1e-6)
+    path, again = tmp_path / "one.journal", tmp_path / "two.journal"
+    owner, channels = SessionIdentity("name", "a client", "secret", NO_TENANT), []
+
+    def leased(line, journal):
+        channels.append(LeasedConnection(line, 1.0, UsageMetrics(), journal=journal))
+        return channels[-1]
+
+    def journaled(end):
+        return leased(Line(end), Journal.begin(path, owner, 1 << 20, DiskQuota()))
+
+    def recovered(end):
+        past = JournalReader(again)
+        channel = leased(Line(end, past.taken), Journal(again, owner, 1 << 20, DiskQuota()))
+        channel.repeat(past, 0)
+        return channel
+
+    clients = [
+        Client(context, weight, 1, template=BLOCK, channel=journaled),
+        Client(context, weight, 2, template=BLOCK),
+    ]
+    for _ in range(ROUNDS):
+        together(context, clients)
+    shutil.copy(path, again)  # as the executor was killed here
+    next_one = Client(context, weight, 1, exact=True, template=BLOCK, channel=recovered)
+    until(lambda: len(next_one.answers) == ROUNDS or not next_one._thread.is_alive())
+    before, after = clients[0].results(), next_one.results()
+    torch.testing.assert_close(after, before)
+    assert not torch.equal(after[0], before[0]), "computed alone"
+    next_one.submitted = ROUNDS
+    next_one.step()
+    until(lambda: len(next_one.answers) == ROUNDS + 1)
+    close([*clients, next_one])
+    for channel in channels:
+        channel.close()
 
 
 def test_a_session_that_wants_exact_results_and_one_with_other_weights_run_alone(context, weight):
@@ -239,7 +406,7 @@ def test_what_does_not_pay_is_not_done_and_is_tried_again_with_twice_as_many(con
 def test_results_that_differ_are_not_used(context, weight, monkeypatch):
     plain = trials.Trial._computed
     monkeypatch.setattr(
-        trials.Trial, "_computed", lambda *given: (found := plain(*given)) and [one + 1e-3 for one in found]
+        trials.Trial, "_computed", lambda *given: None if (found := plain(*given)) is None else found + 1e-3
     )
     clients = [Client(context, weight, rows) for rows in (1, 2)]
     for _ in range(ROUNDS):
@@ -299,6 +466,21 @@ def test_products_and_random_numbers_of_a_template():
     draws = draws_of(compile_template(attention, torch.device("cpu"), own))
     assert not draws.some([0.0])
     assert draws.some([0.1])
+
+
+def test_rows_are_joined_where_each_is_computed_by_itself_and_nothing_shares_its_memory():
+    own = ExecutorContext.of(CpuRuntime()).device.own
+    compiled = compile_template(BLOCK, torch.device("cpu"), own)
+    rows = find_rows(compiled, aliases_of(compiled, own).written)
+    assert [row.step for row in rows.steps] == [1, 2, 3, 4, 5, 6, 8]
+    products = find_products(compiled, aliases_of(compiled, own))
+    assert chains(products, rows.steps, None) == (range(9),)
+    assert chains(products, rows.steps, {1, 2, 5, 8}) == (range(3), range(7, 9))
+    assert chains(products, rows.steps, {3, 5}) == (range(1), range(7, 8))
+    # a view of an input, one of two outputs in the same memory, and a value that is written
+    viewed = Template((_FLAT, _TANH, _GROW), (0, 1, 0, 1, 2), (0, 1, 1, 2, 2, 3, 0, 4, 4, 0), (0,), (1, 2, 3))
+    compiled = compile_template(viewed, torch.device("cpu"), own)
+    assert [row.step for row in find_rows(compiled, aliases_of(compiled, own).written).steps] == [1]
 
 
 def test_batches_and_compiling_exclude_each_other():

@@ -24,7 +24,8 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.logs import get_logger
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.message_base import Message
-from djinn_core.wire.messages import Completed, decode
+from djinn_core.wire.messages import Completed, decode, expect, is_of_kind
+from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.state_messages import StateChunk, StateHeader, count_pieces
 
 _FRAME: Final = b"F"  # the kind of all records
@@ -144,15 +145,22 @@ class SnapshotReceiver:
 _OPENING: Final = slice(1, 14)
 
 
-def mark_of(frame: Frame) -> int:
-    """A checksum of what does not differ from server to server."""
-    return reply_checksum(frame.body, zlib.crc32(frame.head[_OPENING]))
+def mark_of(frame: Frame, values: bool) -> int:
+    """A checksum of what does not differ from server to server. `values`: True if its values do not."""
+    opening = zlib.crc32(frame.head[_OPENING])
+    return reply_checksum(frame.body, opening) if values else opening
 
 
 class ReplyChecksums:
-    """The replies that were taken, in order, as checksums."""
+    """The replies that were taken, in order, as checksums.
+
+    Attributes:
+        rounded: True once values may differ in rounding, because the client's results need not be exact.
+    """
 
     def __init__(self) -> None:
+        self.rounded = False
+        self._exact = 0  # those before, whose values do not
         self._marks = array("L")
 
     def __len__(self) -> int:
@@ -160,14 +168,16 @@ class ReplyChecksums:
 
     def take(self, frame: Frame) -> None:
         """Add a reply."""
-        self._marks.append(mark_of(frame))
+        self._exact += not self.rounded
+        self._marks.append(mark_of(frame, not self.rounded))
 
     def agrees(self, position: int, frame: Frame) -> bool:
         """True if the reply at a position had the same checksum as `frame`."""
-        return self._marks[position] == mark_of(frame)
+        return self._marks[position] == mark_of(frame, position < self._exact)
 
     def clear(self) -> None:
         """Forget all of them: these replies will not be given again."""
+        self._exact = 0
         del self._marks[:]
 
 
@@ -205,6 +215,8 @@ class FailoverLog:
         """A frame is sent."""
         if self.sent is None:
             return
+        if is_of_kind(frame.head, NumericSettings) and not expect(frame.head, NumericSettings).exact:
+            self.replies.rounded = True
         try:
             self.sent.append(frame, len(self.replies))
         except OSError as error:

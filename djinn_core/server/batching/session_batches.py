@@ -15,6 +15,7 @@ from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
 from djinn_core.server.batching.batch import Batch, BatchedTemplate, PendingRun
 from djinn_core.server.batching.products import draws_of, find_products
+from djinn_core.server.batching.rows import find_rows
 from djinn_core.server.batching.trial import Trial
 from djinn_core.server.batching.weights import PackedWeights
 from djinn_core.server.running.fair_share import FairShare
@@ -38,12 +39,13 @@ class BatchCounters:
 
     Attributes:
         batches: runs of a template for several sessions. batched_submissions: submissions in them.
-        batched_products: products that were computed for several sessions at once.
+        batched_products, batched_rows: products, and instructions next to them, that were computed for several sessions at once.
     """
 
     batches: int = 0
     batched_submissions: int = 0
     batched_products: int = 0
+    batched_rows: int = 0
 
 
 class SessionBatches:
@@ -76,7 +78,8 @@ class SessionBatches:
             found = self._templates.use(digest)
             if found is None or found.template is not template:
                 products = find_products(template, aliases)
-                found = BatchedTemplate(template, products, draws_of(template), digest.hex()[:8])
+                rows = find_rows(template, aliases.written)
+                found = BatchedTemplate(template, products, rows, draws_of(template), digest.hex()[:8])
                 self._templates.store(digest, found)
         return found
 
@@ -124,8 +127,9 @@ class SessionBatches:
         self.counts.batches += 1
         self.counts.batched_submissions += len(batch.members)
         self.counts.batched_products += batch.products
+        self.counts.batched_rows += batch.rows
         trial = batch.trial
-        if trial.decide(len(batch.members), batch.products):
+        if trial.decide(batch.products):
             found = "runs in batches" if trial.ways else "does not run in batches"
             _log.info(f"a template {found}", template=first.batched.name, sessions=len(group), reason=trial.reason)
 
@@ -135,7 +139,8 @@ class SessionBatches:
         if trial is None:
             if len(trials) >= SETTINGS:
                 trials.clear()
-            trial = trials[settings] = Trial(pending.batched.products, self.packed, self._runtime.synchronize)
+            products, rows = pending.batched.products, pending.batched.rows.steps
+            trial = trials[settings] = Trial(products, rows, self.packed, self._runtime.synchronize)
         return trial
 
     def _rest(self, first: PendingRun) -> float:

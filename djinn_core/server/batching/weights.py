@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import attrs
 import torch
@@ -21,12 +21,20 @@ class WeightPlace:
     layout: Layout
 
 
+@attrs.frozen(eq=False)
+class _Copy:
+    """A copy and those that use it."""
+
+    packed: torch.Tensor
+    users: WeakSet[object]
+
+
 class PackedWeights:
     """Packed copies of weights that are never written, for as long as their memory lives. Used in turns of a device."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
-        self._kept: WeakKeyDictionary[torch.UntypedStorage, dict[Layout, torch.Tensor]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[torch.UntypedStorage, dict[Layout, _Copy]] = WeakKeyDictionary()
 
     @property
     def nbytes(self) -> int:
@@ -35,29 +43,37 @@ class PackedWeights:
 
     def get(self, weight: torch.Tensor) -> torch.Tensor | None:
         """The packed copy of a weight, if there is one."""
-        found = self._kept.get(weight.untyped_storage())
-        return None if found is None else found.get(_layout(weight))
+        found = self._kept.get(weight.untyped_storage(), {}).get(_layout(weight))
+        return None if found is None else found.packed
 
-    def pack(self, weight: torch.Tensor, transposed: bool, rows: int) -> torch.Tensor | None:
+    def pack(self, weight: torch.Tensor, transposed: bool, rows: int, user: object) -> torch.Tensor | None:
         """Pack a weight for products with so many rows; None where the device has no such layout, or no memory for it.
 
-        `transposed`: as in `Product`. The caller knows that nothing writes the weight.
+        `transposed`: as in `Product`. `user` uses it until it drops it. The caller knows that nothing writes the weight.
         """
-        found = self.get(weight)
-        if found is not None or not torch_private.can_pack(weight):
-            return found
+        copies = self._kept.setdefault(weight.untyped_storage(), {})
+        found = copies.get(_layout(weight))
+        if found is not None:
+            found.users.add(user)
+            return found.packed
+        if not torch_private.can_pack(weight):
+            return None
         if 2 * weight.nbytes > self._runtime.memory()["free"]:
             return None
         packed = torch_private.packed_weight(weight if transposed else weight.t(), rows)
-        self._kept.setdefault(weight.untyped_storage(), {})[_layout(weight)] = packed
+        copies[_layout(weight)] = _Copy(packed, WeakSet((user,)))
         return packed
 
-    def drop(self, place: WeightPlace) -> None:
-        """Forget the packed copy of a weight."""
+    def drop(self, place: WeightPlace, user: object) -> None:
+        """Forget the packed copy of a weight, if this was the last one that uses it."""
         memory = place.memory()
         found = self._kept.get(memory) if memory is not None else None
-        if found is not None:
-            found.pop(place.layout, None)
+        copy = found.get(place.layout) if found is not None else None
+        if found is None or copy is None:
+            return
+        copy.users.discard(user)
+        if not copy.users:
+            del found[place.layout]
 
 
 def place_of(weight: torch.Tensor) -> WeightPlace:

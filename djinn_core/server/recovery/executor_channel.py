@@ -44,6 +44,9 @@ class ExecutorChannel(SessionChannel, Protocol):
     def send_unchecked(self, frame: Frame) -> None:
         """Send a frame whose content may differ on replay; it is not compared with the original."""
 
+    def send_rounded(self, frame: Frame) -> None:
+        """Send values that other sessions' had a part in, so that on replay, alone, they may differ in rounding: they are not compared."""
+
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
         """Make a decision and journal it. `decision` gets the journaled result on replay, or else None.
 
@@ -83,6 +86,10 @@ class PlainExecutorChannel(PlainChannel):
 
     def send_unchecked(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_unchecked`: nothing is checked."""
+        self.send(frame)
+
+    def send_rounded(self, frame: Frame) -> None:
+        """As `ExecutorChannel.send_rounded`: nothing is compared."""
         self.send(frame)
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:

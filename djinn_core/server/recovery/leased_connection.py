@@ -43,6 +43,7 @@ TRIES: Final = 3  # to recover a session at the same frame: an op that crashes i
 SWEEP_SECONDS: Final = 60.0
 _CROWDED_SECONDS: Final = 1.0  # at least between snapshots, if a journal has reached half of its limit
 _SHOWN: Final = 40  # bytes of a decision, in messages
+_ROUNDED: Final = b"rounded"  # in place of a checksum
 _log = get_logger("djinn.server")
 
 
@@ -159,7 +160,17 @@ class LeasedConnection(ReliableConnection):
             if self._past is None:
                 self._journal.append(NOTE, b"%d" % reply_checksum(frame.body), ())
             else:
-                self.decide(lambda _: b"%d" % reply_checksum(frame.body))
+                self.decide(lambda before: before if before == _ROUNDED else b"%d" % reply_checksum(frame.body))
+        super().send(frame)
+
+    def send_rounded(self, frame: Frame) -> None:
+        """As `ExecutorChannel.send_rounded`."""
+        if frame.body and self._journal is not None:
+            frame = owning_small(frame)
+            if self._past is None:
+                self._journal.append(NOTE, _ROUNDED, ())
+            else:
+                self.decide(lambda before: before or _ROUNDED)
         super().send(frame)
 
     def send_unchecked(self, frame: Frame) -> None:

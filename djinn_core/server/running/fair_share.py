@@ -87,6 +87,11 @@ class FairShare:
         return Share(self)
 
     @property
+    def busy(self) -> bool:
+        """True if a session has its turn, or waits for one."""
+        return self._taken or bool(self._waiting)
+
+    @property
     def waiting(self) -> int:
         """Number of sessions that wait."""
         return len(self._waiting)

@@ -73,7 +73,7 @@ def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
         operands = _NONE.union(*(roots.get(place, _NONE) for place in step.reads))
         for place in step.reads if is_own or split_name(step.op)[0] in _WRITES else step.writes:
             written |= roots.get(place, _NONE)
-        if operands and (is_own or _may_return_operand(step.op)):
+        if operands and (is_own or may_return_operand(step.op)):
             for _, place in step.makes:
                 roots[place] = operands
     found = ((number, roots.get(place, _NONE)) for number, place in enumerate(template.outputs))
@@ -81,7 +81,8 @@ def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
 
 
 @functools.lru_cache(4096)
-def _may_return_operand(op: str) -> bool:
+def may_return_operand(op: str) -> bool:
+    """True if results of one of PyTorch's ops may be an operand, or look into the memory of one."""
     if op in _COMPUTES:
         return False
     if split_name(op)[0] in _RETURNS:

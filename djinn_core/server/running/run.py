@@ -181,13 +181,14 @@ class TemplateRun:
         _poison(template, stop, self.work, env, run.sharing, run)
         return step + 1
 
-    def pass_step(self, result: Any) -> None:
-        """Go past the next instruction, whose only result this is."""
-        step = self.template.steps[self.step]
-        self.env[step.makes[0][1]] = result
-        for place in step.release:
-            self.env[place] = None
-        self.step += 1
+    def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
+        """Go past the instructions before `stop`. `released`: places that are not needed after them. `made`: what they leave, by its place."""
+        env = self.env
+        for place in released:
+            env[place] = None
+        for place, value in made.items():
+            env[place] = value
+        self.step = stop
 
     def finish(self) -> RunOutcome:
         """Put what the run has made into the session's values."""
