@@ -13,7 +13,6 @@ from djinn_core.errors import ProtocolError, UnsupportedOperation
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interception.runtime_interface import Submission, port
 from djinn_core.interrupts import interrupt_mask
-from djinn_core.ir.program import Program
 from djinn_core.printable import printable
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
