@@ -60,7 +60,7 @@ def test_what_failed_says_so_when_it_is_looked_at(embedded):
 
 
 def test_what_nobody_wants_any_more_is_thrown_away(embedded):
-    x = torch.arange(3, device=embedded)
+    x = torch.arange(3.0, device=embedded)
     for _ in range(5):
         fetch_later([x])
         x += 1

@@ -75,6 +75,7 @@ UNMOVED = {
     "djinn_executor_batches": "not where templates are compiled: test_batches.py",
     "djinn_executor_batched_submissions": "the same",
     "djinn_executor_batched_products": "the same",
+    "djinn_executor_batched_rows": "the same",
     "djinn_executor_batch_weight_bytes": "the same",
     "djinn_executor_peer_pending_bytes": "until the other executor has answered",
 }

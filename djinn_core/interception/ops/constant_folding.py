@@ -16,6 +16,7 @@ from djinn_core import torch_private
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.canonicalize import fill
 from djinn_core.interception.recording.recorder import recorders
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.host_values import LARGEST, HostOperand, computed
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.storage import Value
@@ -50,10 +51,11 @@ _OF_ANY_DTYPE: Final = frozenset({*_LIKE, aten.ones.default, aten.zeros.default,
 def known_elements(value: Value) -> torch.Tensor | None:
     """The elements of a value that the client knows, not to be changed.
 
-    None as well where the program is watched, seen by modes, or recorded to run with other contents.
+    None as well where the program is watched, seen by modes, or recorded to run with other contents; and where there is no session
+    yet, because a program's first number tells that there is a server.
     """
     recorder, host = recorders.thread.recorder, value.storage.host
-    if host is None or recorder.captures or recorder.watcher is not None or torch_private.in_dispatch_modes():
+    if host is None or not port.is_open() or recorder.captures or recorder.watcher is not None or torch_private.in_dispatch_modes():
         return None
     return HostOperand(host, value.meta).tensor()
 

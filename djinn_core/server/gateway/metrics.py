@@ -74,6 +74,7 @@ COUNTERS: Final = (
     ExecutorFamily("batches", "Runs of a template for several sessions at once"),
     ExecutorFamily("batched_submissions", "Submissions that were run in them"),
     ExecutorFamily("batched_products", "Products that were computed for several sessions at once"),
+    ExecutorFamily("batched_rows", "Instructions next to them that were run for several sessions at once"),
     ExecutorFamily("evictions", "Values whose memory was taken to make room"),
     ExecutorFamily("spills", "Values that were written to the spill space"),
     ExecutorFamily("spilled_bytes", "Bytes written to the spill space"),
