@@ -55,7 +55,13 @@ def known_elements(value: Value) -> torch.Tensor | None:
     yet, because a program's first number tells that there is a server.
     """
     recorder, host = recorders.thread.recorder, value.storage.host
-    if host is None or not port.is_open() or recorder.captures or recorder.watcher is not None or torch_private.in_dispatch_modes():
+    if (
+        host is None
+        or not port.is_open()
+        or recorder.captures
+        or recorder.watcher is not None
+        or torch_private.in_dispatch_modes()
+    ):
         return None
     return HostOperand(host, value.meta).tensor()
 
