@@ -193,6 +193,19 @@ def test_the_oldest_is_dropped(monkeypatch):
     assert device_state.host_bytes <= 64 * 1024
 
 
+def test_bytes_that_were_counted_twice_do_not_stop_an_upload():
+    device_state.host_values.clear()
+    device_state.host_bytes = 2 * host_values.BUDGET
+    mask()
+    assert asked(mask()[0, 2].item) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bits8, torch.uint16, torch.float8_e4m3fn, torch.complex64])
+def test_other_dtypes_are_uploaded_as_before(dtype):
+    here = torch.arange(16, dtype=torch.uint8).view(dtype)
+    assert torch.equal(here.to(DEVICE).cpu().view(torch.uint8), here.view(torch.uint8))
+
+
 def test_long_chains_that_were_never_asked_for_are_not_kept():
     x = torch.zeros((), dtype=torch.int64, device=DEVICE)
     for _ in range(host_values.DEEPEST + 1):

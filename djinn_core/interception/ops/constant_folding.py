@@ -17,14 +17,13 @@ from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.canonicalize import fill
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.tensors.host_values import LARGEST, HostOperand, computed
+from djinn_core.interception.tensors.host_values import INTEGERS, LARGEST, HostOperand, computed
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.interception.tensors.upload import upload_copy, upload_dense
 from djinn_core.ir.values import TensorMeta
 
 aten: Final = torch.ops.aten
-_WHOLE: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _FRAMES: Final = 4  # of Djinn's from `record` to `__torch_dispatch__`
 _CPU: Final = torch.device("cpu")
 _OPERAND: Final = object()  # stands for the next tensor among the arguments
@@ -114,7 +113,6 @@ def _without_masks(shape: torch.Size, indices: Iterable[Any]) -> Iterator[Any]:
         at += width
 
 
-@torch_private.without_modes
 def _places(tensor: Any) -> torch.Tensor | None:
     if type(tensor) is not LazyTensor or tensor.remote.storage.host is None:
         return None
@@ -135,7 +133,7 @@ def fold_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 @handles(*_LIKE)
-def fold_factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def fold_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record an op that looks at no more than the metadata of its operand."""
     made = record(func, args, kwargs, _FRAMES)
     if type(made) is LazyTensor and _is_small(made.remote, of_floats=True):
@@ -152,8 +150,8 @@ def fold_fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return made
 
 
-def make(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record an op without operands."""
+def record_factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record an op without operands; where its result is small, it is known."""
     made = record(func, args, kwargs)
     if (
         type(made) is LazyTensor
@@ -166,7 +164,7 @@ def make(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _is_small(value: Value, of_floats: bool = False) -> bool:
     dtype = value.meta.dtype
-    return (dtype in _WHOLE or (of_floats and dtype.is_floating_point)) and 0 < value.storage.nbytes <= LARGEST
+    return (dtype in INTEGERS or (of_floats and dtype.is_floating_point)) and 0 < value.storage.nbytes <= LARGEST
 
 
 def _is_whole(value: Value) -> bool:
@@ -182,7 +180,7 @@ def _known_operands(args: Iterable[Any], of_floats: bool) -> list[HostOperand] |
         if type(a) is LazyTensor:
             value = a.remote
             host = value.storage.host
-            if host is None or not (of_floats or value.meta.dtype in _WHOLE):
+            if host is None or not (of_floats or value.meta.dtype in INTEGERS):
                 return None
             found.append(HostOperand(host, value.meta))
         elif isinstance(a, torch.Tensor):

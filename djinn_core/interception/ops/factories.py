@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from djinn_core.interception.device.current_device import current_device, existing_index
-from djinn_core.interception.ops.constant_folding import make
+from djinn_core.interception.ops.constant_folding import record_factory
 from djinn_core.interception.sync import copy, fetch
 from djinn_core.interception.tensors.lazy_tensor import logical_device
 from djinn_core.interception.tensors.loading import set_to_storage
@@ -23,7 +23,7 @@ def _make(
 ) -> Any:
     index = existing_index(device) if device is not None else current_device()
     kwargs = {"dtype": dtype or torch.get_default_dtype(), "device": logical_device(index), **extra}
-    return make(func, args, kwargs)
+    return record_factory(func, args, kwargs)
 
 
 def empty(

@@ -13,13 +13,14 @@ from weakref import ref
 
 import torch
 
-from djinn_core import torch_private
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.values import TensorMeta
 
 LARGEST: Final = 1 << 18  # bytes of a storage whose contents are known: an attention mask of 8 x 4,000
 LARGEST_OF_FLOATS: Final = 1 << 12  # the same where they are floats: weights are no concern of the client
+INTEGERS: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 BUDGET: Final = 1 << 24  # bytes of all that were uploaded or computed
 _OVERHEAD: Final = 1024  # bytes that are counted for each beside its own
 DEEPEST: Final = 32  # ops between a value and those that are here; beyond, the program does not ask for numbers
@@ -100,7 +101,6 @@ class _Source(NamedTuple):
     operands: Sequence[Operand]
     meta: TensorMeta
 
-    @torch_private.without_modes
     def compute(self) -> torch.Tensor | None:
         """The bytes that the op makes; None if an operand was dropped, or PyTorch refuses the op here."""
         given = [operand.tensor() for operand in self.operands]
@@ -124,19 +124,20 @@ def _keep(value: HostValue, nbytes: int) -> None:
     kept = device_state.host_values
     kept.append((ref(value), nbytes + _OVERHEAD))
     device_state.host_bytes += nbytes + _OVERHEAD
-    while device_state.host_bytes > BUDGET:
-        oldest, size = kept.popleft()
-        device_state.host_bytes -= size
-        if (dropped := oldest()) is not None:
-            dropped.drop()
+    try:
+        while device_state.host_bytes > BUDGET:
+            oldest, size = kept.popleft()
+            device_state.host_bytes -= size
+            if (dropped := oldest()) is not None:
+                dropped.drop()
+    except IndexError:  # several threads count without a lock: what was counted twice is gone with the last one
+        device_state.host_bytes = 0
 
 
 def known(plain: torch.Tensor) -> HostValue | None:
     """The contents of memory that is a copy of `plain`, a dense tensor on the CPU; None if they are too large to be known."""
-    if (
-        not 0 < plain.nbytes <= (LARGEST_OF_FLOATS if plain.dtype.is_floating_point else LARGEST)
-        or plain.dtype.is_complex
-    ):
+    most = LARGEST if plain.dtype in INTEGERS else LARGEST_OF_FLOATS if plain.dtype in _FLOATS else 0
+    if not 0 < plain.nbytes <= most:
         return None
     with torch.inference_mode():
         memory = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).clone()
