@@ -3,10 +3,14 @@
 The device is calibrated in the same run, as `djinn calibrate` does. Programs of several kinds and sizes are placed by several
 policies, run until their plan is known, and timed from the moment when their first part is sent until the last executor has
 answered, less what a program without ops takes. What was predicted is `simulate` of that very plan, with measured links.
+
+Each executor gets a core of its own, as on a machine of its own: two that begin at once are often put on one core by Linux, and stay there
+for milliseconds. Programs go whole: a plan for a piece says nothing of the rest.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import tempfile
@@ -14,12 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import attrs
+import psutil
 import torch
 from measuring import CannotMeasureError, Case, Effort, Outcome
 from torch import nn
 
 import djinn
+from djinn import session
 from djinn.scheduling import simulated
+from djinn.testing.session import executor_processes
 from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.result import PipelineResult
 from djinn_core.runtime import client
@@ -262,19 +269,38 @@ def begun(program: Program, watch: Watch) -> Compared:
     return Compared(program.name, plans[-1], step)
 
 
+def own_cores() -> None:
+    """Give each executor a core of its own, where there are as many and the platform can."""
+    processes = [psutil.Process(number) for number in executor_processes()]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) >= len(processes):
+        for process, core in zip(processes, cores, strict=False):
+            for thread in process.threads():
+                os.sched_setaffinity(thread.id, {core})
+
+
 def compared(way: Way, effort: Effort) -> list[Compared]:
     """Run the programs of one way in turns, and take off what a program without ops takes."""
     djinn.shut_down()
     djinn.configure(executors=2, threads=effort.threads, **way.settings)
     djinn.init()
+    own_cores()
     watch = Watch()
-    running = [begun(program, watch) for program in way.programs]
-    with client.observed_by(watch):
+    with session.whole_programs(), client.observed_by(watch):
+        running = [begun(program, watch) for program in way.programs]
         idle = statistics.median(watch.seconds_of(lambda: None) for _ in range(effort.times(20)))
         for _ in range(effort.rounds):
             for one in running:
                 one.measured += [max(watch.seconds_of(one.step) - idle, idle / 4) for _ in range(effort.times(8))]
     return running
+
+
+def r2_log(found: Sequence[Compared]) -> float:
+    """Share of the variance of the logarithm of measured times that is predicted."""
+    measured = [math.log(one.seconds) for one in found]
+    left = sum((m - math.log(one.predicted())) ** 2 for m, one in zip(measured, found, strict=True))
+    spread = sum((m - statistics.fmean(measured)) ** 2 for m in measured)
+    return 1.0 - left / spread if spread else math.nan
 
 
 def predicted(effort: Effort) -> Outcome:
@@ -291,7 +317,12 @@ def predicted(effort: Effort) -> Outcome:
         djinn.shut_down()
         djinn.configure()
     median = statistics.median(errors)
-    figures = {"predicted_median_error": median, "programs": len(errors), "largest error": errors[-1]}
+    figures = {
+        "predicted_median_error": median,
+        "programs": len(errors),
+        "largest error": errors[-1],
+        "r2_log": r2_log(found),
+    }
     return Outcome(median, figures)
 
 

@@ -115,7 +115,16 @@ def test_latency_changes_as_well(pair):
     for _ in range(3):
         first.seen.append(LinkMeasurement(2, False, MEGABYTE, MEGABYTE / 1e9, 20e-3))
     assert links.listen() == 1
-    assert links.topology.link("a", "b") == Link("a", "b", 1e9, 20e-3)
+    assert links.topology.link("a", "b") == Link("a", "b", 1e9, 20e-3 + present.HANDLING)
+
+
+def test_a_wire_that_is_measured_again_is_the_link_that_it_was(pair):
+    links, (first, _), now = pair
+    now[0] += 10
+    for _ in range(3):
+        first.seen.append(LinkMeasurement(2, False, MEGABYTE, MEGABYTE / 1e9, 5e-5))
+    assert links.listen() == 0
+    assert links.topology.link("a", "b") == Link("a", "b", 1e9, 1e-3)
 
 
 def test_executors_say_what_transfers_took_and_measure_when_asked(blind, monkeypatch):

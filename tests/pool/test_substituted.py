@@ -84,7 +84,7 @@ def test_batch_norms_are_folded_and_then_the_batch_is_done_in_parts(inexact):
     ours = copy.deepcopy(theirs).to(REMOTE)
     with client.record_plans() as plans:
         for _ in range(3):
-            batch = torch.randn(8, 3, 64, 64)
+            batch = torch.randn(16, 3, 96, 96)
             torch.testing.assert_close(ours(batch.to(REMOTE)).cpu(), theirs(batch))
     (last,) = {frozenset(r.optimization for r in p.plan.results if r.applied) for p in plans[-1:]}
     assert {"fold_batch_norms", "split_batches"} <= last

@@ -68,7 +68,7 @@ def build_plan(planned: ProgramPlacement, locations: ValueLocations, random: int
     draws = {e for e, steps in writer.steps.items() for s in steps if isinstance(s, Run) and drawing & set(s.nodes)}
     ledger = _Ledger(planned, locations)
     ledger.follow(parts)
-    parts += ledger.leftovers()
+    parts = _join_frees([*parts, *ledger.leftovers()])
     rewrite = next((p.prepared.rewrite for p in parts if isinstance(p, RunPart)), None)
     return PooledPlan(
         parts=tuple(_by_position(part, positions) for part in parts),
@@ -198,6 +198,30 @@ def _interleaved(parts: Mapping[int, Sequence[Part]]) -> list[Part]:
     return order
 
 
+def _join_frees(parts: Sequence[Part]) -> list[Part]:
+    """The parts, with what an executor frees told with the next part that it runs: a message of its own takes longer than a small op.
+
+    It frees before it runs what the part does not use. A step of its own stays before an upload, which may need the room, before
+    the same memory arrives again, and where nothing runs any more.
+    """
+    joined: list[Part] = []
+    waiting: dict[int, list[int]] = {}
+    for part in parts:
+        if isinstance(part, FreeStep):
+            waiting.setdefault(part.executor, []).extend(part.values)
+            continue
+        if isinstance(part, RunPart):
+            freed = tuple(waiting.pop(part.executor, ()))
+            joined.append(attrs.evolve(part, free=freed) if freed else part)
+            continue
+        if not isinstance(part, TransferStep) and part.executor in waiting:
+            arriving = storage_of(part.carry.value) if isinstance(part, AwaitStep) else None
+            if arriving is None or arriving in map(storage_of, waiting[part.executor]):
+                joined.append(FreeStep(part.executor, tuple(waiting.pop(part.executor))))
+        joined.append(part)
+    return [*joined, *(FreeStep(executor, tuple(values)) for executor, values in waiting.items())]
+
+
 class _Ledger:
     """Bookkeeping of the location of each value after the parts of a plan."""
 
@@ -258,7 +282,7 @@ def _by_position(part: Part, positions: Mapping[int, int]) -> Part:
         return attrs.evolve(part, carry=attrs.evolve(part.carry, value=positions[part.carry.value]))
     if isinstance(part, FreeStep):
         return attrs.evolve(part, values=tuple(positions[v] for v in part.values))
-    return attrs.evolve(part, dead=())
+    return attrs.evolve(part, dead=(), free=tuple(positions[v] for v in part.free))
 
 
 def resident(program: Program, graph: Graph, locations: ValueLocations, random: int | None) -> dict[int, int]:

@@ -24,11 +24,12 @@ class UploadStep:
 
 @attrs.frozen
 class RunPart:
-    """An executor runs a part of the program, after which it has forgotten what is `dead`."""
+    """An executor runs a part of the program, after which it has forgotten what is `dead`; with it goes what to `free`."""
 
     executor: int
     prepared: PreparedTemplate
     dead: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
 
 
 @attrs.frozen

@@ -380,6 +380,8 @@ class PoolSession:
             executor = part.executor
             last = plan.last_runs.get(executor) == index
             request = (requests.pop(executor, None) if last else None) or _ExecutorRequest()
+            if part.free:
+                request.free += [values[i] for i in part.free]
             number = self.members[executor].submissions.run(request.submission(program), part.prepared, values)
             if last and request.answered:
                 questions.append(self._question(executor, request, number))

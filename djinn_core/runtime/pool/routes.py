@@ -16,6 +16,7 @@ from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.parts import TransferStep
 from djinn_core.runtime.pool.peer_reconnection import connect_request
 from djinn_core.runtime.pool.relay import Relay
+from djinn_core.runtime.pool.topology import HANDLING
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.peer_messages import (
     CLIENT,
@@ -28,9 +29,6 @@ from djinn_core.wire.peer_messages import (
 
 EVERY_LINK: Final = 16  # executors of a pool of which all links are measured: their number grows with the square
 ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess: through the client and with a wait
-# Seconds that a value's way takes beside the wire, measured on processors with Python at both ends: part of the program ends
-# for it, the client says that it goes, it is packed, handed to a thread and to another, and the next part begins.
-HANDLING = 2e-4
 log = get_logger("djinn.pool")
 
 

@@ -22,6 +22,10 @@ from djinn_core.runtime.pool.relay import Relay
 from djinn_core.wire.messages import Room
 from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
 
+# Seconds that a value's way takes beside the wire, measured between ops of milliseconds, after which caches have none of this code:
+# part of the program ends for it, it is packed, handed to a thread and to another, and the next part begins. 0.2 ms between ops
+# that take no time; it was 0.7 to 1.4 in programs with 28, 29 and 99 hops (benchmarks/NOTES.md).
+HANDLING: Final = 1e-3
 FACTOR: Final = 2.0  # by which a link is another one
 LESS: Final = 0.95  # of the memory that plans were made for, below which it is less if an op got none
 ENOUGH: Final = 3  # sightings that agree
@@ -49,7 +53,7 @@ class SeenLink:
         if seen.seconds > 0:
             self.rates.append(seen.nbytes / seen.seconds)
         if seen.latency is not None:
-            self.latencies.append(seen.latency)
+            self.latencies.append(seen.latency + HANDLING)
 
     def is_due(self, now: float) -> bool:
         """True if the link should be measured: it was idle for long, or its bandwidth may have changed."""
