@@ -104,12 +104,14 @@ def test_what_follows_others_that_are_under_way_comes_whole(programs):
     assert programs.takes_pieces(recorded, 0)
 
 
-def in_another_thread(run):
+@pytest.fixture
+def in_another_thread():
+    """Runs a function in another thread, the same at each call."""
     with ThreadPoolExecutor(1) as other:
-        return other.submit(run).result()
+        yield lambda run: other.submit(run).result()
 
 
-def test_one_thread_at_a_time_sends_pieces(programs):
+def test_one_thread_at_a_time_sends_pieces(programs, in_another_thread):
     recorded, family = Recorded(), ProgramFamily()
     assert ran(programs, recorded, plan(), STEADY, family)
     kept = programs.get(recorded)
