@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, filterfalse
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -440,7 +440,7 @@ class Recorder:
             handles += self._take_dead()
         program = freeze(taken, handles)
         inside = program.dead
-        free = tuple([h for h in handles if h not in inside]) if handles and inside != set(handles) else ()
+        free = tuple(filterfalse(inside.__contains__, handles)) if handles and inside != set(handles) else ()
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize, known, at)
 
     def _take_dead(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from threading import get_ident
 from typing import Any, Protocol, TypeVar
 
 from djinn_core.errors import ProtocolError, SessionLost, TransportError
@@ -150,7 +151,16 @@ class Replies:
         return position
 
     def wait(self, number: int) -> SubmissionReply:
-        """As `Runtime.wait`."""
+        """As `Runtime.wait`.
+
+        Raises:
+            RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
+            SessionLost: the executor is gone.
+            DeadlineExceeded: as `deadline` says.
+        """
+        if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
+            with interrupt_mask:
+                return self.wait(number)
         deferred, observers = self._deferred, self._observers
         late, there = number in deferred.left, number not in self.pending
         self._stats.round_trips += not (late and there)
