@@ -285,14 +285,14 @@ class Recorder:
     @without_modes
     def ask(self, ask: SyncRequest) -> SubmissionReply:
         """Send what was recorded so far and wait for what `ask` names."""
-        return self.ask_unseen(ask)
-
-    def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
-        """As `ask`, for a caller that no modes see."""
         if len(ask.fetch) > limits.BUFFERS:  # that many come with one reply
             first = self.ask(msgspec.structs.replace(ask, fetch=ask.fetch[: limits.BUFFERS]))
             rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
             return msgspec.structs.replace(rest, tensors=first.tensors + rest.tensors, described=first.described)
+        return self.ask_unseen(ask)
+
+    def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
+        """As `ask`, for a caller that no modes see, and no more values than come with one reply."""
         require_stack_room()
         runtime = _runtime()
         with interrupt_mask:

@@ -184,8 +184,11 @@ class Submissions:
         if interrupt_mask.caught is not None:
             interrupt_mask.check()
         replies = self._replies
+        deferred, offers = replies.deferred, replies.offers
         try:
-            if replies.overdue(unread):
+            # Something came, or may have, that should be taken in before more is sent.
+            late = replies.abandoned or deferred.large or deferred.forgotten or offers.open or offers.asked
+            if late or len(replies.pending) >= unread:
                 self._await_room()
             if self._link.busy:  # another thread may be sending for as long as the executor does not read
                 with self._link.writing:
@@ -262,10 +265,18 @@ class Submissions:
             claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
         replies, observers = self._replies, self._observers
-        position = replies.make_room(size)
+        if replies.deferred.large:
+            replies.make_room(size)
         self.last_number = number
         pending = PendingSubmission(
-            program, prepared, bound, claimed, answered, submission.synchronize, position, thread or get_ident()
+            program,
+            prepared,
+            bound,
+            claimed,
+            answered,
+            submission.synchronize,
+            self._link.channel.bytes_sent + size,
+            thread or get_ident(),
         )
         replies.expect(number, pending)
         self._stats.submissions += 1
