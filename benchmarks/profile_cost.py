@@ -80,12 +80,12 @@ def training(steps: int) -> Callable[[], object]:
 @contextmanager
 def timed_ops() -> Iterator[None]:
     """Each op is timed, and nothing else is done."""
-    plain, kept = port.dispatch, list[object]()
-    port.dispatch = timed_dispatch(lambda: kept.extend)
+    before, kept = port.around, list[object]()
+    port.around = timed_dispatch(lambda: kept.extend)
     try:
         yield
     finally:
-        port.dispatch = plain
+        port.around = before
 
 
 @contextmanager

@@ -343,9 +343,9 @@ def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> Non
     op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)
 
 
-def in_dispatch_modes() -> bool:
-    """True if a `TorchDispatchMode` is entered, which is to see the ops that a backend sees."""
-    return bool(torch._C._len_torch_dispatch_stack())
+dispatch_modes: Final = (
+    torch._C._len_torch_dispatch_stack
+)  # number of modes that are entered, which are to see the ops that a backend sees
 
 
 def spare_dispatch_rules(cls: type[torch.Tensor]) -> None:
@@ -380,7 +380,7 @@ def without_modes(function: F) -> F:
 
     @functools.wraps(function)
     def unseen(*args: Any, **kwargs: Any) -> Any:
-        if not torch._C._len_torch_dispatch_stack():
+        if not dispatch_modes():
             return function(*args, **kwargs)
         with torch.utils._python_dispatch._disable_current_modes():
             return function(*args, **kwargs)
@@ -409,11 +409,11 @@ def marks_views() -> AbstractContextManager[object]:
 def modes_as_before() -> Iterator[None]:
     """Restore the modes where an interrupt leaves the block, perhaps while a mode is entered or left."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    dispatching, calling = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    dispatching, calling = dispatch_modes(), torch._C._len_torch_function_stack()
     try:
         yield
     except KeyboardInterrupt:
-        while torch._C._len_torch_dispatch_stack() > dispatching:
+        while dispatch_modes() > dispatching:
             torch._C._pop_torch_dispatch_stack()
         while torch._C._len_torch_function_stack() > calling:
             torch._C._pop_torch_function_stack()

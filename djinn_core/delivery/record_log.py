@@ -22,6 +22,7 @@ from djinn_core.wire.frames import Buffer, allocate, flatten
 _RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
 _COUNT: Final = struct.Struct("<I")  # number of buffers
 _NO_BUFFERS: Final = _COUNT.pack(0)
+_BARE_BYTES: Final = _RECORD.size + _COUNT.size  # of a record without head and buffers
 _AT_ONCE: Final = 512  # buffers that one system call writes
 
 
@@ -58,9 +59,10 @@ class RecordWriter:
                 parts = [flatten(buffer) for buffer in body]
                 self.size = self._write([_opening(kind, head, parts), *parts])
             else:
-                record = _RECORD.pack(kind, len(head), 0) + _NO_BUFFERS + head
+                length = len(head)
+                record = _RECORD.pack(kind, length, 0) + _NO_BUFFERS + head
                 count = pwrite(self._file, record, self.size)  # in one call, as most records are
-                self.size = self.size + count if count == len(record) else self._write([record])
+                self.size = self.size + count if count == _BARE_BYTES + length else self._write([record])
         except BaseException:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.size)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import Final, Protocol
 
 from djinn_core.errors import ProtocolError, TransportError
@@ -22,7 +23,6 @@ from djinn_core.wire.frame_order import (
     Inbox,
     Outbox,
     Prefix,
-    owning_small,
     pack_prefix,
     split,
     unpack_prefix,
@@ -149,16 +149,11 @@ class ReliableConnection(ReconnectingConnection):
         """
         if self._closed:
             raise TransportError(self._closed)
-        if interrupt_mask.depth:  # a numbered frame is sent, now or after an interrupt
-            self._send(frame)
-        else:
-            with interrupt_mask:
-                self._send(frame)
-
-    def _send(self, frame: Frame) -> None:
+        if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
+            with interrupt_mask:  # a numbered frame is sent, now or after an interrupt
+                self.send(frame)
+            return
         outbox = self._outbox
-        if frame.body and type(frame.body[0]) is not bytes:
-            frame = owning_small(frame)
         try:
             with self._sending:
                 inner = self._inner

@@ -29,7 +29,7 @@ from djinn_core.interception.recording.append import append, own_value, wrap_vie
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.remote_infer import ask_executor
-from djinn_core.interception.runtime_interface import Dispatch, port
+from djinn_core.interception.runtime_interface import Around, port
 from djinn_core.interception.shape_inference.argument_checks import warns_each_time
 from djinn_core.interception.shape_inference.device_indexes import check_one_index, index_of_call, leaves_index_open
 from djinn_core.interception.shape_inference.float_arg_cache import infers_for_any_float, without_floats
@@ -81,27 +81,21 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Implementation of `LazyTensor.__torch_dispatch__`."""
-    handler = _handlers.get(id(func))
-    if handler is not None:
-        return handler(func, args, kwargs)
-    return record(func, args, kwargs, 3)
+    """Have an op handled by its handler, if it has one, or recorded."""
+    return _handlers.get(id(func), record)(func, args, kwargs)
 
 
-def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None]]) -> Dispatch:
-    """`dispatch` that also gives the moments at which each call began and ended, and its op, to what `taker` returns for a thread."""
-    clock, handlers, takers = perf_counter, _handlers, _ThreadTaker()
+def timed_dispatch(taker: Callable[[], Callable[[tuple[float, float, Any]], None]]) -> Around:
+    """As `Port.around`: gives the moments at which each call began and ended, and its op, to what `taker` returns for a thread."""
+    clock, takers = perf_counter, _ThreadTaker()
 
-    def timed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def timed(handler: Handler, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         take = takers.take
         if take is None:
             take = takers.take = taker()
         begun = clock()
-        try:  # as `dispatch`, without its frame, which each op would pay for twice: also where the user's line is looked for
-            handler = handlers.get(id(func))
-            if handler is not None:
-                return handler(func, args, kwargs)
-            return record(func, args, kwargs, 3)
+        try:
+            return handler(func, args, kwargs)
         finally:
             take((begun, clock(), func))
 
@@ -112,7 +106,7 @@ class _ThreadTaker(threading.local):
     take: Callable[[tuple[float, float, Any]], None] | None = None
 
 
-def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int = 1) -> Any:
+def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int = 2) -> Any:
     """Record one op and return tensors for its results.
 
     `above`: number of frames, from its own on, that are certainly Djinn's; see `user_site`.

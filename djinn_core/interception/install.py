@@ -9,7 +9,7 @@ from djinn_core.interception.device.device_module import bound_state, make_modul
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.device.generators import Generator
 from djinn_core.interception.device.streams import Event, Stream
-from djinn_core.interception.dispatch import dispatch, forget_calls
+from djinn_core.interception.dispatch import dispatch, forget_calls, record
 from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.libraries.on_import import call_on_import
 from djinn_core.interception.ops import alerts as _alerts  # noqa: F401 - its handlers
@@ -64,7 +64,7 @@ def install() -> None:
     libraries = device_state.libraries
     if libraries:
         return
-    port.dispatch, port.show, port.bound_state = dispatch, show, bound_state
+    port.record, port.show, port.bound_state = record, show, bound_state
     port.known_elements = known_elements
     port.dispatch_layout = layouts.dispatch_layout
     port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.gc_pause import collect_later
-from djinn_core.interception.runtime_interface import Dispatch, port
+from djinn_core.interception.runtime_interface import Around, Dispatch, port
 
 _PATIENCE = 5.0  # seconds
 _A_TURN = 0.02  # seconds in which every thread has its turn
@@ -22,7 +22,7 @@ _A_TURN = 0.02  # seconds in which every thread has its turn
 def begin() -> None:
     """The interpreter ends; only the main thread goes on."""
     port.ending = True
-    port.dispatch = _only_main(port.dispatch)
+    port.around = _only_main(port.around)
 
 
 def settle() -> None:
@@ -40,12 +40,12 @@ def has_begun() -> bool:
     return port.ending
 
 
-def _only_main(dispatch: Dispatch) -> Dispatch:
-    def dispatch_or_stay(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _only_main(around: Around | None) -> Around:
+    def handle_or_stay(handler: Dispatch, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _stay_unless_main()
-        return dispatch(func, args, kwargs)
+        return handler(func, args, kwargs) if around is None else around(handler, func, args, kwargs)
 
-    return dispatch_or_stay
+    return handle_or_stay
 
 
 class _SuppressAtShutdown:

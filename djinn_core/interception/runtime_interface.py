@@ -256,6 +256,9 @@ class CaptureRecorder(Protocol):
 
 
 Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (func, args, kwargs) -> result
+Around = Callable[
+    [Dispatch, Any, tuple[Any, ...], dict[str, Any]], Any
+]  # (what handles it, func, args, kwargs) -> result
 
 
 def _not_installed(*_: Any) -> NoReturn:
@@ -296,7 +299,9 @@ class Port(RuntimeFunctions):
     """The one object of a process that interception and the runtime meet at: what each sets for the other, and counters.
 
     Attributes:
-        dispatch: implementation of `LazyTensor.__torch_dispatch__`. dispatch_layout: that of `PartsTensor`.
+        record: records an op of `LazyTensor.__torch_dispatch__` that has no handler of its own. dispatch_layout: implementation of
+            `PartsTensor.__torch_dispatch__`.
+        around: stands around each op, which it calls; None: nothing does.
         show: how a remote tensor prints; `contents` may be given. known_elements: of a value that the client knows.
         copy_later: begin a copy to a new CPU tensor (source, memory format); None if it must wait.
         copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
@@ -305,7 +310,8 @@ class Port(RuntimeFunctions):
         traced_by: backends of `torch.compile` that accept remote tensors. ending: the interpreter is shutting down.
     """
 
-    dispatch: Dispatch = _not_installed
+    record: Dispatch = _not_installed
+    around: Around | None = None
     dispatch_layout: Dispatch = _not_installed
     show: Callable[[Any, str | None], str] = _not_installed
     known_elements: Callable[[Any], torch.Tensor | None] = _not_installed

@@ -68,26 +68,23 @@ def _read_only(tensor: LazyTensor) -> torch.Tensor:
         known = fetches.take(value, recorder)
         if known is not None:
             return known
-        fetched = _fetch_first(value, recorder)
-        fetches.fetched(value, fetched, recorder.epoch)
+        entries = recorder.entries[:]  # another thread may send them meanwhile
+        # With it come other small results that are expected to be fetched next.
+        ahead = fetches.begin(entries, value.handle) if entries else ()
+        try:
+            fetched, *others = recorder.ask_unseen(SyncRequest((value.handle, *ahead))).tensors
+        except (RemoteError, SessionLost):  # of this value, or of one that was not asked for
+            if not ahead:
+                raise
+            fetches.failed()
+            fetched = _ask(value, recorder)
+        else:
+            if ahead:
+                fetches.came(ahead, others, recorder.epoch)
+        if value.meta.nbytes <= LARGEST:
+            fetches.remember(value.handle, fetched, recorder.epoch)
     if device_state.pending_copies:
         pending_copies.land_what_came()
-    return fetched
-
-
-def _fetch_first(value: Value, recorder: Recorder) -> torch.Tensor:
-    """Fetch a value with the program before it, and others of its small results that are expected to be fetched next."""
-    entries = recorder.entries[:]  # another thread may send them meanwhile
-    ahead = recorder.fetches.begin(entries, value.handle) if entries else ()
-    try:
-        fetched, *others = recorder.ask_unseen(SyncRequest((value.handle, *ahead))).tensors
-    except (RemoteError, SessionLost):  # of this value, or of one that was not asked for
-        if not ahead:
-            raise
-        recorder.fetches.failed()
-        return _ask(value, recorder)
-    if ahead:
-        recorder.fetches.came(ahead, others, recorder.epoch)
     return fetched
 
 
@@ -115,7 +112,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     if (
         value.storage.nbytes > value.meta.nbytes
         or device_state.thread.expected is not None
-        or torch_private.in_dispatch_modes()
+        or torch_private.dispatch_modes()
     ):
         return fetch(tensor).item()
     return _read_only(tensor).item()
@@ -145,7 +142,7 @@ class _FetchedNumber:
 @handles(aten.isnan.default, aten.isinf.default)
 def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record the op. Of a single number: it is the number that is fetched, so that `isnan(x) or isinf(x)` is one round trip."""
-    made = record(func, args, kwargs, 4)
+    made = record(func, args, kwargs, 3)
     value = args[0].remote
     if value.meta.numel == 1 and value.storage.nbytes == value.meta.nbytes and not value.meta.offset:
         if value.storage.host is None:

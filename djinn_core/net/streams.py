@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
@@ -108,28 +109,70 @@ class StreamConnection(ABC):
 
         Ctrl-C does not lose a frame: one that the other end does not take in is copied, and sent before the next one.
         """
-        buffers = encode_frame(frame, self._decoder.limits)
+        if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
+            with interrupt_mask:
+                self.send(frame)
+            return
+        buffers: Sequence[Buffer] = encode_frame(frame, self._decoder.limits)
         try:
-            if interrupt_mask.depth:
-                with self._sending:
-                    self._send(buffers)
-            else:
-                with interrupt_mask, self._sending:
-                    self._send(buffers)
+            with self._sending:
+                if self._mute or self._ended:
+                    raise TransportError(self._ended or self._mute)
+                if self._rest:
+                    buffers = [*self._rest, *buffers]
+                self._sent = []
+                try:
+                    left = self._write(buffers)
+                    self._rest = [bytes(buffer) for buffer in left] if left else []
+                except (OSError, ProtocolError) as error:
+                    raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
+                except BaseException:
+                    self._finish_or_end(buffers)
+                    raise
         finally:
             if self._ended:
                 self._release()
 
+    def _finish_or_end(self, buffers: Sequence[Buffer]) -> None:
+        """Send the rest of a frame that was interrupted; end the connection where that fails."""
+        finished, self._rest = False, []
+        try:
+            finished = self._finish(buffers)
+        finally:
+            if not finished:
+                self._end("the connection was interrupted while it sent a frame")
+
     def receive(self, timeout: float | None = None) -> Frame:
         """As `Connection.receive`."""
-        free = self._receiving.acquire(blocking=False)
-        if not free:
+        if not self._receiving.acquire(blocking=False):
             begun = time.monotonic()
             if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
                 raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
             timeout = None if timeout is None else max(0.0, begun + timeout - time.monotonic())
         try:
-            return self._next_frame(timeout)
+            if self._ended:
+                raise TransportError(self._ended)
+            frames = self._decoder.frames
+            first = timeout is None or timeout > self._undated_seconds > 0.0  # mostly no clock has to be looked at
+            deadline = None if first or timeout is None else time.monotonic() + timeout
+            while not frames:
+                try:
+                    came = self._receive_undated() if first else self._receive_some(deadline)
+                except TransportError as error:
+                    raise TransportError(self._end(str(error))) from error
+                except ProtocolError as error:
+                    if not frames:  # what came before the first wrong byte is delivered first
+                        raise ProtocolError(self._end(str(error))) from error
+                except OSError as error:
+                    raise TransportError(self._end(f"cannot receive: {error}")) from error
+                else:
+                    if first:
+                        first = False
+                        if timeout is not None and not frames:
+                            deadline = time.monotonic() + timeout - (0.0 if came else self._undated_seconds)
+                    elif not came:
+                        raise TimeoutError(f"{self.peer}: nothing came in time")
+            return frames.popleft()
         except BaseException:
             # An interrupt between reading bytes and taking them in would leave the stream torn.
             if self._torn:
@@ -154,51 +197,6 @@ class StreamConnection(ABC):
             if not self._ended and self._process == os.getpid():
                 self._hang_up()
         return self._ended or self._mute
-
-    def _send(self, buffers: Sequence[Buffer]) -> None:
-        if self._mute or self._ended:
-            raise TransportError(self._ended or self._mute)
-        if self._rest:
-            buffers = [*self._rest, *buffers]
-        self._sent = []
-        try:
-            left = self._write(buffers)
-            self._rest = [bytes(buffer) for buffer in left] if left else []
-        except (OSError, ProtocolError) as error:
-            raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
-        except BaseException:
-            finished, self._rest = False, []
-            try:
-                finished = self._finish(buffers)
-            finally:
-                if not finished:
-                    self._end("the connection was interrupted while it sent a frame")
-            raise
-
-    def _next_frame(self, timeout: float | None) -> Frame:
-        if self._ended:
-            raise TransportError(self._ended)
-        frames = self._decoder.frames
-        first = timeout is None or timeout > self._undated_seconds > 0.0  # mostly no clock has to be looked at
-        deadline = None if first or timeout is None else time.monotonic() + timeout
-        while not frames:
-            try:
-                came = self._receive_undated() if first else self._receive_some(deadline)
-            except TransportError as error:
-                raise TransportError(self._end(str(error))) from error
-            except ProtocolError as error:
-                if not frames:  # what came before the first wrong byte is delivered first
-                    raise ProtocolError(self._end(str(error))) from error
-            except OSError as error:
-                raise TransportError(self._end(f"cannot receive: {error}")) from error
-            else:
-                if first:
-                    first = False
-                    if timeout is not None and not frames:
-                        deadline = time.monotonic() + timeout - (0.0 if came else self._undated_seconds)
-                elif not came:
-                    raise TimeoutError(f"{self.peer}: nothing came in time")
-        return frames.popleft()
 
     def _end(self, reason: str) -> str:
         """End both directions, wake the threads that wait, and return the reason."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import NoReturn
 
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interrupts import InterruptibleLock, interrupt_mask
+from djinn_core.interrupts import LOOK_SECONDS, InterruptibleLock, interrupt_mask
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.close_reason import REASON_SECONDS, close_reason
@@ -49,26 +50,22 @@ class ExecutorLink:
         """Send a frame; raises `SessionLost` where the executor is gone. Ctrl-C is pending until it is sent."""
         if self.lost:
             self.check()
+        if not interrupt_mask.uninterruptible.depth and get_ident() == interrupt_mask.main:
+            with interrupt_mask.uninterruptible:
+                self.send(frame)
+            return
+        while not self.writing.acquire(timeout=LOOK_SECONDS):
+            interrupt_mask.check()
         try:
-            if interrupt_mask.uninterruptible.depth and self.writing.acquire(blocking=False):
-                try:
-                    self._write(frame)
-                finally:
-                    self.writing.release()
-            else:
-                with interrupt_mask.uninterruptible, self.writing:
-                    self._write(frame)
+            try:
+                self.sent += 1
+                self.busy = True
+                self.channel.send(frame)
+            finally:
+                self.busy = False
+                self.writing.release()
         except TransportError as error:
             self._lose_with_reason(error)
-
-    def _write(self, frame: Frame) -> None:
-        """Send a frame while `writing` is held."""
-        self.sent += 1
-        self.busy = True
-        try:
-            self.channel.send(frame)
-        finally:
-            self.busy = False
 
     def send_message(self, message: Message) -> None:
         """Send a message without a body, as `send`."""

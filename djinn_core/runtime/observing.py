@@ -90,7 +90,7 @@ class Observers:
         event = Event(name, time.monotonic(), fields)
         for observer in list(self._observers):
             self._call(observer, name, partial(observer.observe, event))
-        if name not in _OF_SUBMISSIONS:
+        if name == "connected":  # after which `Observer.events` is read again
             self._look()
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:

@@ -13,7 +13,6 @@ from djinn_core.interception.runtime_interface import (
     Publication,
     SavedWeights,
     Submission,
-    SubmissionReply,
 )
 from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
@@ -85,7 +84,10 @@ class Session:
         `reader`: reads its replies, where failures are shared with other sessions.
         """
         self.link = ExecutorLink(channel, server, called)
-        self.replies = Replies(self.link, reader or ReplyReader(Failures(), 0), stats, observers)
+        self.replies = replies = Replies(self.link, reader or ReplyReader(Failures(), 0), stats, observers)
+        # As the functions of `Runtime` that are called so.
+        self.wait, self.defer, self.discard = replies.wait, replies.defer, replies.discard
+        self.mark_unobserved, self.has_come = replies.mark_unobserved, replies.has_come
         self.uploads = Uploader(
             self.link, self.replies, stats, observers, caches_weights, UploadCompressor(compressions)
         )
@@ -119,8 +121,6 @@ class Session:
         """
         if self.unread:
             follow_reads((self,), self._observers)
-        if interrupt_mask.depth:
-            return self.submissions.submit_masked(submission)
         return self.submissions.submit(submission)
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:  # noqa: ARG002 - there is one
@@ -158,35 +158,6 @@ class Session:
         return self.replies.ask(ReadProgressRequest(patience), ReadProgressReply).left
 
     # --- in ----------------------------------------------------------------------------------------------------
-
-    def wait(self, number: int) -> SubmissionReply:
-        """As `Runtime.wait`.
-
-        Raises:
-            RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
-            SessionLost: the executor is gone.
-            DeadlineExceeded: as `deadline` says.
-        """
-        if interrupt_mask.depth:
-            return self.replies.wait(number)
-        with interrupt_mask:
-            return self.replies.wait(number)
-
-    def defer(self, number: int, nbytes: int) -> None:
-        """As `Runtime.defer`."""
-        self.replies.defer(number, nbytes)
-
-    def discard(self, number: int) -> None:
-        """As `Runtime.discard`."""
-        self.replies.discard(number)
-
-    def mark_unobserved(self, number: int) -> None:
-        """As `Runtime.mark_unobserved`."""
-        self.replies.mark_unobserved(number)
-
-    def has_come(self, number: int) -> bool:
-        """As `Runtime.has_come`."""
-        return self.replies.has_come(number)
 
     @property
     def round_trip_seconds(self) -> float | None:

@@ -133,6 +133,7 @@ class ExecutorSession:
         self.values = ValueTable()
         self.submissions = 0
         self._turn = device.turns.share()
+        self._reply_bytes = 0  # the most of one reply's body
         self._randomness = SessionRandomness(device.runtime.device)
         self._numeric_settings: NumericSettings | None = None  # those of the process
         self._rounded = False  # True once it was in a batch with other sessions
@@ -161,6 +162,7 @@ class ExecutorSession:
             ProtocolError: the client sent something that cannot be accepted.
         """
         journal, past = connection.recovery_state
+        self._reply_bytes = connection.limits.body
         self._uploads.journal = self._reads.journal = journal
         snapshot = decode_snapshot(past.base.state) if past is not None and past.base is not None else None
         transfers = past.transfers if past is not None else PastTransfers()
@@ -175,11 +177,19 @@ class ExecutorSession:
                     connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
-        frame = self._backlog.popleft() if self._backlog else self._idle.receive(connection, self._state_here)
+        if self._backlog:
+            frame = self._backlog.popleft()
+        elif self._context.idle_seconds:
+            frame = self._idle.receive(connection, self._state_here)
+        else:
+            frame = connection.receive()
         if self._reads.reading:
             self._reads.take_finished()
         started = time.perf_counter()
-        message = _read(frame)
+        try:
+            message: AnyMessage | Unreadable = decode(frame.head)
+        except ProtocolError as error:
+            message = _readable_part(frame, error)
         if self._idle.aside is not None and not isinstance(message, Goodbye):
             self._idle.come_back()
         if type(message) is Submit:
@@ -327,7 +337,7 @@ class ExecutorSession:
             self._tell_times(snapshot.timings)
         for one in snapshot.templates:
             known = self._bound(self._compile(one.template), one.digest)  # not shared: a client says what its digest is
-            known.slots[:], known.inputs[:] = one.slots, one.inputs
+            begin(known, one.slots, one.inputs)
             self._templates.put(one.digest, known, len(one.template.code))
         with self._turn:
             put_values(snapshot, memory, self.values, self.device.runtime)
@@ -367,26 +377,27 @@ class ExecutorSession:
             waited = time.perf_counter()
         connection.own()  # what was sent and not taken yet may be written now
         timings, values, unused = self._timings, self.values, set[int]()
-        account, runtime = self._usage.account, self.device.runtime
-        pending = self._turn.pending = self._pending(known, work) if self.device.batches is not None else None
-        with self._turn:
-            begun = self._turn.began
-            account.begin(begun)
-            try:
-                if timings is not None and timings.ops and known is not None:
-                    work.op_times = OpTimes(runtime.device)
-                if work.free and self._memory is None:  # makes room for it; a limit is kept by other means
-                    unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
-                    values.free(unused)
-                run = self._run(known, work, pending)
-                self._wanted.end(work, run)
-                if work.synchronize:
-                    self._synchronize(work, run)
-                executed = time.perf_counter()
-                results, body, described = collect(work, values, runtime, connection.limits.body)
-            finally:
-                done = time.perf_counter()
-                account.end(done)
+        account, runtime, turn = self._usage.account, self.device.runtime, self._turn
+        pending = turn.pending = self._pending(known, work) if self.device.batches is not None else None
+        turn.turns.begin(turn, waited)
+        begun = turn.began
+        account.begin(begun)
+        try:
+            if timings is not None and timings.ops and known is not None:
+                work.op_times = OpTimes(runtime.device)
+            if work.free and self._memory is None:  # makes room for it; a limit is kept by other means
+                unused = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
+                values.free(unused)
+            run = self._run(known, work, pending)
+            self._wanted.end(work, run)
+            if work.synchronize:
+                self._synchronize(work, run)
+            executed = time.perf_counter()
+            results, body, described = collect(work, values, runtime, self._reply_bytes, self._counts)
+        finally:
+            done = time.perf_counter()
+            account.end(done)
+            turn.turns.end(turn, done)
         values.highest = max(values.highest, values.held)
         if work.free and unused != {*work.free}:
             values.free(work.free)
@@ -403,10 +414,8 @@ class ExecutorSession:
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
             self._notes.ran(known.digest, known.inputs, work.outputs, took)
-        self._usage.completed(timing, len(known.template.steps) if known else 0, run.failures, body)
-        if described or len(body) != len(results) or run.layout_mismatches:
-            self._counts.described_values += len(described)
-            self._counts.poisoned_results += len(results) - len(body)
+        self._usage.completed(timing, known.template.count if known else 0, run.failures, body)
+        if run.layout_mismatches:
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
             self._tell(submit, timing, len(run.failures))
@@ -417,7 +426,7 @@ class ExecutorSession:
         times: ExecutionTimes | None = None
         if timings is not None:
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
-            ops = work.op_times.packed(len(known.template.steps)) if known is not None and work.op_times else b""
+            ops = work.op_times.packed(known.template.count) if known is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, ops)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
         due = failures or done >= self._room.next
@@ -520,8 +529,7 @@ class ExecutorSession:
         if compiled is None:
             compiled = shared.keep(digest, self._compile(template))
         known = self._bound(compiled, digest)
-        if first is not None:
-            begin(known, first)
+        begin(known, *((first.slots, unpack_handles(first.inputs)) if first is not None else ((), ())))
         self._templates.put(digest, known, len(template.code))
         return known
 
@@ -582,7 +590,10 @@ class ExecutorSession:
     ) -> AnyMessage | UnreadableTemplate | None:
         """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
         frame = connection.receive(timeout)
-        message = _read(frame)
+        try:
+            message: AnyMessage | Unreadable = decode(frame.head)
+        except ProtocolError as error:
+            message = _readable_part(frame, error)
         if isinstance(message, UnreadableUpload) and not message.offered:
             self._pass_over(message, connection)
             return None
@@ -815,19 +826,16 @@ def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
     return [work.inputs[place - first] for place in template.consumed]
 
 
-def _read(frame: Frame) -> AnyMessage | Unreadable:
-    """The message of a frame; or what can be read of it.
+def _readable_part(frame: Frame, error: ProtocolError) -> Unreadable:
+    """The part that can be read of a frame whose message cannot.
 
     Raises:
-        ProtocolError: that is not enough to go on.
+        ProtocolError: `error`, as that is not enough to go on.
     """
-    try:
-        return decode(frame.head)
-    except ProtocolError as error:
-        found = decode_partially(frame.head, str(error))
-        if found is None:
-            raise
-        return found
+    found = decode_partially(frame.head, str(error))
+    if found is None:
+        raise error
+    return found
 
 
 def _readable(packed: Handles) -> Sequence[int]:

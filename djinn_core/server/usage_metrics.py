@@ -21,6 +21,7 @@ from djinn_core.server.rate_limit import Buckets
 from djinn_core.server.session_metrics import EVERY_SESSION, MeteredSession, SessionGauges
 from djinn_core.server.usage_quota import UsageQuota
 from djinn_core.wire.executor_reports import Distribution, ExecutorMetrics, LabelledValue
+from djinn_core.wire.frames import Buffer
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Timing
 
@@ -40,9 +41,6 @@ _CAUSES: Final = MappingProxyType({
 _OTHER: Final = "other"
 ANSWERED_LIMIT: Final = 1024  # submissions that are counted together
 _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
-
-
-_nbytes_of: Final = attrgetter("nbytes")
 
 
 class Histogram:
@@ -145,9 +143,9 @@ class UsageMetrics:
             if wait:
                 time.sleep(wait)
 
-    def completed(self, timing: Timing, ops: int, failures: Sequence[Failure], fetched: Sequence[memoryview]) -> None:
+    def completed(self, timing: Timing, ops: int, failures: Sequence[Failure], fetched: Sequence[Buffer]) -> None:
         """A submission, which was not counted by `message`, was answered. Counted with others, when a report is asked for or they are many."""
-        self._answered.append((timing, ops, tuple(map(_nbytes_of, fetched))))
+        self._answered.append((timing, ops, tuple(map(len, fetched))))
         if failures:
             with self._lock:
                 self._labelled.update(("op_failures", _CAUSES.get(failure.kind, _OTHER)) for failure in failures)

@@ -42,12 +42,13 @@ def unpack_handles(packed: Handles) -> list[int]:
     Raises:
         ProtocolError: the list is malformed.
     """
-    if not packed:
-        return []
-    if len(packed) == 2 and 0 <= packed[1] <= _VIEW_MASK:  # a single one, as mostly
-        handle = packed[0] << _VIEW_BITS | (packed[0] + packed[1]) & _VIEW_MASK
-        if 0 <= handle < _HANDLE_LIMIT:
-            return [handle]
+    match packed:
+        case ():
+            return []
+        case (storage, view) if 0 <= view <= _VIEW_MASK:  # a single one, as mostly
+            handle = storage << _VIEW_BITS | (storage + view) & _VIEW_MASK
+            if 0 <= handle < _HANDLE_LIMIT:
+                return [handle]
     if len(packed) > 2 * limits.HANDLES:
         raise ProtocolError(f"a list of {len(packed) // 2:,} handles; at most {limits.HANDLES:,} are read at a time")
     if len(packed) % 2:

@@ -114,15 +114,6 @@ def _size(frame: Frame) -> int:
     return nbytes
 
 
-def owning_small(frame: Frame) -> Frame:
-    """The frame with a copy of its body, if that is one buffer and too small to be worth borrowing."""
-    body = frame.body
-    if len(body) != 1 or type(body[0]) is bytes:
-        return frame
-    view = memoryview(body[0])
-    return Frame(frame.head, (bytes(view),)) if view.nbytes <= COPIED_AT_ONCE and view.c_contiguous else frame
-
-
 class Outbox:
     """Sending side: frames that were numbered and not yet acknowledged by the other end.
 
@@ -155,13 +146,14 @@ class Outbox:
         if self.ahead is not None and (self.ahead - self._sent) & COUNT_MASK < _HALF:
             return self.sent
         self.ahead = None
-        nbytes, borrowed = 0, False
-        if frame.body:
-            nbytes = _size(frame)
-            borrowed = nbytes > COPIED_AT_ONCE
-            if nbytes and not borrowed and not (len(frame.body) == 1 and type(frame.body[0]) is bytes):
-                frame = _copied(frame)
-            self.borrows |= borrowed
+        nbytes, borrowed, own = 0, False, True
+        for buffer in frame.body:  # mostly none or one: no generator for it
+            nbytes += memoryview(buffer).nbytes
+            own = own and type(buffer) is bytes
+        if nbytes > COPIED_AT_ONCE:
+            borrowed = self.borrows = True
+        elif not own:
+            frame = _copied(frame)
         self._kept.append(_UnacknowledgedFrame(frame, nbytes, borrowed))
         return self._sent & COUNT_MASK
 

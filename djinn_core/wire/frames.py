@@ -95,10 +95,10 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
         if size > limits.head:
             limits.check(size, 0, 0)
         return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 0, 0) + head]
-    first = frame.body[0]
-    if type(first) is bytes and len(frame.body) == 1:  # as most replies have
-        total = len(first)
-        if total < _SMALL_BYTES and size <= limits.head and total <= limits.body and limits.buffers:
+    match frame.body:
+        case [bytes() as first] if (total := len(first)) < _SMALL_BYTES:  # as most replies have
+            if size > limits.head or total > limits.body or not limits.buffers:
+                limits.check(size, 1, total)
             return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 1, total) + head + _SHORT_LENGTHS[total] + first]
     body = [*map(flatten, frame.body)]
     lengths = [view.nbytes for view in body]
@@ -182,10 +182,30 @@ class FrameDecoder:
                 self._fill(count)
                 return
             data = self._scratch[:count]
-            taken = 0
-            if self._filled == 0 and self._part is self._prefix and (taken := self._take_small(data)) == count:
-                return
-            self._distribute(data, taken)
+            position, limits = 0, self.limits
+            if (
+                self._filled == 0 and self._part is self._prefix
+            ):  # frames that lie whole in `data` take the shortest way
+                while count - position >= _PREFIX_BYTES:
+                    opening = position + _OPENING_BYTES
+                    head, buffers, body = _SIZES.unpack_from(data, opening)
+                    large = head > limits.head or buffers > limits.buffers or body > limits.body
+                    if large or data[position:opening] != _OPENING or (body and not buffers):
+                        self._read_prefix(data, position)  # says what is wrong
+                    start = position + _PREFIX_BYTES
+                    lengths = start + head
+                    end = lengths + 8 * buffers + body
+                    if end > count:
+                        break
+                    cut: Sequence[Buffer] = ()
+                    if buffers == 1 and body < _SMALL_BYTES and data[lengths : lengths + 8] == _SHORT_LENGTHS[body]:
+                        cut = [memoryview(bytearray(data[lengths + 8 : end]))]  # as most replies have
+                    elif buffers:
+                        cut = self._cut_body(data, lengths, buffers, body)
+                    self.frames.append(Frame(bytes(data[start:lengths]), cut))
+                    position = end
+            if position < count:
+                self._distribute(data, position)
         except ProtocolError as error:
             self._error = copy(error)  # `error` keeps the frames it comes through, and they keep this
             raise
@@ -207,33 +227,9 @@ class FrameDecoder:
             position += count
             self._fill(count)
 
-    def _take_small(self, data: memoryview) -> int:
-        """Take frames that lie whole in `data` by the shortest way; return the bytes that they took."""
-        position, end, limits = 0, data.nbytes, self.limits
-        while end - position >= _PREFIX_BYTES:
-            opening = position + _OPENING_BYTES
-            head, buffers, body = _SIZES.unpack_from(data, opening)
-            large = head > limits.head or buffers > limits.buffers or body > limits.body
-            if large or data[position:opening] != _OPENING or (body and not buffers):
-                self._read_prefix(data, position)  # says what is wrong
-            start = position + _PREFIX_BYTES
-            lengths = start + head
-            if lengths + 8 * buffers + body > end:
-                break
-            position = lengths + 8 * buffers + body
-            cut: Sequence[Buffer] = ()
-            if (
-                buffers == 1 and body < _SMALL_BYTES and data[lengths : lengths + 8] == _SHORT_LENGTHS[body]
-            ):  # as most replies have
-                cut = [memoryview(bytearray(data[lengths + 8 : position]))]
-            elif buffers:
-                cut = self._cut_body(data, lengths, buffers, body)
-            self.frames.append(Frame(bytes(data[start:lengths]), cut))
-        return position
-
     def _cut_body(self, data: memoryview, position: int, buffers: int, body: int) -> list[memoryview]:
         """The buffers of a frame whose lengths begin at `position`, in memory of their own; small ones are not aligned."""
-        if buffers == 1:  # as most replies have
+        if buffers == 1:
             lengths: tuple[int, ...] = _LENGTH.unpack_from(data, position)
             if lengths[0] != body:
                 _check_lengths(lengths, body)

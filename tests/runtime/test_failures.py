@@ -356,7 +356,7 @@ def test_errors_inside_backward_arrive_as_themselves(x):
 
 
 def test_an_interrupt_inside_backward_is_an_interrupt(x, monkeypatch):
-    from djinn_core.interception import dispatch
+    from djinn_core.interception.runtime_interface import port
 
     weight = torch.ones(2, 3, device=x.device, requires_grad=True)
     loss = (weight * x).sum()
@@ -364,7 +364,7 @@ def test_an_interrupt_inside_backward_is_an_interrupt(x, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dispatch, "record", interrupted)
+    monkeypatch.setattr(port, "record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loss.backward()
 

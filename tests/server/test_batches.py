@@ -436,7 +436,7 @@ def test_a_session_that_yields_in_the_middle_of_its_run_is_not_joined():
     share, other = turns.share(), turns.share()
     share.pending = "a run"
     with share:
-        thread = threading.Thread(target=turns.begin, args=(other,))
+        thread = threading.Thread(target=turns.begin, args=(other, 0.0))
         thread.start()
         until(lambda: turns.waiting == 1)
         yielding = threading.Thread(target=share.rest)
@@ -444,7 +444,7 @@ def test_a_session_that_yields_in_the_middle_of_its_run_is_not_joined():
         thread.join()
         until(lambda: turns.waiting == 1)
         assert not turns.gather(other, lambda _: True, 0.0, range(1, 32))
-        turns.end(other, 1.0)
+        turns.end(other, other.began + 1.0)
         yielding.join()
 
 

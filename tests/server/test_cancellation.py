@@ -182,8 +182,8 @@ def begin(monkeypatch):
     monkeypatch.setattr(cancellation, "LOOK_SECONDS", 0.05)
     ended = []
 
-    def begin(runtime, template=MANY, outputs=(MADE,)):
-        found, connection = begun(runtime, template, outputs)
+    def begin(context, template=MANY, outputs=(MADE,)):
+        found, connection = begun(context, template, outputs)
         ended.append((*found, connection))
         return found
 
@@ -197,13 +197,13 @@ def begin(monkeypatch):
 
 @pytest.fixture
 def session(begin):
-    return begin(CpuRuntime())
+    return begin(ExecutorContext.of(CpuRuntime()))
 
 
-def begun(runtime, template, outputs):
+def begun(context, template, outputs):
     line, errors = Line(), []
     connection = LeasedConnection(line, 0.1, UsageMetrics())
-    session = ExecutorSession(ExecutorContext.of(runtime))
+    session = ExecutorSession(context)
 
     def serve():
         try:
@@ -242,11 +242,11 @@ def test_what_waits_behind_a_program_is_stopped_as_well(session):
 
 
 def test_a_long_program_lets_others_have_a_turn(begin):
-    runtime = CpuRuntime()
-    long, slow, *_ = begin(runtime)
+    context = ExecutorContext.of(CpuRuntime())
+    long, slow, *_ = begin(context)
     while not long._wanted.busy():
         time.sleep(0.01)
-    _, quick, *_ = begin(runtime, EIGHT, ())
+    _, quick, *_ = begin(context, EIGHT, ())
     deadline = time.monotonic() + 300
     while not slow.sent:
         assert time.monotonic() < deadline

@@ -27,13 +27,13 @@ def order_of(lengths, total):
     def session(index):
         share = turns.share()
         while len(had) < total:
-            turns.begin(share)
+            turns.begin(share, 0.0)
             had.append(index)
             while turns.waiting < len(lengths) - 1 and len(had) < total:  # until all others want one, too
                 time.sleep(0)
             if len(had) >= total:
                 turns.moment = 0.0
-            turns.end(share, lengths[index])
+            turns.end(share, share.began + lengths[index])
 
     threads = [threading.Thread(target=session, args=(index,)) for index in range(len(lengths))]
     for thread in threads:
@@ -58,11 +58,11 @@ def test_who_comes_late_begins_level():
     turns = FairShare()
     old, late = turns.share(), turns.share()
     for _ in range(5):
-        turns.begin(old)
-        turns.end(old, 10.0)
-    turns.begin(late)
+        turns.begin(old, 0.0)
+        turns.end(old, old.began + 10.0)
+    turns.begin(late, 0.0)
     assert late.used == 40.0, "what was not used is not saved up"
-    turns.end(late, 1.0)
+    turns.end(late, late.began + 1.0)
 
 
 class Noting(CpuRuntime):

@@ -63,6 +63,7 @@ SQUARE = Template((Form("aten::mm", (Operand(), Operand()), (), ("new",), False)
 UNMOVED = {
     "djinn_gateway_draining": "the server does not stop",
     "djinn_gateway_unauthenticated_dropped": "takes hundreds of connections: test_overload.py",
+    "djinn_executor_queue_seconds": "no session waits for another: test_cancellation.py",
     "djinn_executor_recomputed_values": "reading them back is faster here: test_memory.py",
     "djinn_executor_dropped_weights": "no weights are read here: test_shared_under_limit.py",
     "djinn_executor_reread_bytes": "the same",

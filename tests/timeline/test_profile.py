@@ -212,7 +212,7 @@ def test_an_executor_that_is_killed_in_the_block(embedded):
 
 
 def test_nothing_is_left_behind(embedded):
-    before = port.dispatch, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__
+    before = port.around, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__
     with pytest.raises(ZeroDivisionError), djinn.profile() as prof:
         with pytest.raises(djinn.DjinnError, match="in force already") as refused, djinn.profile():
             pass
@@ -220,7 +220,7 @@ def test_nothing_is_left_behind(embedded):
         with pytest.raises(djinn.DjinnError, match="has not ended"):
             prof.table()
         1 / 0  # noqa: B018
-    assert (port.dispatch, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__) == before
+    assert (port.around, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__) == before
     assert port.timeline is None
     assert client.context.observers.timeline is None
     with djinn.profile() as later:

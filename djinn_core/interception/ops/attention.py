@@ -74,7 +74,7 @@ def whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     and the mode is to see the kernel.
     """
     drops = len(args) > 4 and args[4]
-    if flash_sdp_enabled() and math_sdp_enabled() and not drops and not torch_private.in_dispatch_modes():
+    if flash_sdp_enabled() and math_sdp_enabled() and not drops and not torch_private.dispatch_modes():
         return record(func, args, kwargs)
     missing: tuple[Any, ...] = _DEFAULTS[len(args) - 3 :]
     return _as_chosen((*args, *missing), kwargs)

@@ -115,7 +115,7 @@ def _whole_unless_differentiated(
     @torch_private.never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
-            apart = torch_private.in_forward_mode() or torch_private.in_dispatch_modes()
+            apart = torch_private.in_forward_mode() or torch_private.dispatch_modes()
             if apart or not isinstance(args[0], LazyTensor) or is_differentiated(args):
                 return take_apart(func, args, kwargs)
             return record(func, args, kwargs)

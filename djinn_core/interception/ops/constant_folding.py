@@ -24,7 +24,7 @@ from djinn_core.interception.tensors.upload import upload_copy, upload_dense
 from djinn_core.ir.values import TensorMeta
 
 aten: Final = torch.ops.aten
-_FRAMES: Final = 4  # of Djinn's from `record` to `__torch_dispatch__`
+_FRAMES: Final = 3  # of Djinn's from `record` to `__torch_dispatch__`
 _CPU: Final = torch.device("cpu")
 _OPERAND: Final = object()  # stands for the next tensor among the arguments
 _COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -44,6 +44,7 @@ _LIKE: Final = tuple(
     getattr(aten, name).default
     for name in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")
 )
+_EXACT: Final = frozenset(map(id, _OF_FLOATS))  # hashes of ops are Python's
 _OF_ANY_DTYPE: Final = frozenset({*_LIKE, aten.ones.default, aten.zeros.default, aten.scalar_tensor.default})
 
 
@@ -59,7 +60,7 @@ def known_elements(value: Value) -> torch.Tensor | None:
         or not port.is_open()
         or recorder.captures
         or recorder.watcher is not None
-        or torch_private.in_dispatch_modes()
+        or torch_private.dispatch_modes()
     ):
         return None
     return HostOperand(host, value.meta).tensor()
@@ -73,7 +74,10 @@ def fold(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         first = first[0] if first else None
     if type(first) is not LazyTensor or first.remote.storage.host is None:  # as nearly always
         return record(func, args, kwargs, _FRAMES)
-    operands = _known_operands(args, func in _OF_FLOATS or kwargs.get("dtype") is torch.bool)
+    of_floats = id(func) in _EXACT or (bool(kwargs) and kwargs.get("dtype") is torch.bool)
+    if not of_floats and first.remote.meta.dtype not in INTEGERS:
+        return record(func, args, kwargs, _FRAMES)
+    operands = _known_operands(args, of_floats)
     made = record(func, args, kwargs, _FRAMES)
     if operands and type(made) is LazyTensor and _is_small(made.remote):
         _note(made.remote, func, args, kwargs, operands)

@@ -35,6 +35,6 @@ def _unless_traced(by_ops: Callable[..., Any], traced: Callable[..., Any]) -> Ca
 
     def implementation(*args: Any, **kwargs: Any) -> Any:
         remote = any(isinstance(leaf, LazyTensor) for leaf in pytree.tree_leaves((args, kwargs)))
-        return (by_ops if remote and not torch_private.in_dispatch_modes() else traced)(*args, **kwargs)
+        return (by_ops if remote and not torch_private.dispatch_modes() else traced)(*args, **kwargs)
 
     return implementation

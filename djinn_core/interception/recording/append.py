@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,7 @@ from djinn_core.ir.values import HANDLE_STEP, TensorMeta, new_storage
 from djinn_core.reference_counts import counts_beside
 
 is_inference_mode_enabled: Final = torch.is_inference_mode_enabled  # looked up for each view
+_handle_of: Final = attrgetter("remote.handle")
 _MANY: Final = 1024  # results; making them starts collections
 
 
@@ -41,12 +43,11 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     if watcher is not None:
         watcher.before(call, operands)
     epoch = recorder.epoch
-    handles: list[int] = []
+    handles: list[int] = [*map(_handle_of, operands)]
     for operand in operands:
-        value = operand.remote
-        handles.append(value.handle)
-        if value.storage.user is not recorder:
-            recorder.order_after(value.storage)
+        storage = operand.remote.storage
+        if storage.user is not recorder:
+            recorder.order_after(storage)
     if call.writes:
         _note_writes(recorder, call, operands)
     results: list[Any] = []

@@ -98,14 +98,10 @@ class FetchPredictor:
     def came(self, handles: Sequence[int], tensors: Sequence[torch.Tensor], epoch: int) -> None:
         """Remember what came ahead, at the recorder's `epoch` after the program was sent."""
         for handle, tensor in zip(handles, tensors, strict=True):
-            self._remember(handle, tensor.clone(), epoch)  # it has the memory of a whole reply
+            self.remember(handle, tensor.clone(), epoch)  # it has the memory of a whole reply
 
-    def fetched(self, value: Value, elements: torch.Tensor, epoch: int) -> None:
-        """Remember what was fetched, if it is small: programs look at the same number again. It must not be changed afterwards."""
-        if value.meta.nbytes <= LARGEST:
-            self._remember(value.handle, elements, epoch)
-
-    def _remember(self, handle: int, elements: torch.Tensor, epoch: int) -> None:
+    def remember(self, handle: int, elements: torch.Tensor, epoch: int) -> None:
+        """Remember what was fetched and is small: programs look at the same number again. It must not be changed afterwards."""
         values = self._values
         values[handle] = _FetchedElements(elements, epoch, port.memory_changes)
         if len(values) > REMEMBERED:

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, filterfalse
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -285,14 +285,14 @@ class Recorder:
     @without_modes
     def ask(self, ask: SyncRequest) -> SubmissionReply:
         """Send what was recorded so far and wait for what `ask` names."""
-        return self.ask_unseen(ask)
-
-    def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
-        """As `ask`, for a caller that no modes see."""
         if len(ask.fetch) > limits.BUFFERS:  # that many come with one reply
             first = self.ask(msgspec.structs.replace(ask, fetch=ask.fetch[: limits.BUFFERS]))
             rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
             return msgspec.structs.replace(rest, tensors=first.tensors + rest.tensors, described=first.described)
+        return self.ask_unseen(ask)
+
+    def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
+        """As `ask`, for a caller that no modes see, and no more values than come with one reply."""
         require_stack_room()
         runtime = _runtime()
         with interrupt_mask:
@@ -440,7 +440,7 @@ class Recorder:
             handles += self._take_dead()
         program = freeze(taken, handles)
         inside = program.dead
-        free = tuple([h for h in handles if h not in inside]) if handles and inside != set(handles) else ()
+        free = tuple(filterfalse(inside.__contains__, handles)) if handles and inside != set(handles) else ()
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize, known, at)
 
     def _take_dead(self) -> list[int]:

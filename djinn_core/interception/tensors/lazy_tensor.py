@@ -48,6 +48,9 @@ def _on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return for_users(method)
 
 
+_handlers: Final = device_state.handlers
+
+
 class LazyTensor(torch.Tensor):
     """A tensor on `remote_accelerator`: metadata here, memory on an executor.
 
@@ -68,11 +71,14 @@ class LazyTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record `func`; see `dispatch`. Where a tensor of another class that overrides ops takes part, leave it to that."""
+        """As `dispatch`, without its frame. Where a tensor of another class that overrides ops takes part, leave it to that."""
         if len(types) > 1 and any(map(_overrides_ops, types)):
             return NotImplemented
         try:
-            return port.dispatch(func, args, kwargs or {})
+            handler, around = _handlers.get(id(func), port.record), port.around
+            if around is None:
+                return handler(func, args, kwargs or {})
+            return around(handler, func, args, kwargs or {})
         except BaseException as error:
             shorten(error)
             raise

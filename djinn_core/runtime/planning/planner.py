@@ -136,7 +136,9 @@ class Planner:
         """The plan of a program, and its values by first appearance."""
         left = self._planned.ranges_left
         variants, values = self._planned.find(program)
-        if self._runs_unplanned(program, variants):
+        # A tiny program runs as it was recorded: nothing has to be known for it of what plans depend on.
+        unplanned = variants[0].runs_unplanned > 0 if variants else _is_tiny(program)
+        if unplanned and not self._needs_plan():
             return self._unplanned(program, variants, values)
         if self._begun is None:
             self.begin()
@@ -174,12 +176,6 @@ class Planner:
         variants.append(prepared)
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)
-
-    def _runs_unplanned(self, program: Program, variants: Sequence[PreparedTemplate]) -> bool:
-        """True if a program is tiny and runs as it was recorded, so that nothing has to be known for it of what plans depend on."""
-        if variants:
-            return variants[0].runs_unplanned > 0 and not self._needs_plan()
-        return _is_tiny(program) and not self._needs_plan()
 
     def _restored(self, program: Program) -> PreparedTemplate | None:
         """The plan of an earlier process; None without one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from threading import get_ident
 from typing import Any, Protocol, TypeVar
 
 from djinn_core.errors import ProtocolError, SessionLost, TransportError
@@ -75,6 +76,8 @@ class Replies:
 
     Attributes:
         pending: the submissions that were not answered yet, by number, oldest first.
+        abandoned: numbers of those whose replies are not waited for any more. deferred: replies that are looked at later.
+        offers: of uploads.
         cancellation: stops them.
         while_waiting: called after each `PATIENCE` of a wait in which nothing came.
         when_links_seen: told what the executor has seen of its links to others.
@@ -92,11 +95,11 @@ class Replies:
         self._stats = stats
         self._observers = observers
         self._handlers: dict[type[Message], Handler] = {ProtocolClose: self._closed}
-        self._offers: UploadOffers = _NoUploadOffers()
+        self.offers: UploadOffers = _NoUploadOffers()
         self._arrived: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
-        self._abandoned: set[int] = set()
+        self.abandoned: set[int] = set()
         self._dropped: set[int] = set()
-        self._deferred = DeferredReplies()
+        self.deferred = DeferredReplies()
         self._round_trips = RoundTrips()
         self._spent = 0.0  # seconds of the executor's
         self._told: list[Message] = []  # replies to questions
@@ -108,7 +111,7 @@ class Replies:
 
     def offer_by(self, offers: UploadOffers) -> None:
         """Set which uploads replies to offers are for."""
-        self._offers = offers
+        self.offers = offers
 
     # --- submissions ---------------------------------------------------------------------------------------------
 
@@ -117,13 +120,6 @@ class Replies:
         if not self.pending and (number < SAMPLED_AT_FIRST or number % SAMPLED_EVERY == 0):
             self._round_trips.alone = number, time.perf_counter()
         self.pending[number] = pending
-
-    def overdue(self, unread: int) -> bool:
-        """True if something came, or may have, that should be taken in before more is sent: `unread` submissions are unanswered, for one."""
-        deferred, offers = self._deferred, self._offers
-        if self._abandoned or deferred.large or deferred.forgotten or offers.open or offers.asked:
-            return True
-        return len(self.pending) >= unread
 
     def await_reply(self, number: int) -> None:
         """Wait until submission `number` is answered, in a round trip that the program waits for."""
@@ -140,18 +136,24 @@ class Replies:
         seconds = time.perf_counter() - begun
         self._observers.tell("waited", submission=number, executor=self.reader.number, seconds=seconds)
 
-    def make_room(self, nbytes: int) -> int:
-        """Take in late replies where the executor might be busy with them, and not read `nbytes` more; where those end."""
+    def make_room(self, nbytes: int) -> None:
+        """Take in late replies where the executor might be busy with them, and not read `nbytes` more."""
         position = self._link.channel.bytes_sent + nbytes
-        if not self._deferred.large:
-            return position
-        while (number := self._deferred.blocked_by(position, self.pending)) is not None:
+        while (number := self.deferred.blocked_by(position, self.pending)) is not None:
             self.await_reply(number)
-        return position
 
     def wait(self, number: int) -> SubmissionReply:
-        """As `Runtime.wait`."""
-        deferred, observers = self._deferred, self._observers
+        """As `Runtime.wait`.
+
+        Raises:
+            RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
+            SessionLost: the executor is gone.
+            DeadlineExceeded: as `deadline` says.
+        """
+        if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
+            with interrupt_mask:
+                return self.wait(number)
+        deferred, observers = self.deferred, self._observers
         late, there = number in deferred.left, number not in self.pending
         self._stats.round_trips += not (late and there)
         begun = time.perf_counter() if "waited" not in observers.unwanted else 0.0
@@ -161,7 +163,7 @@ class Replies:
                 self.receive_until(number, due() if limited else None, wanted=True)
         except BaseException:
             if not late:  # a late one may be waited for again
-                self._abandoned.add(number)
+                self.abandoned.add(number)
             raise
         if begun and not there:
             self.tell_waited(begun, number)
@@ -182,15 +184,15 @@ class Replies:
 
     def defer(self, number: int, nbytes: int) -> None:
         """As `Runtime.defer`."""
-        self._deferred.defer(number, nbytes)
+        self.deferred.defer(number, nbytes)
 
     def discard(self, number: int) -> None:
         """As `Runtime.discard`."""
-        self._deferred.discard(number)
+        self.deferred.discard(number)
 
     def abandon(self, number: int) -> None:
         """Give up waiting for the reply to submission `number`."""
-        self._abandoned.add(number)
+        self.abandoned.add(number)
 
     def mark_unobserved(self, number: int) -> None:
         """As `Runtime.mark_unobserved`."""
@@ -311,9 +313,9 @@ class Replies:
 
         A reply that a caller asked for but did not wait for may be large, so it is awaited.
         """
-        for number in list(self._abandoned):
+        for number in list(self.abandoned):
             self.receive_until(number)
-            self._abandoned.discard(number)
+            self.abandoned.discard(number)
             self._arrived.pop(number, None)
         self._take_in_while(self._awaits)
 
@@ -321,7 +323,7 @@ class Replies:
         """Wait for a reply to an offer, for a while; another thread may take it in."""
         interrupt_mask.check()
         with collect_later, self._link.reading:
-            if self._offers.open or self._offers.asked:
+            if self.offers.open or self.offers.asked:
                 self._receive_one(PATIENCE)
 
     def look(self) -> None:
@@ -344,10 +346,10 @@ class Replies:
 
     def _awaits(self) -> bool:
         """True if a reply of the executor is due."""
-        return bool(self.pending or self._offers.open or self._offers.asked)
+        return bool(self.pending or self.offers.open or self.offers.asked)
 
     def _drop_forgotten(self) -> None:
-        for number in self._deferred.take_forgotten():
+        for number in self.deferred.take_forgotten():
             if number in self.pending:
                 self._dropped.add(number)
             else:
@@ -355,7 +357,7 @@ class Replies:
 
     def _receive_one(self, timeout: float) -> bool:
         """Take in one frame; whether one came within `timeout` seconds."""
-        link, offers = self._link, self._offers
+        link, offers = self._link, self.offers
         if link.lost:
             link.check()
         if offers.unsent:
@@ -403,7 +405,7 @@ class Replies:
         if pending is None:
             raise ProtocolError(f"the executor answers submission {number}, which does not wait")
         timing, cancellation, observers = completed.timing, self.cancellation, self._observers
-        self._deferred.read = pending.position
+        self.deferred.read = pending.position
         if completed.links:
             self.when_links_seen(completed.links)
         if completed.room is not None:
@@ -423,8 +425,8 @@ class Replies:
             cancellation.excused.discard(number)
         if pending.claimed and pending.prepared is not None:
             settle_claims(pending.prepared, pending.program, pending.claimed, completed)
-        if number in self._abandoned or number in self._dropped:
-            self._abandoned.discard(number)
+        if number in self.abandoned or number in self._dropped:
+            self.abandoned.discard(number)
             self._dropped.discard(number)
         elif pending.answered:
             self._arrived[number] = (completed, body, pending.synchronize, self._spent, seconds)

@@ -121,11 +121,10 @@ class Submissions:
         Raises:
             SessionLost: the executor is gone.
         """
-        with interrupt_mask:
-            return self.submit_masked(submission)
-
-    def submit_masked(self, submission: Submission) -> int:
-        """As `submit`, for a caller that masks interrupts."""
+        thread = get_ident()
+        if thread == interrupt_mask.main and not interrupt_mask.depth:
+            with interrupt_mask:
+                return self.submit(submission)
         self.make_ready()
         program = submission.program
         derived = self._derived
@@ -140,7 +139,6 @@ class Submissions:
             values = derived.extend(prepared, values)
         if derived.some:
             return self._run_derived(submission, prepared, values)
-        thread = get_ident()
         if thread != interrupt_mask.main:
             return self._run(submission, prepared, values, thread=thread)
         # As `with interrupt_mask.uninterruptible`; it is shorter inside of a mask.
@@ -186,8 +184,11 @@ class Submissions:
         if interrupt_mask.caught is not None:
             interrupt_mask.check()
         replies = self._replies
+        deferred, offers = replies.deferred, replies.offers
         try:
-            if replies.overdue(unread):
+            # Something came, or may have, that should be taken in before more is sent.
+            late = replies.abandoned or deferred.large or deferred.forgotten or offers.open or offers.asked
+            if late or len(replies.pending) >= unread:
                 self._await_room()
             if self._link.busy:  # another thread may be sending for as long as the executor does not read
                 with self._link.writing:
@@ -255,6 +256,7 @@ class Submissions:
             if refused:
                 message = refusing(message, submission, refused)
             frame = framed(message)
+        size = len(frame.head)
         if prepared is not None and prepared.hints is not None and (message.template or not prepared.hinted):
             # Before the template that they are about; after it where that ran as it was recorded before it was planned.
             self._link.send_message(prepared.hints)
@@ -263,10 +265,18 @@ class Submissions:
             claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
         replies, observers = self._replies, self._observers
-        position = replies.make_room(len(frame.head))
+        if replies.deferred.large:
+            replies.make_room(size)
         self.last_number = number
         pending = PendingSubmission(
-            program, prepared, bound, claimed, answered, submission.synchronize, position, thread or get_ident()
+            program,
+            prepared,
+            bound,
+            claimed,
+            answered,
+            submission.synchronize,
+            self._link.channel.bytes_sent + size,
+            thread or get_ident(),
         )
         replies.expect(number, pending)
         self._stats.submissions += 1
@@ -274,7 +284,7 @@ class Submissions:
         sending = time.perf_counter() if timeline is not None else 0.0
         self._link.send(frame)
         if timeline is not None:
-            timeline.sent(replies.reader.number, number, pending, begun, sending, len(frame.head))
+            timeline.sent(replies.reader.number, number, pending, begun, sending, size)
         if "submitted" not in observers.unwanted:
             observers.tell("submitted", submission=number, executor=replies.reader.number, instructions=len(program))
         return number

@@ -1,6 +1,6 @@
 """Recording of a timeline: what is called while `djinn.profile()` is in force, and nothing of it otherwise.
 
-It stands in the place of `port.dispatch`, so that an op costs two looks at the clock more; recorders note when modules are entered and left, and
+It stands around each op (`port.around`), so that an op costs two looks at the clock more; recorders note when modules are entered and left, and
 everything else is told of submissions and waits. Raw facts are kept as they come: lines, names, spans and events are looked up in them when the block has ended.
 Limits bound what a long run keeps: what is beyond them is counted.
 """
@@ -143,19 +143,18 @@ class Recording:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Record what happens inside the block."""
-        plain = port.dispatch
         timed = timed_dispatch(lambda: self._mine().calls.extend)
 
         def stop() -> None:
-            if port.dispatch is timed:  # as the interpreter's shutdown has not wrapped it
-                port.dispatch = plain
+            if port.around is timed:  # as the interpreter's shutdown has not wrapped it
+                port.around = None
             for record in list(self.threads):
                 record.recorder.module_moments = None
                 record.recorder.forward_calls.keep_no_more()
 
         enter, leave = record_function.__enter__, record_function.__exit__
         try:  # an interrupt leaves nothing of it behind
-            port.dispatch, port.timeline, self._stop_ops = timed, self, stop
+            port.around, port.timeline, self._stop_ops = timed, self, stop
             for recorder in recorders.all():
                 self.follow(recorder)
             record_function.__enter__ = self._range_begins(enter)  # type: ignore[method-assign]

@@ -81,7 +81,11 @@ _blobs: msgspec.msgpack.Decoder[BlobFrame] = msgspec.msgpack.Decoder(BlobFrame)
 
 
 class Journal:
-    """The open journal of a session. Any thread may append to it; only the session's compacts it."""
+    """The open journal of a session. Any thread may append to it; only the session's compacts it.
+
+    Attributes:
+        is_half_full: True if it has reached half of its limit.
+    """
 
     def __init__(self, path: Path, owner: SessionIdentity, limit: int, disk: DiskQuota) -> None:
         """`limit`: maximum size in bytes; a larger journal is abandoned. `disk`: the tenant's disk quota.
@@ -103,7 +107,8 @@ class Journal:
             raise
         self._records = RecordWriter(self._file, os.fstat(self._file).st_size)
         self._beside = 0  # bytes of blob files that have no other link
-        self._looked = 0  # size at the last check of the disk quota
+        self._look_at = 0  # size at which it is checked again
+        self.is_half_full = False
 
     @classmethod
     def begin(cls, path: Path, owner: SessionIdentity, limit: int, disk: DiskQuota) -> Journal:
@@ -127,11 +132,6 @@ class Journal:
     def nbytes(self) -> int:
         """Bytes of the journal, and of blob files that are its alone."""
         return self._records.size + self._beside
-
-    @property
-    def is_half_full(self) -> bool:
-        """True if the journal has reached half of its limit."""
-        return self._records.size > self._limit // 2
 
     def frame(self, frame: Frame) -> Frame:
         """Journal an incoming frame; returns it, decompressed if it was stored in a blob file."""
@@ -262,25 +262,29 @@ class Journal:
                 records.append(kind, head, body)
             except OSError as error:
                 self.give_up(f"its journal cannot be written: {error}")
-            if records.size + self._beside > self._looked + STEP or records.size + self._beside > self._limit:
+            if records.size + self._beside > self._look_at:
                 self._look()
 
     def shared(self, size: int) -> None:
         """Note that `size` bytes are now shared with the weight store and no longer count here."""
         self._beside = max(0, self._beside - size)
+        self._look_at -= size
         if self.open:
             self._disk.set_usage(self.path, self._records.size + self._beside)
 
     def _look_again(self) -> None:
-        if self._records.size + self._beside > min(self._limit, self._looked + STEP):
+        if self._records.size + self._beside > self._look_at:
             self._look()
 
     def _look(self) -> None:
         """Abandon the journal if it is too large, or the disk is full."""
-        self._looked = self._records.size + self._beside
-        if self._looked > self._limit:
+        records, half = self._records.size, self._limit // 2
+        size = records + self._beside
+        self.is_half_full = records > half
+        self._look_at = min(size + STEP, self._limit, self._limit if self.is_half_full else half + self._beside)
+        if size > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
-        elif reason := self._disk.charge(self.path, self._looked, self.path.parent):
+        elif reason := self._disk.charge(self.path, size, self.path.parent):
             self.give_up(reason)
 
 

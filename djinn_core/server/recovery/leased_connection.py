@@ -35,7 +35,6 @@ from djinn_core.server.recovery.journal import (
     remove_stale,
 )
 from djinn_core.server.usage_metrics import UsageMetrics
-from djinn_core.wire.frame_order import owning_small
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a reply is being sent
@@ -156,7 +155,6 @@ class LeasedConnection(ReliableConnection):
             SessionLost: they have another one.
         """
         if frame.body and self._journal is not None:
-            frame = owning_small(frame)
             if self._past is None:
                 self._journal.append(NOTE, b"%d" % reply_checksum(frame.body), ())
             else:
@@ -166,7 +164,6 @@ class LeasedConnection(ReliableConnection):
     def send_rounded(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_rounded`."""
         if frame.body and self._journal is not None:
-            frame = owning_small(frame)
             if self._past is None:
                 self._journal.append(NOTE, _ROUNDED, ())
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 import attrs
@@ -15,7 +15,7 @@ from djinn_core.server.running.input_aliases import InputAliases, aliases_of
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
-from djinn_core.wire.messages import InitialBindings, Submit
+from djinn_core.wire.messages import Submit
 from djinn_core.wire.templates import TemplateCache
 
 
@@ -62,10 +62,18 @@ class BoundTemplate:
         return self._aliases
 
 
-def begin(known: BoundTemplate, first: InitialBindings) -> None:
-    """Bind a template for its first run."""
-    known.slots[:] = first.slots
-    known.inputs[:] = unpack_handles(first.inputs)
+def begin(known: BoundTemplate, slots: Sequence[Any], inputs: Sequence[int]) -> None:
+    """Bind a template for its first run.
+
+    Raises:
+        ProtocolError: these do not fit it.
+    """
+    template = known.template
+    if len(slots) != template.slots:
+        raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
+    if len(inputs) != template.inputs:
+        raise ProtocolError(f"a submission brings {len(inputs)} inputs where {template.inputs} are needed")
+    known.slots[:], known.inputs[:] = slots, inputs
 
 
 def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
@@ -74,15 +82,12 @@ def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
     Raises:
         ProtocolError: it does not.
     """
-    slots, template = known.slots, known.template
     if submit.first is not None:
-        begin(known, submit.first)
+        begin(known, submit.first.slots, unpack_handles(submit.first.inputs))
     if submit.slot_changes:
-        apply_slot_changes(slots, submit.slot_changes)
+        apply_slot_changes(known.slots, submit.slot_changes)
     if submit.input_changes:
         apply_input_changes(known.inputs, submit.input_changes)
-    if len(slots) != template.slots:
-        raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
-    if len(known.inputs) != template.inputs or len(work.outputs) != len(template.outputs):
-        raise ProtocolError("a submission's inputs or outputs do not match its template")
+    if len(work.outputs) != len(known.template.outputs):
+        raise ProtocolError("a submission's outputs do not match its template")
     work.inputs = known.inputs

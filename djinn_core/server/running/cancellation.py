@@ -57,16 +57,16 @@ class CancellationState:
         """Begin a submission, at `now` on the clock `time.perf_counter`."""
         if self._past is not None:
             work.stop_at = self._past.cuts.get(work.sequence)
-        with self._lock:
-            self._running, self._since = work, now
-            if self._nothing or (self._unwanted and work.sequence in self._unwanted):
-                work.halt.append(True)
+        # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
+        self._since, self._running = now, work
+        if self._nothing or (self._unwanted and work.sequence in self._unwanted):
+            work.halt.append(True)
 
     def end(self, work: RunRequest, run: RunOutcome) -> None:
         """End a submission, which has run or was cancelled."""
-        with self._lock:
-            self._running = None
-            if self._unwanted:
+        self._running = None
+        if self._unwanted:
+            with self._lock:
                 self._unwanted = {number for number in self._unwanted if number > work.sequence}
         if run.stopped_at is None:
             return

@@ -45,25 +45,19 @@ class Share:
     group: Sequence[Share] = ()
 
     def __enter__(self) -> None:
-        self.turns.begin(self)
-        self.pending = None  # what it waits for in the middle of its turn is not to be done again
-        self.began = time.perf_counter()
+        self.turns.begin(self, time.perf_counter())
 
     def rest(self) -> float:
         """Yield in the middle of a turn to waiting sessions that have had less; returns the seconds that this took."""
         now = time.perf_counter()
-        self.turns.end(self, now - self.began)
-        self.turns.begin(self)
-        self.began = time.perf_counter()
+        self.turns.end(self, now)
+        self.turns.begin(self, now)
         return self.began - now
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.served:
-            self.served = False
-        else:
-            self.turns.end(self, time.perf_counter() - self.began)
+        self.turns.end(self, time.perf_counter())
 
 
 @attrs.define(eq=False)
@@ -103,16 +97,23 @@ class FairShare:
             since = min((share.asked for share in self._waiting), default=0.0)
         return time.perf_counter() - since if since else 0.0
 
-    def begin(self, share: Share) -> None:
-        """Wait for a turn."""
+    def begin(self, share: Share, now: float) -> None:
+        """Wait from `now` on for a turn, by the clock `time.perf_counter`."""
         with self._lock:
             awaited = self._awaited
             free = not self._taken and not self._waiting
-            if free and (awaited is None or awaited is share or awaited.used >= share.used):
+            free = free and (awaited is None or awaited is share or awaited.used >= share.used)
+            if free:
                 self.clock = max(self.clock, share.used)
                 share.used, self._taken, self._awaited = self.clock, True, None
-                return
-        share.asked = time.perf_counter()
+        if not free:
+            share.asked = now
+            self._wait(share)
+            now = time.perf_counter()
+        share.pending = None  # what it waits for in the middle of its turn is not to be done again
+        share.began = now
+
+    def _wait(self, share: Share) -> None:
         with self._changed:
             share.used = max(share.used, self.clock)
             self._waiting.append(share)
@@ -166,10 +167,13 @@ class FairShare:
                 other.used += each
             self._changed.notify_all()
 
-    def end(self, share: Share, seconds: float) -> None:
-        """End a turn that took `seconds`; the next one begins."""
+    def end(self, share: Share, now: float) -> None:
+        """End a turn at `now` on the clock `time.perf_counter`; the next one begins."""
+        if share.served:  # it had none of its own
+            share.served = False
+            return
         with self._lock:
-            share.used += seconds
+            share.used += now - share.began
             self._taken = False
             if self._waiting:
                 self._awaited, self._until = share, time.perf_counter() + self.moment

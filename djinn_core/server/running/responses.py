@@ -11,8 +11,11 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
+from djinn_core.server.session_metrics import SessionCounters
 from djinn_core.torch_private import inference_mode
 from djinn_core.wire import limits
+from djinn_core.wire.frame_order import COPIED_AT_ONCE
+from djinn_core.wire.frames import Buffer
 from djinn_core.wire.limits import BUFFERS, DIMENSIONS
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import TensorHeader, ValueDescription
@@ -20,29 +23,40 @@ from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
 
 def collect(
-    work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int
-) -> tuple[list[TensorHeader | Failure], list[memoryview], list[ValueDescription | Failure]]:
-    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing."""
+    work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int, counts: SessionCounters
+) -> tuple[list[TensorHeader | Failure], list[Buffer], list[ValueDescription | Failure]]:
+    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing.
+
+    Small values are copied, as they are not worth borrowing. `counts`: of the session, to which this adds.
+    """
     results: list[TensorHeader | Failure] = []
-    body: list[memoryview] = []
+    body: list[Buffer] = []
     if not work.fetch and not work.describe:
         return results, body, []
     told: FailureTexts | None = None
+    table = values.table
     with inference_mode(True):
-        for handle in work.fetch:
-            result = _fetch(_value(handle, work, values), work, runtime, limit if len(body) < BUFFERS else -1)
+        for position, handle in enumerate(work.fetch):
+            value = table[handle] if handle in table else Poison(no_such_value(work.sequence, handle))
+            result = _fetch(value, work, runtime, limit if position < BUFFERS else -1)
             if type(result) is tuple:
-                results.append(result[0])
-                body.append(result[1])
-                limit -= result[1].nbytes
+                header, data = result
+                limit -= data.nbytes
+                results.append(header)
+                body.append(data if data.nbytes > COPIED_AT_ONCE else bytes(data))
             else:
                 assert isinstance(result, Failure)
                 told = told or FailureTexts()
                 results.append(told.fitting(result))
+                counts.poisoned_results += 1
     if not work.describe:
         return results, body, []
     told = told or FailureTexts()
-    described = [_describe(_value(handle, work, values), work) for handle in work.describe]
+    counts.described_values += len(work.describe)
+    described = [
+        _describe(table[handle] if handle in table else Poison(no_such_value(work.sequence, handle)), work)
+        for handle in work.describe
+    ]
     return results, body, [told.fitting(one) if isinstance(one, Failure) else one for one in described]
 
 
@@ -60,21 +74,13 @@ class FailureTexts:
         return msgspec.structs.replace(failure, message=failure.message[: limits.FAILURE_BEGINNING])
 
 
-def _value(handle: int, work: RunRequest, values: ValueTable) -> Any:
-    try:
-        value = values.table[handle]
-    except KeyError:
-        return no_such_value(work.sequence, handle)
-    return value.failure if type(value) is Poison else value
-
-
 def _fetch(
     value: Any, work: RunRequest, runtime: DeviceRuntime, room: int
 ) -> Failure | tuple[TensorHeader, memoryview]:
     tensor = value
     if type(value) is not torch.Tensor:
-        if isinstance(value, Failure):
-            return value
+        if isinstance(value, Poison):
+            return value.failure
         if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
             return Failure(work.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
@@ -93,8 +99,8 @@ def _fetch(
 
 
 def _describe(value: Any, work: RunRequest) -> ValueDescription | Failure:
-    if isinstance(value, Failure):
-        return value
+    if isinstance(value, Poison):
+        return value.failure
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
         reason = f"the result has layout {value.layout}: this op cannot return such a tensor on remote_accelerator"
         return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)

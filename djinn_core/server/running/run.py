@@ -131,7 +131,7 @@ class TemplateRun:
             values.free([work.inputs[place - first_input] for place in template.consumed])
         self.claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
         self.step = 0
-        self._count = len(template.steps) if work.stop_at is None else min(work.stop_at, len(template.steps))
+        self._count = template.count if work.stop_at is None else min(work.stop_at, template.count)
         if template.moves and values.indexed:
             run.sharing = MemorySharing(template, work, env, values)
             run.sharing.follow(0)

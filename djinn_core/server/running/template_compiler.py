@@ -90,6 +90,7 @@ class CompiledTemplate:
 
     Attributes:
         constants: the environment's head. slots: number of slots that follow. size: positions of values after the inputs.
+        count: number of steps.
         random: True if any op uses the random state. moves: True if any step moves what it writes.
         source: the template that it was compiled from.
     """
@@ -104,6 +105,7 @@ class CompiledTemplate:
     consumed: tuple[int, ...]
     random: bool
     moves: bool
+    count: int = attrs.field(init=False, default=attrs.Factory(lambda self: len(self.steps), takes_self=True))
 
 
 def compile_template(template: Template, device: torch.device, own: OwnOperators) -> CompiledTemplate:
