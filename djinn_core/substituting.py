@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from djinn_core.errors import InvalidStage
 from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.substitution import RewrittenProgram
-from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 
 _log = get_logger("djinn.pipeline")

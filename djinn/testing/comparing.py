@@ -13,8 +13,8 @@ from djinn.testing.replaying import replay
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationResult, Rewrite, resolved
-from djinn_core.ir.values import storage_of
 from djinn_core.runtime.captured import Captured
 from djinn_core.stages.verify_rewrite import check_rewrite
 from djinn_core.stages.verify_substitution import check_substitutions

@@ -19,8 +19,8 @@ from djinn_core.hookspecs.placement import PlacementContext
 from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.placement import Placement, PlacementDecision
-from djinn_core.ir.values import RANDOM_STATE, storage_of
 from djinn_core.stages.placement_fit import (
     SHOWN,
     Shortage,

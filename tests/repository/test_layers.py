@@ -52,6 +52,19 @@ def test_plugins_never_import_the_implementation(root, sources):
     assert not guilty
 
 
+def test_one_module_knows_how_a_handle_is_laid_out(root):
+    split = re.compile(r"(?:<<|>>) *(?:\w*VIEW_BITS|32\b)")
+    other_counts = "COUNT_MASK"
+    guilty = [
+        f"{path.relative_to(root)}:{number}"
+        for path in (root / "djinn_core").rglob("*.py")
+        if path.stem != "handles"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if split.search(line) and other_counts not in line
+    ]
+    assert not guilty
+
+
 def test_the_public_modules_but_for_testing_hold_no_logic(root):
     makers = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.With)
     found = [

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, Lineage, Modality
 from djinn_core.ir.program import Program
-from djinn_core.ir.values import storage_of
 from djinn_core.lru import LruCache
 from djinn_core.runtime.planning.planner import Recent
 from djinn_core.stages.annotate import Known

@@ -12,13 +12,13 @@ from djinn_core.errors import InvalidStage
 from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, Recipe, RecipeLocations, not_derived
-from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.constraints import MemoryInUse
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
 from djinn_core.runtime.planning.plan_cache import PlanCache

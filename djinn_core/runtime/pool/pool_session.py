@@ -23,10 +23,10 @@ from djinn_core.interception.runtime_interface import (
 )
 from djinn_core.interrupts import InterruptibleLock, interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
-from djinn_core.ir.values import storage_of
 from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.executors import PoolExecutors

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import torch
 
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.batching.joined_runs import JoinedRuns, Rows, is_plain, is_same
 from djinn_core.server.batching.products import Draws, Product

@@ -9,8 +9,8 @@ from typing import Final
 
 import attrs
 
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase
-from djinn_core.ir.values import storage_of
 from djinn_core.lru import LruCache
 from djinn_core.server.running.values import ValueTable
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
 from djinn_core.server.memory.allocation import Allocation, has_memory
