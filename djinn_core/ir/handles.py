@@ -1,6 +1,7 @@
-"""Handles: the numbers by which client and executor name values. How one is laid out is known here alone.
+"""Handles: the numbers by which client and executor name values.
 
-Elsewhere a handle is made, split and compared by these functions.
+How one is laid out is known here. Others make, split and compare handles by these functions; two modules shift by `VIEW_BITS` themselves, because
+calls are counted there: the wire, which packs handles as differences (`wire/binding_delta.py`), and an executor's table of values.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ import itertools
 from collections.abc import Iterable
 from typing import Final
 
-_VIEW_BITS: Final = 32
-_VIEW_MASK: Final = (1 << _VIEW_BITS) - 1
+VIEW_BITS: Final = 32
+VIEW_MASK: Final = (1 << VIEW_BITS) - 1
 # The number of the storage once more, in the lower bits: these decide where Python's sets and dictionaries put an int, and
 # would be the same for nearly all handles, which makes every look-up several times as slow.
-_STEP: Final = (1 << _VIEW_BITS) + 1
-HANDLE_LIMIT: Final = 1 << 63
-VIEW_LIMIT: Final = 1 << _VIEW_BITS
+_STEP: Final = (1 << VIEW_BITS) + 1
 
 
 def make_handle(storage: int, view: int) -> int:
@@ -25,38 +24,22 @@ def make_handle(storage: int, view: int) -> int:
 
 def storage_of(handle: int) -> int:
     """The number of the storage (the alias set) that the value `handle` looks into."""
-    return handle >> _VIEW_BITS
+    return handle >> VIEW_BITS
 
 
 def storages_of(handles: Iterable[int]) -> list[int]:
     """`storage_of` of each handle, for paths where a call for each costs too much."""
-    return [handle >> _VIEW_BITS for handle in handles]
+    return [handle >> VIEW_BITS for handle in handles]
 
 
 def view_of(handle: int) -> int:
     """The number of the value `handle` among those over its storage, as it was given to `make_handle`."""
-    return handle - (handle >> _VIEW_BITS) & _VIEW_MASK
+    return handle - (handle >> VIEW_BITS) & VIEW_MASK
 
 
 def views_of(handles: Iterable[int]) -> list[int]:
     """As `storages_of`: `view_of` of each handle."""
-    return [handle - (handle >> _VIEW_BITS) & _VIEW_MASK for handle in handles]
-
-
-def split_handles(handles: Iterable[int]) -> list[int]:
-    """Two small numbers for each of handles that follow each other: its storage's number less that of the one before, and its view's."""
-    split: list[int] = []
-    before = 0
-    for handle in handles:
-        storage = handle >> _VIEW_BITS
-        split += (storage - before, handle - storage & _VIEW_MASK)
-        before = storage
-    return split
-
-
-def join_handle(storage: int, view: int) -> int:
-    """The handle that was split into these, also one that is none of `make_handle`: a peer may send any number."""
-    return storage << _VIEW_BITS | storage + view & _VIEW_MASK
+    return [handle - (handle >> VIEW_BITS) & VIEW_MASK for handle in handles]
 
 
 # Random state is a value like any other: a random op reads and writes this storage.

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from operator import sub
 
 from djinn_core.errors import ProtocolError
-from djinn_core.ir.handles import HANDLE_LIMIT, VIEW_LIMIT, join_handle, split_handles
+from djinn_core.ir.handles import VIEW_BITS, VIEW_MASK
 from djinn_core.wire import limits
 
 Slot = int | float
-# As `split_handles` returns them.
+# Two numbers per handle: its storage's number less that of the handle before, and its lower bits less its storage's number.
 Handles = tuple[int, ...]
-# Three numbers per change: its position less the one before, then the two of the handle.
+# Three numbers per change: its position less the one before, then the handle, as above.
 InputChanges = tuple[int, ...]
 # Per new value of a slot: the positions that it goes to, each less the one before.
 SlotChanges = tuple[tuple[Slot, tuple[int, ...]], ...]
 
+_HANDLE_LIMIT = 1 << 63
+
 
 def pack_handles(handles: Iterable[int]) -> Handles:
     """Encode handles as differences."""
-    return tuple(split_handles(handles))
+    packed: list[int] = []
+    before = 0
+    for handle in handles:
+        storage = handle >> VIEW_BITS
+        packed += (storage - before, (handle - storage) & VIEW_MASK)
+        before = storage
+    return tuple(packed)
 
 
 def unpack_handles(packed: Handles) -> list[int]:
@@ -36,28 +43,35 @@ def unpack_handles(packed: Handles) -> list[int]:
     """
     if not packed:
         return []
-    if len(packed) == 2 and 0 <= packed[1] < VIEW_LIMIT:  # a single one, as mostly
-        handle = join_handle(packed[0], packed[1])
-        if 0 <= handle < HANDLE_LIMIT:
+    if len(packed) == 2 and 0 <= packed[1] <= VIEW_MASK:  # a single one, as mostly
+        handle = packed[0] << VIEW_BITS | (packed[0] + packed[1]) & VIEW_MASK
+        if 0 <= handle < _HANDLE_LIMIT:
             return [handle]
     if len(packed) > 2 * limits.HANDLES:
         raise ProtocolError(f"a list of {len(packed) // 2:,} handles; at most {limits.HANDLES:,} are read at a time")
     if len(packed) % 2:
         raise ProtocolError("a list of handles is cut short")
     views = packed[1::2]
-    handles = list(map(join_handle, accumulate(packed[::2]), views))
-    if not (min(handles) >= 0 and max(handles) < HANDLE_LIMIT and min(views) >= 0 and max(views) < VIEW_LIMIT):
+    handles = [_handle(s, v) for s, v in zip(accumulate(packed[::2]), views, strict=True)]
+    if not (min(handles) >= 0 and max(handles) < _HANDLE_LIMIT and min(views) >= 0 and max(views) <= VIEW_MASK):
         raise ProtocolError("a handle is out of range")
     return handles
 
 
+def _handle(storage: int, view: int) -> int:
+    return storage << VIEW_BITS | (storage + view) & VIEW_MASK
+
+
 def diff_inputs(before: Sequence[int], handles: Sequence[int]) -> InputChanges:
     """The changes that turn the handles `before` into `handles`; both are equally long."""
-    positions = [i for i, (old, new) in enumerate(zip(before, handles, strict=True)) if old != new]
-    split = split_handles([handles[position] for position in positions])
-    packed = [0] * (3 * len(positions))
-    packed[::3], packed[1::3], packed[2::3] = _distances(positions), split[::2], split[1::2]
-    return tuple(packed)
+    rebound: list[int] = []
+    position = storage = 0
+    for index, (old, new) in enumerate(zip(before, handles, strict=True)):
+        if old != new:
+            before_it, storage = storage, new >> VIEW_BITS
+            rebound += (index - position, storage - before_it, (new - storage) & VIEW_MASK)
+            position = index
+    return tuple(rebound)
 
 
 def apply_input_changes(before: list[int], changes: InputChanges) -> None:
@@ -73,8 +87,8 @@ def apply_input_changes(before: list[int], changes: InputChanges) -> None:
     for position, storage, view in zip(positions, storages, changes[2::3], strict=True):
         if not 0 <= position < len(before):
             raise ProtocolError(f"a submission binds input {position} of {len(before)}")
-        handle = join_handle(storage, view)
-        if not (0 <= view < VIEW_LIMIT and 0 <= handle < HANDLE_LIMIT):
+        handle = _handle(storage, view)
+        if not (0 <= view <= VIEW_MASK and 0 <= handle < _HANDLE_LIMIT):
             raise ProtocolError("a handle is out of range")
         before[position] = handle
 
@@ -107,6 +121,5 @@ def _negative_zero(slot: Slot) -> bool:
     return slot == 0 and str(slot).startswith("-")
 
 
-def _distances(numbers: Sequence[int]) -> tuple[int, ...]:
-    """Each number less the one before it; the first as it is."""
-    return tuple(map(sub, numbers, (0, *numbers)))
+def _distances(positions: Sequence[int]) -> tuple[int, ...]:
+    return tuple([b - a for a, b in zip([0, *positions], positions, strict=False)])

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from djinn_core import torch_private
-from djinn_core.ir.handles import storage_of
+from djinn_core.ir.handles import VIEW_BITS, storage_of
 from djinn_core.wire.message_base import Failure
 
 
@@ -135,7 +135,7 @@ class ValueTable:
         return self.table[handle]
 
     def __setitem__(self, handle: int, value: Stored) -> None:
-        storage = storage_of(handle)
+        storage = handle >> VIEW_BITS
         if type(value) is torch.Tensor and value.layout is torch.strided:  # as nearly all are
             nbytes = value.untyped_storage().nbytes()
         else:
@@ -170,7 +170,7 @@ class ValueTable:
             if value is not self:
                 if self._index is not None:
                     self._index.remove(handle, value)
-                storage = storage_of(handle)
+                storage = handle >> VIEW_BITS
                 held = self._storages[storage]
                 held.values -= 1
                 if not held.values:
