@@ -13,8 +13,11 @@ from weakref import ref
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.values import TensorMeta
 
 LARGEST: Final = 1 << 18  # bytes of a storage whose contents are known: an attention mask of 8 x 4,000
@@ -117,6 +120,24 @@ class _Source(NamedTuple):
             memory = torch.empty(meta.nbytes, dtype=torch.uint8, device="cpu")
             _view_of(memory, meta).copy_(made)
         return memory
+
+
+def known_elements(value: Value) -> torch.Tensor | None:
+    """The elements of a value that the client knows, not to be changed.
+
+    None as well where the program is watched, seen by modes, or recorded to run with other contents; and where there is no session
+    yet, because a program's first number tells that there is a server.
+    """
+    recorder, host = recorders.thread.recorder, value.storage.host
+    if (
+        host is None
+        or not port.is_open()
+        or recorder.captures
+        or recorder.watcher is not None
+        or torch_private.in_dispatch_modes()
+    ):
+        return None
+    return HostOperand(host, value.meta).tensor()
 
 
 def _keep(value: HostValue, nbytes: int) -> None:
