@@ -119,6 +119,7 @@ NEEDED: Final = (
     "torch._tensor._convert",
     "torch._tensor._rebuild_from_type_v2",
     "torch.storage._new_dtypes",
+    "torch.testing._comparison.default_tolerances",
     "torch.autograd._engine_run_backward",
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.graph._engine_run_backward",
@@ -341,6 +342,11 @@ def implement_for_class(op: Any, cls: type, implementation: Callable[..., Any]) 
 def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> None:
     """Have a higher-order op call `implementation` where autograd looks at tensors of the device."""
     op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)
+
+
+def default_tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    """`rtol` and `atol` with which `torch.testing.assert_close` compares numbers of `dtype`."""
+    return torch.testing._comparison.default_tolerances(dtype)
 
 
 def in_dispatch_modes() -> bool:

@@ -11,7 +11,7 @@ from djinn_core.ir.program import Program
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
 from djinn_core.runtime.pool.load_balancing import ProgramFamily
 from djinn_core.runtime.pool.parts import FreeStep, PooledPlan, RunPart, TransferStep
-from djinn_core.runtime.pool.pieces import DIVIDED, STEADY, KeptPrograms
+from djinn_core.runtime.pool.pieces import DIVIDED, STEADY, ExecutorAffinities
 
 NOTHING = Program((), (), ())
 
@@ -34,7 +34,7 @@ DIVIDED_PLAN = plan((RunPart(0, None), RunPart(1, None)), homes=(0, 1))
 
 @pytest.fixture
 def programs():
-    return KeptPrograms()
+    return ExecutorAffinities()
 
 
 def ran(programs, recorded, planned, times=1, family=None):

@@ -24,8 +24,6 @@ from djinn_core.server.batching.weights import PackedWeights, WeightPlace, place
 CHECKS: Final = 3  # batches of a trial
 GAIN: Final = 0.9  # the largest share of the time one by one that a batch may take
 PAUSE: Final = 64  # runs
-_ABSOLUTE: Final = {torch.float32: 1e-5, torch.float64: 1e-7, torch.float16: 1e-5, torch.bfloat16: 1e-5}
-_RELATIVE: Final = {torch.float32: 1.3e-6, torch.float64: 1e-7, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
 
 _log = get_logger("djinn.server")
 
@@ -251,14 +249,9 @@ def _difference(expected: torch.Tensor, found: torch.Tensor) -> str:
     if theirs != ours:
         return f"a result is laid out as {ours} in place of {theirs}"
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-    dtype = expected.dtype
-    close = torch.allclose(
-        found,
-        expected,
-        rtol=_RELATIVE.get(dtype, 0.0),
-        atol=_ABSOLUTE.get(dtype, 0.0) * (largest if math.isfinite(largest) else 1.0),
-        equal_nan=True,
-    )
+    relative, absolute = torch_private.default_tolerances(expected.dtype)
+    scaled = absolute * (largest if math.isfinite(largest) else 1.0)
+    close = torch.allclose(found, expected, rtol=relative, atol=scaled, equal_nan=True)
     return "" if close else "results differ by more than rounding"
 
 

@@ -19,7 +19,7 @@ from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.scalars import movable_slots
 from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
 from djinn_core.server.compiling.written_views import WrittenView, written_views
-from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, run_template
+from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, TemplateRun
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 from djinn_core.server.running.values import ValueTable
@@ -123,12 +123,14 @@ class HotTemplate:
         phase = self.phase
         shortcut = phase.shortcut()
         began = time.perf_counter()
-        run = run_template(template, work, slots, values, shortcut)
+        run = TemplateRun(template, work, slots, values, shortcut)
+        run.advance()
+        outcome = run.finish()
         if isinstance(phase, TimingPhase):
             self.synchronize()
         self.slots = slots
         phase.ran(time.perf_counter() - began)
-        return run
+        return outcome
 
     def check(self, job: Job, compiled: CompiledRegion) -> None:
         """A compiler has made something. Called from the background."""

@@ -18,7 +18,7 @@ from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.limited_run import LimitedRun
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, estimate_memory
 from djinn_core.server.memory.next_use import LastUses, NextUsePredictor
-from djinn_core.server.running.run import RunOutcome, environment_of, run_template
+from djinn_core.server.running.run import RunOutcome, TemplateRun, environment_of
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate
 from djinn_core.server.running.values import ValueTable
@@ -203,12 +203,14 @@ class SessionMemory:
             self._usage.begin(self.phase, digest, self._with_kinds(work.inputs))
             self.values.forget_addresses()  # what was moved to the host comes back elsewhere
             if self._settle(self._inputs(work), estimate):
-                run = plain(template, work, slots, self.values)
+                outcome = plain(template, work, slots, self.values)
             else:
                 hints = ledger.hints(ledger.survey())
                 guard = LimitedRun(ledger, template, estimate, hints, hints.of_session(self))
                 ledger.begin_run()
-                run = run_template(template, work, slots, self.values, guard=guard)
+                run = TemplateRun(template, work, slots, self.values, guard=guard)
+                run.advance()
+                outcome = run.finish()
                 guard.end()
                 self._count_away(work.outputs)
                 if self._pinned:
@@ -219,7 +221,7 @@ class SessionMemory:
             self.uses.note(estimate.lifetimes, ledger.steps, work.inputs, work.outputs)
             ledger.steps += estimate.lifetimes.steps
             self._used = time.monotonic()
-            return run
+            return outcome
 
     def _observe(self, work: RunRequest, estimate: MemoryEstimate) -> None:
         """Report the memory that a run of this phase has used to the budgets."""
