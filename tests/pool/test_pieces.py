@@ -50,7 +50,7 @@ def test_a_program_that_ran_on_one_executor_a_few_times(programs):
     assert [ran(programs, recorded, plan()) for _ in range(STEADY + 1)] == [False] * (STEADY - 1) + [True] * 2
     assert programs.get(recorded).executor == 1
     assert not programs.takes_pieces(recorded, 1), "a link has changed"
-    programs.get(recorded).doubt()
+    programs.get(recorded).reset()
     assert not programs.takes_pieces(recorded, 0)
     assert ran(programs, recorded, plan(), STEADY)
     assert not ran(programs, recorded, plan(found_again=False)), "it was planned anew"

@@ -171,7 +171,7 @@ class _FetchedNumber:
     depth: int = 0
 
     def tensor(self) -> torch.Tensor | None:
-        """As of an `Operand`; None where it has been written."""
+        """As of a `FoldOperand`; None where it has been written."""
         if self.value.storage.host is not self.contents:
             return None
         if self.contents.memory() is None:

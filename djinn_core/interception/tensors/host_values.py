@@ -29,7 +29,7 @@ _OVERHEAD: Final = 1024  # bytes that are counted for each beside its own
 DEEPEST: Final = 32  # ops between a value and those that are here; beyond, the program does not ask for numbers
 
 
-class Operand(Protocol):
+class FoldOperand(Protocol):
     """A tensor that an op was called with."""
 
     @property
@@ -101,7 +101,7 @@ class _Source(NamedTuple):
     """An op that makes a value of known operands."""
 
     call: Callable[[list[torch.Tensor]], torch.Tensor]
-    operands: Sequence[Operand]
+    operands: Sequence[FoldOperand]
     meta: TensorMeta
 
     def compute(self) -> torch.Tensor | None:
@@ -168,7 +168,7 @@ def known(plain: torch.Tensor) -> HostValue | None:
 
 
 def computed(
-    call: Callable[[list[torch.Tensor]], torch.Tensor], operands: Sequence[Operand], meta: TensorMeta
+    call: Callable[[list[torch.Tensor]], torch.Tensor], operands: Sequence[FoldOperand], meta: TensorMeta
 ) -> HostValue | None:
     """The result of `call` for these operands, with metadata `meta` over a storage of its own; None if too many ops lead to it."""
     value = HostValue(None, _Source(call, operands, meta))

@@ -85,7 +85,7 @@ class ExecutorAffinity:
         if (asked or end + 1 >= len(self.first_slots)) and self.family.sender == get_ident():
             self.family.sender = 0
 
-    def doubt(self) -> None:
+    def reset(self) -> None:
         """Take the program whole again, until it is steady."""
         self.steady = min(self.steady, 0)
 

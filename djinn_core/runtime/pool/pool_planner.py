@@ -156,7 +156,7 @@ class PoolPlanner:
         `at`: number of instructions of the program before it.
         """
         if not affinity.covers(program, at, alike):
-            affinity.doubt()  # after this one, which takes it as it comes
+            affinity.reset()  # after this one, which takes it as it comes
         executor = affinity.executor
         if (again := self._again(program, alike, values, (None, False, executor))) is not None:
             return again
@@ -237,13 +237,13 @@ class PoolPlanner:
         judged = self._planner.placements is not None
         # Where inputs follow each other, nothing is measured that could say whether it pays to divide each of them.
         together = alone or (judged and turn is not None and alike.tried is None)
-        whereabouts = PlanningInputs(*there, 1.0 if together else self.margin)
+        inputs = PlanningInputs(*there, 1.0 if together else self.margin)
         planning = partial(self._plan, graph)
         with modes_as_before(), interrupt_mask.unmasked():
             if judged and not together:
-                result, alone = self._divided_or_not(alike, program, whereabouts, planning)
+                result, alone = self._divided_or_not(alike, program, inputs, planning)
             else:
-                result = planning(whereabouts)
+                result = planning(inputs)
         plan = self._lowered(program, graph, result)
         if plan is None:
             return self._make(program, alike, turn, alone)

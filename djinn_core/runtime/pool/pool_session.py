@@ -278,7 +278,7 @@ class PoolSession:
             affinity.goes_on(submission.at + len(program), asked=asked)
             if (prepared := planner.prepare_piece(program, submission.at, affinity, alike, values)) is not None:
                 return affinity.family, *prepared
-            affinity.doubt()
+            affinity.reset()
         plan, extended = planner.prepare(program, alike, values, self._turns.next(alike))
         alike.sender = 0  # where it was left in the middle of a program, it is no reason to take turns any more
         alike.ran(plan, extended)
