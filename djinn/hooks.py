@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.arguments import arguments, slot_positions
     from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
     from djinn_core.ir.graph import Edge, Graph, Node
+    from djinn_core.ir.handles import storage_of
     from djinn_core.ir.placement import Placement, PlacementDecision
     from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
     from djinn_core.ir.profile import (
@@ -120,7 +121,7 @@ if TYPE_CHECKING:
     )
     from djinn_core.ir.stream import Stream
     from djinn_core.ir.substitution import Substitution
-    from djinn_core.ir.values import TensorMeta, storage_of
+    from djinn_core.ir.values import TensorMeta
     from djinn_core.wire.executor_reports import Ready, Sessions
 
 __all__ = [
@@ -305,6 +306,7 @@ _PLACES = {
     "djinn_core.ir.arguments": "arguments slot_positions",
     "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
     "djinn_core.ir.graph": "Edge Graph Node",
+    "djinn_core.ir.handles": "storage_of",
     "djinn_core.ir.placement": "Placement PlacementDecision",
     "djinn_core.ir.plan": "OptimizationPlan OptimizationResult Rewrite",
     "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality Nodes PatternMatch SemanticMetadata Tier WorkloadProfile WorkloadType",
@@ -313,7 +315,7 @@ _PLACES = {
     "djinn_core.ir.schedule": "ExecutionSchedule Fetch Free Receive Run SchedulingGroup SchedulingStrategy Send Step Upload",
     "djinn_core.ir.stream": "Stream",
     "djinn_core.ir.substitution": "Substitution",
-    "djinn_core.ir.values": "TensorMeta storage_of",
+    "djinn_core.ir.values": "TensorMeta",
     "djinn_core.wire.executor_reports": "Ready Sessions",
 }
 

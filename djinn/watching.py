@@ -17,6 +17,7 @@ from djinn_core.interception.tensors.memory_views import memory_between, view_of
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.ir.program import Call, Site, Slot, describe_site
+from djinn_core.torch_private import default_tolerances
 
 __all__ = [
     "Call",
@@ -26,6 +27,7 @@ __all__ = [
     "Site",
     "Slot",
     "Value",
+    "default_tolerances",
     "describe_site",
     "fetch_all",
     "is_own",

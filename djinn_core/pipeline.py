@@ -142,8 +142,10 @@ def plan(
         return result
 
     context = _beginning(graph, profile, costs, request)
-    wanted = _wanted(plugins, request.exact)
-    optimized = known_plan or _with_left_out(clock.time("optimize", lambda: optimize(context, wanted)), plugins, wanted)
+    selected = _selected(plugins, request.exact)
+    optimized = known_plan or _with_left_out(
+        clock.time("optimize", lambda: optimize(context, selected)), plugins, selected
+    )
     if not isinstance(rewritten := "" if known_plan else _rewritten(context, graph, optimized, plugins, request), str):
         return attrs.evolve(rewritten, recorded=profile)  # planned in place of this program, and only once
     result = attrs.evolve(result, plan=(optimized := _unsubstituted(optimized, rewritten)))
@@ -151,7 +153,7 @@ def plan(
         return result
 
     placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, *_FALLBACKS))
-    if (again := [o for o in wanted if o.after_placement]) and not known_plan:  # once more, knowing where things are
+    if (again := [o for o in selected if o.after_placement]) and not known_plan:  # once more, knowing where things are
         placed = _placed(context, optimized, placement, again, request)
         optimized = clock.time("optimize", lambda: optimize(placed, again))
         if attrs.evolve(optimized, results=()) != attrs.evolve(placed.plan, results=()):
@@ -326,20 +328,20 @@ def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str)
     used: list[tuple[str, Any]] = [
         *(("pattern", p) for p in plugins.patterns),
         *(("cost model", m) for m in plugins.cost_models),
-        *(("optimization", o) for o in _wanted(plugins, exact)),
+        *(("optimization", o) for o in _selected(plugins, exact)),
         *(("placement policy", p) for p in plugins.placement_policies if p.name == policy),
         *(("scheduler", s) for s in plugins.schedulers if s.name == scheduler),
     ]
     return tuple(f"{kind} {one.name!r}" for kind, one in used if not tolerates_growth(one))
 
 
-def _wanted(plugins: Plugins, exact: bool) -> list[Optimization]:
+def _selected(plugins: Plugins, exact: bool) -> list[Optimization]:
     return [o for o in plugins.optimizations if not exact or keeps_rounding(o)]
 
 
-def _with_left_out(plan: OptimizationPlan, plugins: Plugins, wanted: Sequence[Optimization]) -> OptimizationPlan:
+def _with_left_out(plan: OptimizationPlan, plugins: Plugins, selected: Sequence[Optimization]) -> OptimizationPlan:
     """The plan, which says of optimizations that were not asked that their results might round otherwise."""
-    asked = {id(optimization) for optimization in wanted}
+    asked = {id(optimization) for optimization in selected}
     left_out = tuple(
         [
             OptimizationResult(o.name, applied=False, reason=_LEFT_OUT)

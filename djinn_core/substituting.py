@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from djinn_core.errors import InvalidStage
 from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.substitution import RewrittenProgram
-from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 
 _log = get_logger("djinn.pipeline")
 
 
-def lasting_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozenset[int]:
+def persistent_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozenset[int]:
     """Inputs that stay as they are for many programs: what depends on them alone is computed once."""
     written = {storage_of(v) for node in graph.nodes for v in node.writes}
     kinds = profile.residency
@@ -31,7 +31,7 @@ def substitute(
     """The program with all substitutions in it; where that does not work, a warning, and why not."""
     substitutions = [s for result in results for s in result.rewrite.substitutions]
     try:
-        return rewrite(graph.program, substitutions, lasting_weights(graph, profile))
+        return rewrite(graph.program, substitutions, persistent_weights(graph, profile))
     except Exception as error:  # code of plugins runs in there
         names = ", ".join(result.optimization for result in results)
         why = str(error) if isinstance(error, InvalidStage) else f"its code raised {type(error).__name__}: {error}"

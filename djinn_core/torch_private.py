@@ -119,6 +119,7 @@ NEEDED: Final = (
     "torch._tensor._convert",
     "torch._tensor._rebuild_from_type_v2",
     "torch.storage._new_dtypes",
+    "torch.testing._comparison.default_tolerances",
     "torch.autograd._engine_run_backward",
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.graph._engine_run_backward",
@@ -346,6 +347,11 @@ def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> Non
 dispatch_modes: Final = (
     torch._C._len_torch_dispatch_stack
 )  # number of modes that are entered, which are to see the ops that a backend sees
+
+
+def default_tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    """`rtol` and `atol` with which `torch.testing.assert_close` compares numbers of `dtype`."""
+    return torch.testing._comparison.default_tolerances(dtype)
 
 
 def spare_dispatch_rules(cls: type[torch.Tensor]) -> None:

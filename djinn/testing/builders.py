@@ -9,8 +9,9 @@ import torch
 
 from djinn_core.ir.form import Argument, Form, Operand, SlotArg
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import make_handle, new_storage, storage_of
 from djinn_core.ir.program import Call, Program, Signature, Slot
-from djinn_core.ir.values import TensorMeta, contiguous_strides, make_handle, new_storage, storage_of, tensor_meta
+from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 
 
 @attrs.define

@@ -13,12 +13,12 @@ from djinn.testing.replaying import replay
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationResult, Rewrite, resolved
-from djinn_core.ir.values import storage_of
 from djinn_core.runtime.captured import Captured
 from djinn_core.stages.verify_rewrite import check_rewrite
 from djinn_core.stages.verify_substitution import check_substitutions
-from djinn_core.substituting import lasting_weights
+from djinn_core.substituting import persistent_weights
 
 Tensors = Mapping[int, torch.Tensor]
 _NAMED = 4  # nodes that a message names
@@ -103,7 +103,7 @@ def _rewritten(
         running = [node for node in context.plan.nodes if node not in change.drop]
         yield "rewrite", replay(graph, inputs, running, resolved({**context.plan.replace, **change.replace}))
     if change.substitutions:
-        rewritten = rewrite(graph.program, change.substitutions, lasting_weights(graph, context.profile))
+        rewritten = rewrite(graph.program, change.substitutions, persistent_weights(graph, context.profile))
         given = dict(inputs)
         for recipe in rewritten.recipes:
             made = replay(ProgramGraph(recipe.program), {value: given[value] for value in recipe.sources})

@@ -7,10 +7,10 @@ from djinn_core.hookspecs.placement import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.graph import Graph, Node, ProgramGraph
+from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import ExecutionPhase, Modality, WorkloadProfile, WorkloadType
-from djinn_core.ir.values import RANDOM_STATE, storage_of
 
 _GIGABYTE = 1 << 30
 

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.values import VIEW_BITS, TensorMeta
+from djinn_core.ir.handles import storage_of, storages_of
+from djinn_core.ir.values import TensorMeta
 
 FEW = 8  # values; lists have many of the same metadata
 
@@ -56,8 +57,8 @@ def traffic_of(graph: Graph, node: Node) -> tuple[int, int]:
 
 def _written(graph: Graph, node: Node) -> int:
     """Bytes of results that have memory of their own, and of what is written in place."""
-    looked_into = {v >> VIEW_BITS for v in node.inputs}
-    fresh = [v for v in node.outputs if v >> VIEW_BITS not in looked_into]
+    looked_into = set(storages_of(node.inputs))
+    fresh = [v for v in node.outputs if storage_of(v) not in looked_into]
     return _total(graph, (*fresh, *dict.fromkeys(node.writes)))
 
 

@@ -13,8 +13,8 @@ from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.ir.colocation import storage_sizes
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import Graph
+from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.placement import Placement, PlacementDecision
-from djinn_core.ir.values import RANDOM_STATE, storage_of
 from djinn_core.stages.placement_fit import SHOWN, shortages
 
 djinn_api_version = 1

@@ -133,8 +133,8 @@ def required_versions() -> dict[str, str]:
     except metadata.PackageNotFoundError:  # a finding of its own
         return {}
     lines = (line.partition(";") for line in described.get_all("Requires-Dist") or ())
-    wanted = [requirement for requirement, _, marker in lines if "extra" not in marker]
-    return dict(_requirement(text) for text in (f"python{described['Requires-Python']}", *wanted))
+    required = [requirement for requirement, _, marker in lines if "extra" not in marker]
+    return dict(_requirement(text) for text in (f"python{described['Requires-Python']}", *required))
 
 
 def _requirement(text: str) -> tuple[str, str]:
@@ -200,17 +200,17 @@ def load(resolved: ResolvedSettings) -> Registry:
 
 def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[Finding]:
     """Plugins that cannot be used: fatal where they were asked for by name, or where all must load. And those of another release."""
-    wanted = settings.plugins or ()
+    named = settings.plugins or ()
     for row in rows:
         if row.status == "active" and (advice := of_another_release(row.distribution, row.version)):
             yield Finding(f"{row.label} is in use.", f"{advice[0].upper()}{advice[1:]}.", fatal=False)
         if row.status != "failed":
             continue
-        if row.name in wanted:
+        if row.name in named:
             mend = "Install or mend it, or take it out of the setting `plugins`."
         else:
             mend = f"Update or uninstall it, or leave it out with DJINN_DISABLE={row.name}."
-        yield Finding(row.error or f"{row.label} failed.", mend, fatal=settings.strict or row.name in wanted)
+        yield Finding(row.error or f"{row.label} failed.", mend, fatal=settings.strict or row.name in named)
 
 
 def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:

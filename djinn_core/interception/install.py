@@ -27,7 +27,6 @@ from djinn_core.interception.ops import canonicalize as _normalise  # noqa: F401
 from djinn_core.interception.ops import evaluation as _evaluation  # noqa: F401 - its handlers
 from djinn_core.interception.ops.backward import guard_engine
 from djinn_core.interception.ops.composite import register_whole
-from djinn_core.interception.ops.constant_folding import known_elements
 from djinn_core.interception.ops.default_dtype import noting_changes
 from djinn_core.interception.ops.padding import pad_with_zeros
 from djinn_core.interception.recording.module_calls import follow_modules
@@ -65,7 +64,6 @@ def install() -> None:
     if libraries:
         return
     port.record, port.show, port.bound_state = record, show, bound_state
-    port.known_elements = known_elements
     port.dispatch_layout = layouts.dispatch_layout
     port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
     register_backend(DEVICE_NAME, make_module())

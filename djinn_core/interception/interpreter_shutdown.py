@@ -1,7 +1,8 @@
 """Interpreter shutdown, which stops daemon threads wherever they next acquire the GIL.
 
-Stopping one inside an op unwinds PyTorch's C++ frames, which aborts the process. So while the interpreter ends, every
-thread but the main one that is inside an op stays there, without the GIL, until the process is gone.
+Stopping one inside an op unwinds PyTorch's C++ frames, which aborts the process (`terminate called without an active exception`). So while
+the interpreter ends, every thread but the main one that is inside an op stays there, without the GIL, until the process is gone; and the
+main thread waits until those that were between two ops have come to the next one.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any, Final
 from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.runtime_interface import Around, Dispatch, port
+from djinn_core.system.processes import RUNNING, thread_activity
 
 _PATIENCE = 5.0  # seconds
 _A_TURN = 0.02  # seconds in which every thread has its turn
+_RUNNING_SECONDS = 2.0  # that threads may take that go on, such as those that use no tensor
 
 
 def begin() -> None:
@@ -32,7 +35,20 @@ def settle() -> None:
     deadline = time.monotonic() + _PATIENCE
     while collect_later.busy and time.monotonic() < deadline:
         time.sleep(_A_TURN)
-    time.sleep(_A_TURN)
+    _await_rest(time.monotonic() + _RUNNING_SECONDS)
+
+
+def _await_rest(deadline: float) -> None:
+    """Wait until no other thread has run for a turn; one that waits for the GIL wakes up several times in a turn."""
+    others = [thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()]
+    numbers = [number for number in others if number is not None]
+    before: tuple[str, ...] | None = None
+    while True:
+        now = thread_activity(numbers)
+        if (now == before and RUNNING not in now) or time.monotonic() > deadline:
+            return
+        before = now
+        time.sleep(_A_TURN)
 
 
 def has_begun() -> bool:

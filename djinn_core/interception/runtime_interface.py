@@ -302,7 +302,7 @@ class Port(RuntimeFunctions):
         record: records an op of `LazyTensor.__torch_dispatch__` that has no handler of its own. dispatch_layout: implementation of
             `PartsTensor.__torch_dispatch__`.
         around: stands around each op, which it calls; None: nothing does.
-        show: how a remote tensor prints; `contents` may be given. known_elements: of a value that the client knows.
+        show: how a remote tensor prints; `contents` may be given.
         copy_later: begin a copy to a new CPU tensor (source, memory format); None if it must wait.
         copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
         bound_state: the value that holds the random state of an index that is bound to one device.
@@ -314,7 +314,6 @@ class Port(RuntimeFunctions):
     around: Around | None = None
     dispatch_layout: Dispatch = _not_installed
     show: Callable[[Any, str | None], str] = _not_installed
-    known_elements: Callable[[Any], torch.Tensor | None] = _not_installed
     copy_later: Callable[[Any, torch.memory_format], torch.Tensor | None] = _not_installed
     copy_into_later: Callable[[torch.Tensor, Any], bool] = _not_installed
     bound_state: Callable[[int], Any] = _not_installed

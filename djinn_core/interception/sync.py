@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import attrs
 import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.ops.constant_folding import fold, known_elements
 from djinn_core.interception.recording.fetch_prediction import LARGEST
 from djinn_core.interception.recording.recorder import Recorder, SyncRequest, current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.element_copies import fetch_part, is_small_part
-from djinn_core.interception.tensors.host_values import HostOperand, HostValue, computed
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
+from djinn_core.interception.tensors.host_values import known_elements
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.parts_tensor import PartsTensor
 from djinn_core.interception.tensors.printed_lists import shown_together
 from djinn_core.interception.tensors.storage import Value
@@ -51,11 +49,11 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 
 def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
     """Elements that the caller may change: a copy of those that are remembered."""
-    elements = _read_only(tensor)
+    elements = read_only(tensor)
     return elements.clone() if tensor.remote.meta.nbytes <= LARGEST else elements
 
 
-def _read_only(tensor: LazyTensor) -> torch.Tensor:
+def read_only(tensor: LazyTensor) -> torch.Tensor:
     """Elements of a tensor, which the caller must not change: small ones are remembered."""
     recorder = recorders.thread.recorder
     value = tensor.remote
@@ -107,7 +105,8 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """`tensor.item()`, `float(tensor)`, `bool(tensor)`."""
     tensor = args[0]
     value = tensor.remote
-    if value.storage.host is not None and (known := known_elements(value)) is not None:
+    known = known_elements(value) if value.storage.host is not None else None
+    if known is not None:
         return known.item()
     if (
         value.storage.nbytes > value.meta.nbytes
@@ -115,41 +114,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         or torch_private.dispatch_modes()
     ):
         return fetch(tensor).item()
-    return _read_only(tensor).item()
-
-
-@attrs.frozen
-class _FetchedNumber:
-    """A number that is fetched when something that follows from it is asked for.
-
-    Attributes:
-        contents: of its storage, where they are not known yet; the storage has these until it is written.
-    """
-
-    value: Value
-    contents: HostValue
-    depth: int = 0
-
-    def tensor(self) -> torch.Tensor | None:
-        """As of an `Operand`; None where it has been written."""
-        if self.value.storage.host is not self.contents:
-            return None
-        if self.contents.memory() is None:
-            self.contents.become(_read_only(wrap(self.value)))
-        return HostOperand(self.contents, self.value.meta).tensor()
-
-
-@handles(aten.isnan.default, aten.isinf.default)
-def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the op. Of a single number: it is the number that is fetched, so that `isnan(x) or isinf(x)` is one round trip."""
-    made = record(func, args, kwargs, 3)
-    value = args[0].remote
-    if value.meta.numel == 1 and value.storage.nbytes == value.meta.nbytes and not value.meta.offset:
-        if value.storage.host is None:
-            value.storage.host = HostValue(None)
-        number = _FetchedNumber(value, value.storage.host)
-        made.remote.storage.host = computed(lambda operands: func(*operands), (number,), made.remote.meta)
-    return made
+    return read_only(tensor).item()
 
 
 @handles(aten._linalg_check_errors.default)
@@ -158,19 +123,13 @@ def check_errors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     func(fetch(args[0]), *args[1:], **kwargs)
 
 
-@handles(aten._to_copy.default)
-def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`tensor.to(...)`: recorded where it stays remote; converted remotely, then fetched, where it goes to the CPU."""
-    device, waits = kwargs.get("device"), not kwargs.get("non_blocking")
-    kwargs = {k: v for k, v in kwargs.items() if k not in {"non_blocking", "pin_memory"}}
-    if device is None or is_remote(device):
-        return fold(func, args, kwargs)
-    if device.type != "cpu":
-        return _to_other_device(args[0], kwargs)
+def to_copy(source: LazyTensor, kwargs: dict[str, Any], *, waits: bool) -> torch.Tensor:
+    """`source.to(...)` another device: converted remotely, then fetched, where that is the CPU."""
+    if kwargs["device"].type != "cpu":
+        return _to_other_device(source, kwargs)
     dtype = kwargs.get("dtype")
-    source = args[0]
     if dtype is not None and dtype != source.dtype:
-        source = record(func, (source,), {"dtype": dtype})
+        source = record(aten._to_copy.default, (source,), {"dtype": dtype})
     memory_format = kwargs.get("memory_format") or torch.preserve_format
     late = None if waits else port.copy_later(source, memory_format)
     if late is not None:

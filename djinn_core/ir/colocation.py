@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.values import RANDOM_STATE, storage_of
+from djinn_core.ir.handles import RANDOM_STATE, storage_of
 
 Homes = Mapping[int, str]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 
 if TYPE_CHECKING:
     from djinn_core.ir.graph import Graph, Node

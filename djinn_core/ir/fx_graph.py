@@ -31,8 +31,9 @@ from djinn_core.ir.form import (
     SlotArg,
 )
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import make_handle, new_storage, storage_of
 from djinn_core.ir.program import Call, Program, Signature, Slot
-from djinn_core.ir.values import TensorMeta, make_handle, new_storage, storage_of, tensor_meta
+from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
 def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: Any) -> ProgramGraph:

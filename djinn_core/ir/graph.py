@@ -13,13 +13,14 @@ import msgspec
 
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.form import Form
+from djinn_core.ir.handles import RANDOM_STATE, storage_of, storages_of
 from djinn_core.ir.isomorphism_hash import isomorphism_hash
 from djinn_core.ir.module_names import ModuleNames, module_names
 from djinn_core.ir.networkx_graph import graph_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
-from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, TensorMeta, storage_of
+from djinn_core.ir.values import TensorMeta
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -216,11 +217,11 @@ class ProgramGraph(ShownInNotebooks):
         """Bytes of all storages together, as far as the program looks into them."""
         sizes: dict[int, int] = {}
         known: dict[TensorMeta, int] = {}
-        for value, meta in self._metas.items():
+        metas = self._metas
+        for storage, meta in zip(storages_of(metas), metas.values(), strict=True):
             size = known.get(meta)
             if size is None:
                 size = known[meta] = meta.extent * meta.dtype.itemsize
-            storage = value >> VIEW_BITS
             if size > sizes.get(storage, -1):
                 sizes[storage] = size
         return sum(sizes.values())
@@ -318,7 +319,7 @@ class _Flow:
             source = makers.get(value)  # of the value itself: a view exists only once the view op has run
             if source is not None:
                 edges[source, target] = "data"
-        read = [value >> VIEW_BITS for value in node.inputs]
+        read = storages_of(node.inputs)
         if node.random:
             read.append(RANDOM_STATE)
         for storage in read:
@@ -328,9 +329,8 @@ class _Flow:
         if self.readers:
             self._write(node, read)
         looked_into = read if len(node.outputs) < 2 else frozenset(read)
-        for value in node.outputs:
+        for value, storage in zip(node.outputs, storages_of(node.outputs), strict=True):
             makers[value] = target
-            storage = value >> VIEW_BITS
             if storage not in writers and storage not in looked_into:  # a view does not write what it looks into
                 writers[storage] = target
 
@@ -351,7 +351,7 @@ def storages_written(node: Node) -> dict[int, None]:
     if not node.writes and not node.random:
         return {}
     random = (RANDOM_STATE,) if node.random else ()
-    return dict.fromkeys((*[value >> VIEW_BITS for value in node.writes], *random))
+    return dict.fromkeys((*storages_of(node.writes), *random))
 
 
 def _edges(nodes: Sequence[Node]) -> dict[tuple[int, int], EdgeKind]:

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import attrs
 
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import Nodes, PatternMatch, WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
-from djinn_core.ir.values import storage_of
 
 T = TypeVar("T")
 Names = Mapping[int, int]

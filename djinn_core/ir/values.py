@@ -1,13 +1,11 @@
-"""Handles and metadata of remote tensors, known to the client without a message."""
+"""Metadata of remote tensors, known to the client without a message."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import threading
 import weakref
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Final
 
@@ -15,39 +13,6 @@ import attrs
 import torch
 
 from djinn_core.system.processes import in_forked_child
-
-VIEW_BITS: Final = 32
-# The number of the storage once more, in the lower bits: these decide where Python's sets and dictionaries put an int, and
-# would be the same for nearly all handles, which makes every look-up several times as slow.
-HANDLE_STEP: Final = (1 << VIEW_BITS) + 1
-
-
-def make_handle(storage: int, view: int) -> int:
-    """The handle of the `view`-th tensor over storage `storage`. Tensors that share memory share `storage_of`."""
-    return storage * HANDLE_STEP + view
-
-
-def storage_of(handle: int) -> int:
-    """The number of the storage (the alias set) that the value `handle` looks into."""
-    return handle >> VIEW_BITS
-
-
-def storages_of(handles: Iterable[int]) -> list[int]:
-    """`storage_of` of each handle, for paths where a call for each costs too much."""
-    return [handle >> VIEW_BITS for handle in handles]
-
-
-# Random state is a value like any other: a random op reads and writes this storage.
-RANDOM_STATE: Final = 0
-_storages = itertools.count(1)
-
-
-new_storage: Final = _storages.__next__  # a storage number that this process has not used before
-
-
-def new_storages(count: int) -> list[int]:
-    """Allocate `count` new storage numbers."""
-    return list(itertools.islice(_storages, count))
 
 
 @attrs.frozen(eq=False)

@@ -51,21 +51,21 @@ class DjinnMagics(Magics):
         profile: Any = getattr(importlib.import_module("djinn"), "profile", None)  # a layer above
         if profile is None:
             raise UsageError("this version of Djinn has no djinn.profile(); update it")
-        wanted = parse_argstring(self.djinn_profile, line)
-        if wanted.save is not None:
+        arguments = parse_argstring(self.djinn_profile, line)
+        if arguments.save is not None:
             try:
-                wanted.save.parent.mkdir(parents=True, exist_ok=True)
+                arguments.save.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise UsageError(f"there can be no folder '{wanted.save.parent}' for the trace: {error}") from None
+                raise UsageError(f"there can be no folder '{arguments.save.parent}' for the trace: {error}") from None
         shell: Any = self.shell
-        with profile(ops=wanted.ops) as timeline:
+        with profile(ops=arguments.ops) as timeline:
             shell.run_cell(cell)  # shows the results, and errors: what came before these is worth a look, too
         display(timeline)
-        if wanted.output:
-            shell.push({wanted.output: timeline})
-        if wanted.save is not None:
-            timeline.save(wanted.save)
-            print(f"written to {wanted.save}")  # noqa: T201
+        if arguments.output:
+            shell.push({arguments.output: timeline})
+        if arguments.save is not None:
+            timeline.save(arguments.save)
+            print(f"written to {arguments.save}")  # noqa: T201
 
 
 def _of_servers(names: tuple[str, ...]) -> str:

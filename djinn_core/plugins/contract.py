@@ -12,40 +12,40 @@ from djinn_core.plugins.kinds import Kind
 
 def complaint(candidate: object, kind: Kind) -> str:
     """Reason why `candidate` is no object of `kind`, as the end of a sentence, or an empty string."""
-    wanted = kind.protocol.__name__
+    expected = kind.protocol.__name__
     name = getattr(candidate, "name", "")
     shown = f"{type(candidate).__name__} {name!r}" if name else f"an instance of {type(candidate).__name__}"
     if isinstance(candidate, type):
         return f"returned the class {candidate.__name__}, but must return instances: {candidate.__name__}()"
     faults = [*_faults(candidate, kind.protocol), *_optional_faults(candidate, kind.optional_members)]
     if faults:
-        return f"returned {shown}, which is no {wanted}: {'; '.join(faults)}"
+        return f"returned {shown}, which is no {expected}: {'; '.join(faults)}"
     if not name:
         return f"returned a {type(candidate).__name__} with an empty `name`"
     return ""
 
 
-def _faults(candidate: object, wanted: type) -> Iterator[str]:
-    if Protocol in wanted.__mro__:
-        yield from _attribute_faults(candidate, wanted)
-        yield from _method_faults(candidate, wanted)
-    elif not isinstance(candidate, wanted):
-        package = wanted.__module__.partition(".")[0]
-        yield f"it is no instance of {'djinn.hooks' if package == 'djinn_core' else package}.{wanted.__name__}"
+def _faults(candidate: object, expected: type) -> Iterator[str]:
+    if Protocol in expected.__mro__:
+        yield from _attribute_faults(candidate, expected)
+        yield from _method_faults(candidate, expected)
+    elif not isinstance(candidate, expected):
+        package = expected.__module__.partition(".")[0]
+        yield f"it is no instance of {'djinn.hooks' if package == 'djinn_core' else package}.{expected.__name__}"
 
 
 def _optional_faults(candidate: object, members: Mapping[str, Any]) -> Iterator[str]:
-    for member, wanted in members.items():
-        if not isinstance(value := getattr(candidate, member, None), (wanted, type(None))):
-            yield f"its `{member}` is {value!r}, but must be a {_spelled(wanted)}"
+    for member, expected in members.items():
+        if not isinstance(value := getattr(candidate, member, None), (expected, type(None))):
+            yield f"its `{member}` is {value!r}, but must be a {_spelled(expected)}"
 
 
 def _attribute_faults(candidate: object, protocol: type) -> Iterator[str]:
     for member, annotation in _attributes(protocol).items():
-        wanted = get_origin(annotation) or annotation
+        expected = get_origin(annotation) or annotation
         if not hasattr(candidate, member):
             yield f"it lacks the attribute `{member}` ({_spelled(annotation)})"
-        elif not isinstance(value := getattr(candidate, member), wanted):
+        elif not isinstance(value := getattr(candidate, member), expected):
             yield f"its `{member}` is {value!r}, but must be a {_spelled(annotation)}"
 
 

@@ -23,9 +23,9 @@ from djinn_core.interception.dispatch import forget_calls, forget_what_was_learn
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import Runtime, RuntimeFunctions, port
+from djinn_core.ir.handles import new_storage
 from djinn_core.ir.program import Program
 from djinn_core.ir.short_repr import ShortRepr
-from djinn_core.ir.values import new_storage
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_session import ClientSession

@@ -9,7 +9,7 @@ import attrs
 from djinn_core.config import Settings
 from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.tensors.storage import Value, still_to_free
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.plugins.registry import Registry
 
 # Looked at again whenever they matter: for the next wait, program, upload or connection.

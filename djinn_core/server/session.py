@@ -21,7 +21,7 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs.admission import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.batching.batch import BatchMember, PendingRun, pending_run
 from djinn_core.server.context import ExecutorContext

@@ -11,8 +11,8 @@ from typing import Final
 
 import attrs
 
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import ExecutionPhase
-from djinn_core.ir.values import storage_of
 from djinn_core.lru import LruCache
 from djinn_core.server.running.values import ValueTable
 from djinn_core.wire.messages import ValueHints

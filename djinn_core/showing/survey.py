@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 
 from djinn_core.ir.costs import CostEstimate
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
 from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.values import storage_of
 from djinn_core.showing.outline import Part
 
 _NUMBER = re.compile(r"\d+")

@@ -44,12 +44,12 @@ def annotate(
         tiers: the tiers that may judge the workload type. Phases and residency are the structure's.
     """
     matches, skipped = _all_matches(graph, patterns)
-    lasting = {value: fact for value, fact in known.items() if isinstance(fact, DataResidency)}
+    known_residency = {value: fact for value, fact in known.items() if isinstance(fact, DataResidency)}
     earlier = {value: fact for value, fact in known.items() if isinstance(fact, Modality)}
     inputs = inputs_of(graph)
-    training = training_in(graph, inputs, lasting)
-    states = NO_STATES if training else states_in(graph, inputs, lasting)
-    residency = _residency(graph, inputs, training, states, matches, lasting)
+    training = training_in(graph, inputs, known_residency)
+    states = NO_STATES if training else states_in(graph, inputs, known_residency)
+    residency = _residency(graph, inputs, training, states, matches, known_residency)
     if earlier:
         inputs = attrs.evolve(inputs, earlier=earlier)
     bits = lineage_of(graph, inputs, residency)

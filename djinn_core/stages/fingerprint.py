@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from djinn_core.ir.handles import storages_of
 from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, NORMALISATION
 from djinn_core.ir.program import Call, Program
-from djinn_core.ir.values import storages_of
 
 _REMEMBERED = 65536
 _WEIGHED = CONVOLUTION | NORMALISATION | {"linear"}  # the first operand is data, the others are weights

@@ -22,10 +22,11 @@ from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.colocation import storage_sizes
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Free, Receive, Run, Send, Step, Upload
-from djinn_core.ir.values import TensorMeta, storage_of
+from djinn_core.ir.values import TensorMeta
 from djinn_core.stages.simulate import Memory, copy_bytes
 from djinn_core.stages.steps import write_steps
 

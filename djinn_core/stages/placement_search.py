@@ -19,8 +19,8 @@ from djinn_core.hookspecs.placement import PlacementContext
 from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.placement import Placement, PlacementDecision
-from djinn_core.ir.values import RANDOM_STATE, storage_of
 from djinn_core.stages.placement_fit import (
     SHOWN,
     Shortage,
@@ -74,9 +74,9 @@ class _Block:
     Attributes:
         number: of the block, as `Colocation` has it; ~node for a node without one.
         nodes: those that run there.
-        operands: blocks that these read, in descending order of their lasting bytes.
+        operands: blocks that these read, in descending order of their persistent bytes.
         fresh: bytes of inputs in it that live nowhere yet.
-        lasting: bytes of inputs and of what is kept.
+        persistent: bytes of inputs and of what is kept.
         able: the devices that it may be on, in the order of the topology.
         home: the device where it lives already.
         first: position of the first node that uses it; after all of them if none does.
@@ -86,7 +86,7 @@ class _Block:
     nodes: tuple[int, ...]
     operands: tuple[int, ...]
     fresh: int
-    lasting: int
+    persistent: int
     able: Mapping[str, None]
     home: str | None
     first: int
@@ -138,16 +138,16 @@ class _Search:
         for block in (b for b in self.blocks if not b.able):
             reasons = [f"{name}: {why}" for name in self.devices if (why := self._why_not(name, block))]
             named = sorted({self.pinned[n] for n in block.nodes if n in self.pinned})
-            what = at(graph, block.nodes[0]) if block.nodes else f"an input of {block.lasting:,} bytes"
+            what = at(graph, block.nodes[0]) if block.nodes else f"an input of {block.persistent:,} bytes"
             where = f", pinned to {', '.join(named)}," if named else ""
             why = "; ".join(reasons[:SHOWN]) or "what it works with has to be in several places at once"
             raise DoesNotFit(f"{what}{where} has no device that it can be on: {why}")
         rooms = [there for there in self.rooms.values() if there is not None]
-        lasting, free = sum(b.lasting for b in self.blocks), sum(rooms)
-        if len(rooms) == len(self.rooms) and lasting > free:
+        persistent, free = sum(b.persistent for b in self.blocks), sum(rooms)
+        if len(rooms) == len(self.rooms) and persistent > free:
             raise DoesNotFit(
-                f"inputs and what is kept are {lasting:,} bytes, and all devices together have room for {free:,}: "
-                f"{lasting - free:,} bytes are short"
+                f"inputs and what is kept are {persistent:,} bytes, and all devices together have room for {free:,}: "
+                f"{persistent - free:,} bytes are short"
             )
 
     def _why_not(self, name: str, block: _Block) -> str:
@@ -156,9 +156,9 @@ class _Search:
         for node in block.nodes:
             if reason := lacking(self.context, node, self.devices[name]):
                 return reason
-            if (wanted := _footprint(self.context, node)) > there:
-                what = f"{at(self.context.graph, node)} alone takes {wanted:,} bytes with its operands"
-                return f"{what}, and there is room for {there:,.0f}: {wanted - there:,.0f} bytes are short"
+            if (needed := _footprint(self.context, node)) > there:
+                what = f"{at(self.context.graph, node)} alone takes {needed:,} bytes with its operands"
+                return f"{what}, and there is room for {there:,.0f}: {needed - there:,.0f} bytes are short"
         if block.fresh > there:
             return f"inputs of {block.fresh:,} bytes, and there is room for {there:,.0f}: {block.fresh - there:,.0f} bytes are short"
         return ""
@@ -268,13 +268,13 @@ class _Search:
         homes: dict[int, str] = {}
         current = order[0]
         for block in self.blocks:
-            wanted = block.lasting if block.home is None else 0
+            needed = block.persistent if block.home is None else 0
             near = dict.fromkeys(homes[b] for b in block.operands if b in homes)
             own = () if block.home is None else (block.home,)
             ranked = (d for d in (*own, *near, current, *order) if d in block.able)
-            device = next((d for d in ranked if left[d] >= wanted), None) or max(block.able, key=left.__getitem__)
+            device = next((d for d in ranked if left[d] >= needed), None) or max(block.able, key=left.__getitem__)
             homes[block.number] = current = device
-            left[device] -= wanted
+            left[device] -= needed
         return homes
 
     def _mended(self, homes: dict[int, str], short: tuple[Shortage, ...]) -> Placement:
@@ -298,7 +298,7 @@ class _Search:
         slack = {d: _bytes(r) - (needed[d].bytes if d in needed else 0) for d, r in self.rooms.items()}
         for one in short:
             here = [b for b in self.blocks if homes[b.number] == one.device and len(b.able) > 1]
-            for block in sorted(here, key=lambda b: abs(b.lasting - one.excess)):
+            for block in sorted(here, key=lambda b: abs(b.persistent - one.excess)):
                 elsewhere = (d for d in block.able if d != one.device)
                 for target in sorted(elsewhere, key=lambda d: -slack[d])[:SHOWN]:
                     if not self.checks:
@@ -376,9 +376,9 @@ def _blocks(
     for value in graph.inputs:
         inputs.setdefault(joined.block(value), []).append(value)
     sizes, kept = storage_sizes(graph, graph.inputs), storage_sizes(graph, (*graph.inputs, *graph.outputs))
-    lasting: dict[int, int] = {}
+    persistent: dict[int, int] = {}
     for storage, size in kept.items():
-        lasting[joined.leader(storage)] = lasting.get(joined.leader(storage), 0) + size
+        persistent[joined.leader(storage)] = persistent.get(joined.leader(storage), 0) + size
     settled = {storage_of(v): d for v, d in context.resident.items() if v != RANDOM_STATE}
     homes = resident_blocks(joined, graph.inputs, context.resident)
     drawing = context.resident.get(RANDOM_STATE)
@@ -395,8 +395,8 @@ def _blocks(
             able = {d: None for d in able if _bytes(rooms[d]) >= least}
         if named:
             able = {d: None for d in able if named == {d}}
-        reads = sorted((b for b in operands.get(block, ()) if b != block), key=lambda b: -lasting.get(b, 0))
-        known = (block, tuple(its), tuple(reads), fresh, lasting.get(block, 0), able, homes.get(block))
+        reads = sorted((b for b in operands.get(block, ()) if b != block), key=lambda b: -persistent.get(b, 0))
+        known = (block, tuple(its), tuple(reads), fresh, persistent.get(block, 0), able, homes.get(block))
         yield _Block(*known, first.get(block, len(nodes)))
 
 

@@ -16,9 +16,10 @@ import attrs
 
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import CLIENT
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
-from djinn_core.ir.values import TensorMeta, storage_of
+from djinn_core.ir.values import TensorMeta
 
 _OUT, _IN = 0, 1
 

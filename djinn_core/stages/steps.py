@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import Node
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.replicas import by_node
 from djinn_core.ir.schedule import (
     ExecutionSchedule,
@@ -23,7 +24,6 @@ from djinn_core.ir.schedule import (
     Step,
     Upload,
 )
-from djinn_core.ir.values import storage_of
 from djinn_core.stages.ordering import Dependences, groups_of
 
 _START = -1  # before the first node

@@ -8,11 +8,11 @@ from djinn_core.errors import InvalidStage
 from djinn_core.hookspecs.placement import PlacementContext
 from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.indexes import bound_nodes
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.profile import PatternMatch
 from djinn_core.ir.replicas import repeatable
-from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, storage_of
 
 
 def check_match(graph: Graph, match: PatternMatch) -> None:
@@ -97,7 +97,7 @@ def _value_problem(context: PlacementContext, placement: Placement) -> str:
         home = values.get(value)
         if home not in devices:
             return f"value {value} lives on {home!r}; the devices are {sorted(devices)}"
-        if homes.setdefault(value >> VIEW_BITS, home) != home:
+        if homes.setdefault(storage_of(value), home) != home:
             return f"value {value} is on {home!r}, but what it shares memory with is on {homes[storage_of(value)]!r}"
     for decision in placement.decisions:
         node, device = nodes[decision.node], decision.device

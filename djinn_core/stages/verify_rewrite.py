@@ -8,10 +8,10 @@ import attrs
 
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationPlan, Rewrite, resolved
 from djinn_core.ir.program import interchangeable
 from djinn_core.ir.replicas import repeatable
-from djinn_core.ir.values import storage_of
 
 
 def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int], author: str) -> None:

@@ -17,8 +17,8 @@ import attrs
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import Node, storages_written
+from djinn_core.ir.handles import storage_of, storages_of
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
-from djinn_core.ir.values import VIEW_BITS, storage_of
 from djinn_core.stages.ordering import orderings
 from djinn_core.stages.placement_fit import shortages_of_steps, told
 
@@ -154,7 +154,7 @@ class _Rehearsal:
             node = nodes[node_id]
             for value in node.inputs:
                 used = replace.get(value, value) if replace else value
-                if used in present and used >> VIEW_BITS not in written and home.get(used) == device:
+                if used in present and storage_of(used) not in written and home.get(used) == device:
                     continue  # it is there, and nothing ever writes it
                 self._check_version(device, node, used)
             if node.writes or node.random:
@@ -223,7 +223,7 @@ def _expected_versions(
     expected: dict[tuple[int, int], int] = {}
     for node in running if written else ():
         for value in node.inputs:
-            for storage in (value >> VIEW_BITS, replace.get(value, value) >> VIEW_BITS):
+            for storage in storages_of((value, replace.get(value, value))):
                 if storage in written:
                     expected[node.id, storage] = versions[storage]
         for storage in storages_written(node) if node.writes or node.random else ():

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.graph import Graph, storages_written
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.substitution import Substitution
-from djinn_core.ir.values import storage_of
 
 
 def check_substitutions(

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -114,6 +114,9 @@ class NoFork:
         self._changed.release()
 
 
+RUNNING: Final = "running"
+
+
 class ThreadTimes:
     """Processor time of another process, in nanoseconds' detail. Linux alone tells it: psutil knows hundredths of a second."""
 
@@ -126,6 +129,22 @@ class ThreadTimes:
     def read(self) -> float:
         """Seconds that its threads have run on a processor."""
         return sum(int((task / "schedstat").read_text().split()[0]) for task in self._folder.iterdir()) / 1e9
+
+
+def thread_activity(threads: Iterable[int]) -> tuple[str, ...]:
+    """A text for each thread of this process, by native number: it changes as soon as the thread runs; `running` while it runs, or would.
+
+    Linux alone tells this: empty elsewhere.
+    """
+    found = []
+    for number in threads:
+        task = Path(f"/proc/self/task/{number}")
+        try:
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            found.append(RUNNING if state == "R" else (task / "schedstat").read_text())
+        except OSError:  # it has ended, or this is another system
+            continue
+    return tuple(found)
 
 
 def innermost_number(process: int) -> int:

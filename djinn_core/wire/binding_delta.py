@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from djinn_core.errors import ProtocolError
+from djinn_core.ir.handles import VIEW_BITS, VIEW_MASK
 from djinn_core.wire import limits
 
 Slot = int | float
@@ -20,8 +21,6 @@ InputChanges = tuple[int, ...]
 # Per new value of a slot: the positions that it goes to, each less the one before.
 SlotChanges = tuple[tuple[Slot, tuple[int, ...]], ...]
 
-_VIEW_BITS = 32
-_VIEW_MASK = (1 << _VIEW_BITS) - 1
 _HANDLE_LIMIT = 1 << 63
 
 
@@ -30,8 +29,8 @@ def pack_handles(handles: Iterable[int]) -> Handles:
     packed: list[int] = []
     before = 0
     for handle in handles:
-        storage = handle >> _VIEW_BITS
-        packed += (storage - before, (handle - storage) & _VIEW_MASK)
+        storage = handle >> VIEW_BITS
+        packed += (storage - before, (handle - storage) & VIEW_MASK)
         before = storage
     return tuple(packed)
 
@@ -45,8 +44,8 @@ def unpack_handles(packed: Handles) -> list[int]:
     match packed:
         case ():
             return []
-        case (storage, view) if 0 <= view <= _VIEW_MASK:  # a single one, as mostly
-            handle = storage << _VIEW_BITS | (storage + view) & _VIEW_MASK
+        case (storage, view) if 0 <= view <= VIEW_MASK:  # a single one, as mostly
+            handle = storage << VIEW_BITS | (storage + view) & VIEW_MASK
             if 0 <= handle < _HANDLE_LIMIT:
                 return [handle]
     if len(packed) > 2 * limits.HANDLES:
@@ -55,13 +54,13 @@ def unpack_handles(packed: Handles) -> list[int]:
         raise ProtocolError("a list of handles is cut short")
     views = packed[1::2]
     handles = [_handle(s, v) for s, v in zip(accumulate(packed[::2]), views, strict=True)]
-    if not (min(handles) >= 0 and max(handles) < _HANDLE_LIMIT and min(views) >= 0 and max(views) <= _VIEW_MASK):
+    if not (min(handles) >= 0 and max(handles) < _HANDLE_LIMIT and min(views) >= 0 and max(views) <= VIEW_MASK):
         raise ProtocolError("a handle is out of range")
     return handles
 
 
 def _handle(storage: int, view: int) -> int:
-    return storage << _VIEW_BITS | (storage + view) & _VIEW_MASK
+    return storage << VIEW_BITS | (storage + view) & VIEW_MASK
 
 
 def diff_inputs(before: Sequence[int], handles: Sequence[int]) -> InputChanges:
@@ -70,8 +69,8 @@ def diff_inputs(before: Sequence[int], handles: Sequence[int]) -> InputChanges:
     position = storage = 0
     for index, (old, new) in enumerate(zip(before, handles, strict=True)):
         if old != new:
-            before_it, storage = storage, new >> _VIEW_BITS
-            rebound += (index - position, storage - before_it, (new - storage) & _VIEW_MASK)
+            before_it, storage = storage, new >> VIEW_BITS
+            rebound += (index - position, storage - before_it, (new - storage) & VIEW_MASK)
             position = index
     return tuple(rebound)
 
@@ -90,7 +89,7 @@ def apply_input_changes(before: list[int], changes: InputChanges) -> None:
         if not 0 <= position < len(before):
             raise ProtocolError(f"a submission binds input {position} of {len(before)}")
         handle = _handle(storage, view)
-        if not (0 <= view <= _VIEW_MASK and 0 <= handle < _HANDLE_LIMIT):
+        if not (0 <= view <= VIEW_MASK and 0 <= handle < _HANDLE_LIMIT):
             raise ProtocolError("a handle is out of range")
         before[position] = handle
 

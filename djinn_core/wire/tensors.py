@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -105,7 +105,7 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
     sizes = header.shape + header.stride
     if sizes and (len(header.shape) != len(header.stride) or not (min(sizes) >= 0 and max(sizes) <= _LARGEST)):
         raise ProtocolError(f"a tensor cannot have shape {header.shape} with stride {header.stride}")
-    needed = dtype.itemsize * (_extent(header.shape, header.stride) if sizes else 1)
+    needed = dtype.itemsize * (extent(header.shape, header.stride) if sizes else 1)
     if needed != data.nbytes:
         raise ProtocolError(
             f"a {header.dtype} tensor of shape {header.shape} and stride {header.stride} takes {needed:,} bytes,"
@@ -165,7 +165,7 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Elements from the first to the last that a tensor of this shape and stride looks at."""
     if 0 in shape:
         return 0

@@ -325,6 +325,6 @@ def test_what_is_said_of_values_takes_little_memory(monkeypatch):
     memory = SessionMemory(LimitedRuntime(CpuRuntime(), 1 << 20, DiskQuota()).ledger, ValueTable())
     for number in range(50):
         memory.learn(ValueHints(bytes([number] * 16), "", b"w" * 300, b""))
-    assert [digest[0] for digest in memory._meanings] == [47, 48, 49]
+    assert [digest[0] for digest in memory._hints] == [47, 48, 49]
     memory.learn(ValueHints(bytes(16), "", b"w" * 3000, b""))
-    assert not memory._meanings
+    assert not memory._hints

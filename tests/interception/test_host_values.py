@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import djinn
 from djinn_core.interception.device.device_state import device_state
@@ -216,6 +219,46 @@ def test_long_chains_that_were_never_asked_for_are_not_kept():
 def test_what_an_executor_has_to_refuse_is_refused():
     with pytest.raises(RuntimeError, match=r"numel|reduction"):
         torch.zeros(0, dtype=torch.int64, device=DEVICE).max().item()
+
+
+def test_threads_that_ask_for_one_known_number():
+    count = 4
+    barrier, switching = threading.Barrier(count), sys.getswitchinterval()
+
+    def ask(x):
+        barrier.wait(60)
+        return x.item()
+
+    def program():
+        with ThreadPoolExecutor(count) as threads:
+            return [list(threads.map(ask, [(mask() * number).sum()] * count)) for number in range(30)]
+
+    sys.setswitchinterval(1e-6)
+    try:
+        assert asked(program) == ([[5 * number] * count for number in range(30)], 0)
+    finally:
+        sys.setswitchinterval(switching)
+
+
+def test_a_dispatch_mode_sees_the_ops_that_were_folded():
+    class Seen(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.ops = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.ops.append(func)
+            return func(*args, **kwargs or {})
+
+    def program(device):
+        known, x = mask().to(device), torch.ones(2, 3, 4, device=device)
+        with Seen() as seen:
+            found = x[known == 1]
+            places = torch.where(known == 1)
+            whole = bool(known.all())
+        return seen.ops, found.shape, len(places[0]), whole
+
+    assert program(DEVICE) == program("cpu")
 
 
 def test_a_value_of_an_ended_session_is_gone():

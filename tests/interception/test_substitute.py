@@ -9,8 +9,8 @@ import djinn
 from djinn_core.errors import InvalidStage
 from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.substitution import Substitution
-from djinn_core.ir.values import storage_of
 
 
 class Doubling(torch.nn.Module):

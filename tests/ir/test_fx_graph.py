@@ -10,7 +10,7 @@ from djinn.fx import fx_graph
 from djinn.testing import replay
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.arguments import arguments, slot_positions
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 
 
 def traced(function, *inputs):

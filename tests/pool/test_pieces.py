@@ -11,7 +11,7 @@ from djinn_core.ir.program import Program
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
 from djinn_core.runtime.pool.load_balancing import ProgramFamily
 from djinn_core.runtime.pool.parts import FreeStep, PooledPlan, RunPart, TransferStep
-from djinn_core.runtime.pool.pieces import DIVIDED, STEADY, KeptPrograms
+from djinn_core.runtime.pool.pieces import DIVIDED, STEADY, ExecutorAffinities
 
 NOTHING = Program((), (), ())
 
@@ -34,7 +34,7 @@ DIVIDED_PLAN = plan((RunPart(0, None), RunPart(1, None)), homes=(0, 1))
 
 @pytest.fixture
 def programs():
-    return KeptPrograms()
+    return ExecutorAffinities()
 
 
 def ran(programs, recorded, planned, times=1, family=None):
@@ -50,7 +50,7 @@ def test_a_program_that_ran_on_one_executor_a_few_times(programs):
     assert [ran(programs, recorded, plan()) for _ in range(STEADY + 1)] == [False] * (STEADY - 1) + [True] * 2
     assert programs.get(recorded).executor == 1
     assert not programs.takes_pieces(recorded, 1), "a link has changed"
-    programs.get(recorded).doubt()
+    programs.get(recorded).reset()
     assert not programs.takes_pieces(recorded, 0)
     assert ran(programs, recorded, plan(), STEADY)
     assert not ran(programs, recorded, plan(found_again=False)), "it was planned anew"

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.runtime import client
 
 REMOTE = "remote_accelerator:0"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn_core.ir.values import make_handle, storage_of
+from djinn_core.ir.handles import make_handle, storage_of
 from djinn_core.runtime.pool.value_locations import ValueLocations
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,12 @@ def test_texts_say_who_acts(paths):
         if INDEFINITE.search(line)
     ]
     assert indefinite == []
+
+
+def test_a_class_name_of_the_core_stands_for_one_class():
+    found = Counter(
+        name
+        for path in (ROOT / "djinn_core").rglob("*.py")
+        for name in re.findall(r"^class ([A-Z]\w*)", path.read_text(), re.MULTILINE)
+    )
+    assert [name for name, count in found.items() if count > 1] == []

@@ -52,6 +52,17 @@ def test_plugins_never_import_the_implementation(root, sources):
     assert not guilty
 
 
+def test_how_a_handle_is_laid_out_is_known_to_few_modules(root):
+    shift = re.compile(r"(?:<<|>>) *(?:\w*VIEW_BITS|32\b)")
+    core = root / "djinn_core"
+    found = {
+        path.relative_to(core).as_posix()
+        for path in core.rglob("*.py")
+        if any(shift.search(line) and "COUNT_MASK" not in line for line in path.read_text().splitlines())
+    }
+    assert found == {"ir/handles.py", "server/running/values.py", "wire/binding_delta.py"}
+
+
 def test_the_public_modules_but_for_testing_hold_no_logic(root):
     makers = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.With)
     found = [

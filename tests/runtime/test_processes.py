@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
+import sys
+import threading
 
 import pytest
+
+from djinn_core.interception import interpreter_shutdown
 
 PRELUDE = """\
 import atexit, gc, multiprocessing, os, sys, threading, time
@@ -78,7 +83,7 @@ with djinn.capture():
     sys.exit(4)
 """
 
-# The second thread is in an op, the third imports what an op needs, the fourth waits for a lock.
+# The second thread is in an op, the third imports what an op needs, the fourth waits for a lock, the fifth is in a backward pass.
 ENDS_WITH_DAEMON_THREADS = """\
 def work():
     y = x
@@ -90,8 +95,13 @@ def stack():
     while True:
         torch.linalg.norm(x).item()
 
+def differentiate():
+    w = torch.ones(3, device="remote_accelerator", requires_grad=True)
+    while True:
+        (w * x).sum().backward()
+
 x.sum().item()
-for function in (work, stack, work):
+for function in (work, stack, work, differentiate):
     threading.Thread(target=function, daemon=True).start()
 time.sleep(0.2)
 print("end")
@@ -234,3 +244,23 @@ print(done)
 def test_a_fork_waits_for_a_thread_that_imports(python, plain_environment):
     done = python.run("-c", FORKS_BESIDE_AN_IMPORT, env=plain_environment)
     assert (done.returncode, done.stdout) == (0, "['imported']\n"), done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing says whether a thread runs")
+def test_the_end_waits_for_a_thread_between_two_ops(monkeypatch):
+    monkeypatch.setattr(interpreter_shutdown, "_RUNNING_SECONDS", 60.0)
+    begun, done, end = threading.Event(), [], threading.Event()
+
+    def work():
+        begun.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)  # without the GIL, as C++ between two ops
+        done.append(True)
+        end.wait(60)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    interpreter_shutdown.settle()
+    assert done
+    end.set()
+    thread.join(60)

@@ -11,8 +11,8 @@ from torch import nn
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, Modality, WorkloadType
+from djinn_core.ir.handles import make_handle
 from djinn_core.ir.profile import Lineage
-from djinn_core.ir.values import VIEW_BITS
 from djinn_core.runtime.planning import plan_maker
 from djinn_core.runtime.planning.residency_history import ResidencyHistory
 
@@ -76,7 +76,7 @@ def test_pictures_meet_a_text_after_two_waits(embedded, monkeypatch):
 
 
 def test_how_long_memory_lives_outweighs_the_data_in_a_view_of_it():
-    cache, recent, plan = 5 << VIEW_BITS, deque(maxlen=1), object()
+    cache, recent, plan = make_handle(5, 0), deque(maxlen=1), object()
     history, view = ResidencyHistory(recent), cache + 1
     program = SimpleNamespace(
         operands=[view, cache], dead=set(), instructions=lambda: [SimpleNamespace(outputs=[view])]

@@ -27,6 +27,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
+from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import Item, View
 from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, StateRequest, count_pieces
 
@@ -151,6 +152,24 @@ def test_another_result_than_before_ends_the_session_and_asks_nobody_else(two):
     assert not third.taken
     with pytest.raises(TransportError, match="is not what was computed before"):
         connection.receive(1.0)
+
+
+@pytest.mark.parametrize("inexact_from", [1, 2])
+def test_results_that_need_not_be_exact_may_be_others_elsewhere(two, inexact_from):
+    first, second, connection = two
+    second.value = lambda number: b"rounded otherwise"
+    for number in (1, 2):
+        if number == inexact_from:
+            connection.send(Frame(encode(NumericSettings(exact=False))))
+        connection.send(submit(number))
+        answer(connection)
+    first.down = "gone"
+    if inexact_from == 1:
+        connection.send(submit(3))
+        assert answer(connection) == (3, b"rounded otherwise")
+    else:
+        with pytest.raises(TransportError, match="is not what was computed before"):
+            connection.send(submit(3))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from djinn_core.server.batching import trial as trials
 from djinn_core.server.batching.joined_runs import JoinedRuns
 from djinn_core.server.batching.products import draws_of, find_products
 from djinn_core.server.batching.rows import chains, find_rows
-from djinn_core.server.batching.trial import Trial
+from djinn_core.server.batching.trial import BatchTrial
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.executor import begin_batching
@@ -243,7 +243,7 @@ def test_a_client_that_is_killed_in_the_middle_of_a_batch_takes_nothing_along(co
     for _ in range(ROUNDS):
         together(context, clients)
     dead, left = clients[1], [clients[0], clients[2]]
-    plain = JoinedRuns.hand_out
+    plain = JoinedRuns.scatter
 
     def dying(joined, stop):
         plain(joined, stop)
@@ -251,7 +251,7 @@ def test_a_client_that_is_killed_in_the_middle_of_a_batch_takes_nothing_along(co
             dead.broken = True
             dead.session.stop()
 
-    monkeypatch.setattr(JoinedRuns, "hand_out", dying)
+    monkeypatch.setattr(JoinedRuns, "scatter", dying)
     answered = [len(one.answers) for one in left]
     with context.device.turns.share():
         for one in clients:
@@ -289,8 +289,10 @@ class Line:
 
 
 def test_after_a_kill_a_session_goes_on_with_values_that_differ_in_rounding(context, weight, monkeypatch, tmp_path):
-    plain = Trial._computed
-    monkeypatch.setattr(Trial, "_computed", lambda *given: None if (found := plain(*given)) is None else found + 1e-6)
+    plain = BatchTrial._computed
+    monkeypatch.setattr(
+        BatchTrial, "_computed", lambda *given: None if (found := plain(*given)) is None else found + 1e-6
+    )
     path, again = tmp_path / "one.journal", tmp_path / "two.journal"
     owner, channels = SessionIdentity("name", "a client", "secret", NO_TENANT), []
 
@@ -404,9 +406,9 @@ def test_what_does_not_pay_is_not_done_and_is_tried_again_with_twice_as_many(con
 
 
 def test_results_that_differ_are_not_used(context, weight, monkeypatch):
-    plain = trials.Trial._computed
+    plain = trials.BatchTrial._computed
     monkeypatch.setattr(
-        trials.Trial, "_computed", lambda *given: None if (found := plain(*given)) is None else found + 1e-3
+        trials.BatchTrial, "_computed", lambda *given: None if (found := plain(*given)) is None else found + 1e-3
     )
     clients = [Client(context, weight, rows) for rows in (1, 2)]
     for _ in range(ROUNDS):

@@ -10,7 +10,7 @@ import torch
 
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.ir.form import Form, Operand
-from djinn_core.ir.values import make_handle
+from djinn_core.ir.handles import make_handle
 from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.memory.budgets import Budgets
 from djinn_core.server.memory.ledger import CRITICAL, NONE, WARNING, Ledger

@@ -13,7 +13,7 @@ from djinn_core.cli import main
 from djinn_core.config import Settings
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import NO_LINK, link_of
-from djinn_core.ir.values import make_handle
+from djinn_core.ir.handles import make_handle
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.status import read_status

@@ -25,8 +25,8 @@ from djinn.testing import ProgramBuilder
 from djinn_balanced import Balanced
 from djinn_core.builtins.costs import Roofline
 from djinn_core.builtins.placement import SingleDevice
+from djinn_core.ir.handles import RANDOM_STATE
 from djinn_core.ir.schedule import Free, Receive, Send, Upload
-from djinn_core.ir.values import RANDOM_STATE
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.registry import Registry
 from djinn_cost_based import CostBased

@@ -11,8 +11,8 @@ from clusters import FLOATS, POLICIES, REGISTRY, broken, random_request, size, t
 
 from djinn.hooks import DoesNotFit, Placement, PlacementDecision, SchedulingContext, storage_of
 from djinn.testing import ProgramBuilder
+from djinn_core.ir.handles import RANDOM_STATE
 from djinn_core.ir.plan import OptimizationPlan
-from djinn_core.ir.values import RANDOM_STATE
 from djinn_core.pipeline import plan
 from djinn_core.stages.estimate import estimate
 from djinn_core.stages.steps import write_steps

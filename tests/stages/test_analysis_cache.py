@@ -15,8 +15,8 @@ from djinn.fx import fx_graph
 from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, replay_schedule, topology
 from djinn_core.builtins import builtin_plugins
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import make_handle, new_storage, storage_of, view_of
 from djinn_core.ir.program import Program
-from djinn_core.ir.values import make_handle, new_storage, storage_of
 from djinn_core.pipeline import Request, plan, planned
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.stages.analysis_cache import AnalysisCache
@@ -32,9 +32,7 @@ def registry() -> Registry:
 def again(program: Program) -> Program:
     """The same program with other values, as the next step of a loop records it."""
     storages: dict[int, int] = {}
-    names = {
-        v: make_handle(storages.setdefault(storage_of(v), new_storage()), v & 0xFFFFFFFF) for v in program.operands
-    }
+    names = {v: make_handle(storages.setdefault(storage_of(v), new_storage()), view_of(v)) for v in program.operands}
     operands = tuple(names[v] for v in program.operands)
     return attrs.evolve(program, operands=operands, dead=frozenset(names[v] for v in program.dead))
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from djinn.hooks import PatternMatch
 from djinn.testing import ProgramBuilder, random_graph, topology
 from djinn_core.ir.form import Form
+from djinn_core.ir.handles import make_handle, new_storage, storage_of, view_of
 from djinn_core.ir.program import Program, Signature
-from djinn_core.ir.values import make_handle, new_storage, storage_of, tensor_meta
+from djinn_core.ir.values import tensor_meta
 from djinn_core.pipeline import Request, planned
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.planning.plan_cache import PlanCache
@@ -207,7 +208,7 @@ def renamed(program):
     """The same program of other values, as the next step of a loop records it."""
     storages = {}
     names = {
-        v: make_handle(storages.setdefault(storage_of(v), new_storage()), v & 0xFF)
+        v: make_handle(storages.setdefault(storage_of(v), new_storage()), view_of(v))
         for v in dict.fromkeys(program.operands)
     }
     operands = tuple(names[v] for v in program.operands)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import djinn
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, WorkloadType
-from djinn_core.ir.values import storage_of
 from djinn_core.runtime.client import record_plans
 
 DEVICE = "remote_accelerator:0"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djinn_core.errors import ProtocolError
-from djinn_core.ir.values import make_handle
+from djinn_core.ir.handles import make_handle
 from djinn_core.wire.binding_delta import (
     apply_input_changes,
     apply_slot_changes,

@@ -10,7 +10,7 @@ import torch
 
 from djinn_core import torch_layouts, torch_private
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.device.current_device import current_device, existing_index
+from djinn_core.interception.device.current_device import index_of
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.layout_calls import call
@@ -185,18 +185,14 @@ def _empty(size: Sequence[int], **options: Any) -> torch.Tensor:
             f"and layout {layout}"
         )
     dtype = options.get("dtype") or torch.get_default_dtype()
-    return _without_elements(size, layout, dtype, _factory_device(device), len(size) - 2, [])
-
-
-def _factory_device(device: torch.device | None) -> torch.device:
-    return logical_device(existing_index(device) if device is not None else current_device())
+    return _without_elements(size, layout, dtype, logical_device(index_of(device)), len(size) - 2, [])
 
 
 def _with_dims(
     nnz: int, dense_dim: int, size: Sequence[int], blocksize: Sequence[int], index_dtype: torch.dtype, **options: Any
 ) -> torch.Tensor:
     """`aten::_sparse_compressed_tensor_with_dims`: a tensor whose indices and values are to be filled in."""
-    layout, device = options["layout"], _factory_device(options.get("device"))
+    layout, device = options["layout"], logical_device(index_of(options.get("device")))
     batch, block = list(size[: len(size) - 2 - dense_dim]), list(blocksize)
     dtype = options.get("dtype") or torch.get_default_dtype()
     empty = _without_elements(size, layout, dtype, device, len(batch), block)
@@ -210,7 +206,7 @@ def _with_dims(
 def _moved_here(source: torch.Tensor, **options: Any) -> torch.Tensor:
     """`.to(device)` of a CPU tensor."""
     device, dtype = options.get("device"), options.get("dtype")
-    index = existing_index(device) if device is not None else current_device()
+    index = index_of(device)
     parts = _uploaded(source if dtype is None else source.to(dtype), index)
     return wrap_compressed(source.layout, *parts, tuple(source.shape))
 

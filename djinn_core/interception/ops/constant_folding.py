@@ -10,15 +10,21 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
+import attrs
 import torch
 
-from djinn_core import torch_private
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.canonicalize import fill
-from djinn_core.interception.recording.recorder import recorders
-from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.tensors.host_values import INTEGERS, LARGEST, HostOperand, computed
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.interception.sync import read_only, to_copy
+from djinn_core.interception.tensors.host_values import (
+    INTEGERS,
+    LARGEST,
+    HostOperand,
+    HostValue,
+    computed,
+    known_elements,
+)
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, wrap
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.interception.tensors.upload import upload_copy, upload_dense
 from djinn_core.ir.values import TensorMeta
@@ -48,24 +54,6 @@ _EXACT: Final = frozenset(map(id, _OF_FLOATS))  # hashes of ops are Python's
 _OF_ANY_DTYPE: Final = frozenset({*_LIKE, aten.ones.default, aten.zeros.default, aten.scalar_tensor.default})
 
 
-def known_elements(value: Value) -> torch.Tensor | None:
-    """The elements of a value that the client knows, not to be changed.
-
-    None as well where the program is watched, seen by modes, or recorded to run with other contents; and where there is no session
-    yet, because a program's first number tells that there is a server.
-    """
-    recorder, host = recorders.thread.recorder, value.storage.host
-    if (
-        host is None
-        or not port.is_open()
-        or recorder.captures
-        or recorder.watcher is not None
-        or torch_private.dispatch_modes()
-    ):
-        return None
-    return HostOperand(host, value.meta).tensor()
-
-
 @handles(*_OF_FLOATS, *_OF_INTEGERS)
 def fold(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record an op; where all its operands are known, so is its result."""
@@ -82,6 +70,14 @@ def fold(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if operands and type(made) is LazyTensor and _is_small(made.remote):
         _note(made.remote, func, args, kwargs, operands)
     return made
+
+
+@handles(aten._to_copy.default)
+def fold_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`tensor.to(...)`: as `fold` where it stays remote."""
+    device, waits = kwargs.get("device"), not kwargs.get("non_blocking")
+    kwargs = {k: v for k, v in kwargs.items() if k not in {"non_blocking", "pin_memory"}}
+    return fold(func, args, kwargs) if device is None or is_remote(device) else to_copy(args[0], kwargs, waits=waits)
 
 
 @handles(aten.nonzero.default)
@@ -163,6 +159,40 @@ def record_factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         and not func.name().startswith("aten::empty")
     ):
         _note(made.remote, func, args, kwargs, ())
+    return made
+
+
+@attrs.frozen
+class _FetchedNumber:
+    """A number that is fetched when something that follows from it is asked for.
+
+    Attributes:
+        contents: of its storage, where they are not known yet; the storage has these until it is written.
+    """
+
+    value: Value
+    contents: HostValue
+    depth: int = 0
+
+    def tensor(self) -> torch.Tensor | None:
+        """As of a `FoldOperand`; None where it has been written."""
+        if self.value.storage.host is not self.contents:
+            return None
+        if self.contents.memory() is None:
+            self.contents.become(read_only(wrap(self.value)))
+        return HostOperand(self.contents, self.value.meta).tensor()
+
+
+@handles(aten.isnan.default, aten.isinf.default)
+def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record the op. Of a single number: it is the number that is fetched, so that `isnan(x) or isinf(x)` is one round trip."""
+    made = record(func, args, kwargs, _FRAMES)
+    value = args[0].remote
+    if value.meta.numel == 1 and value.storage.nbytes == value.meta.nbytes and not value.meta.offset:
+        if value.storage.host is None:
+            value.storage.host = HostValue(None)
+        number = _FetchedNumber(value, value.storage.host)
+        made.remote.storage.host = computed(lambda operands: func(*operands), (number,), made.remote.meta)
     return made
 
 

@@ -10,7 +10,7 @@ import torch
 
 from djinn_core import torch_layouts
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.device.current_device import current_device, existing_index
+from djinn_core.interception.device.current_device import existing_index, index_of
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.layout_calls import call
@@ -339,7 +339,7 @@ def _view_from_buffer(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]
 def _moved_here(source: torch.Tensor, **options: Any) -> torch.Tensor:
     """`.to(device)` of a CPU tensor."""
     device, dtype = options.get("device"), options.get("dtype")
-    index = existing_index(device) if device is not None else current_device()
+    index = index_of(device)
     return _uploaded(source if dtype is None else source.to(dtype), index)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from djinn_core import torch_layouts
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.device.current_device import current_device, existing_index
+from djinn_core.interception.device.current_device import index_of
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.layout_calls import call
@@ -95,12 +95,12 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _fetched(source: QuantizedTensor) -> torch.Tensor:
     """The tensor on the CPU."""
-    integers, meaning = fetch(source.held_integers), source.quantizer
-    if isinstance(meaning, PerTensor):
-        made = torch_layouts.quantized_per_tensor(integers, meaning.scale, meaning.zero_point, source.dtype)
+    integers, quantizer = fetch(source.held_integers), source.quantizer
+    if isinstance(quantizer, PerTensor):
+        made = torch_layouts.quantized_per_tensor(integers, quantizer.scale, quantizer.zero_point, source.dtype)
     else:
-        scales, zero_points = fetch(meaning.scales), fetch(meaning.zero_points)
-        made = torch_layouts.quantized_per_channel(integers, scales, zero_points, meaning.axis, source.dtype)
+        scales, zero_points = fetch(quantizer.scales), fetch(quantizer.zero_points)
+        made = torch_layouts.quantized_per_channel(integers, scales, zero_points, quantizer.axis, source.dtype)
     return made
 
 
@@ -109,14 +109,14 @@ def _uploaded(source: torch.Tensor, device: int) -> QuantizedTensor:
         raise UnsupportedOperation(
             f"a tensor of {source.dtype} cannot be moved to {DEVICE_NAME}: .dequantize() it first"
         )
-    meaning: Quantizer
+    quantizer: Quantizer
     if source.qscheme() == torch.per_tensor_affine:
-        meaning = PerTensor(source.q_scale(), source.q_zero_point())
+        quantizer = PerTensor(source.q_scale(), source.q_zero_point())
     else:
         scales, zero_points = source.q_per_channel_scales(), source.q_per_channel_zero_points()
         parts = upload_copy(scales, device), upload_copy(zero_points, device)
-        meaning = PerChannel(*parts, source.q_per_channel_axis())
-    return wrap_quantized(upload_copy(source.int_repr(), device), source.dtype, meaning)
+        quantizer = PerChannel(*parts, source.q_per_channel_axis())
+    return wrap_quantized(upload_copy(source.int_repr(), device), source.dtype, quantizer)
 
 
 def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -159,15 +159,11 @@ def _is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> b
     return False
 
 
-def _factory_device(device: torch.device | None) -> torch.device:
-    return logical_device(existing_index(device) if device is not None else current_device())
-
-
 def _empty_per_tensor(
     size: Sequence[int], *, scale: float = 1.0, zero_point: int = 0, dtype: torch.dtype, device: Any = None, **_: Any
 ) -> torch.Tensor:
     """`aten::_empty_affine_quantized` on the remote device."""
-    options = {"dtype": ELEMENTS[dtype], "device": _factory_device(device)}
+    options = {"dtype": ELEMENTS[dtype], "device": logical_device(index_of(device))}
     integers = record(aten.empty.memory_format, (list(size),), options)
     return wrap_quantized(integers, dtype, PerTensor(scale, zero_point))
 
@@ -176,7 +172,7 @@ def _empty_per_channel(
     size: Sequence[int], *, scales: Any, zero_points: Any, axis: int, dtype: torch.dtype, device: Any = None, **_: Any
 ) -> torch.Tensor:
     """`aten::_empty_per_channel_affine_quantized` on the remote device."""
-    where = _factory_device(device)
+    where = logical_device(index_of(device))
     integers = record(aten.empty.memory_format, (list(size),), {"dtype": ELEMENTS[dtype], "device": where})
     parts = [part.to(where) for part in (scales, zero_points)]
     return wrap_quantized(integers, dtype, PerChannel(parts[0], parts[1], axis))
@@ -191,7 +187,7 @@ def _empty_per_channel_of(_func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _moved_here(source: torch.Tensor, **options: Any) -> torch.Tensor:
     """`.to(device)` of a CPU tensor."""
     device = options.get("device")
-    return _uploaded(source, existing_index(device) if device is not None else current_device())
+    return _uploaded(source, index_of(device))
 
 
 _OF_ELEMENTS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType({v: k for k, v in ELEMENTS.items()})

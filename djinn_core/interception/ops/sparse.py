@@ -10,7 +10,7 @@ import torch
 
 from djinn_core import torch_layouts, torch_private
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.device.current_device import current_device, existing_index
+from djinn_core.interception.device.current_device import index_of
 from djinn_core.interception.device.device_state import DEVICE_NAME, Handler
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.layout_calls import call
@@ -140,7 +140,7 @@ def _empty(size: Sequence[int], **options: Any) -> torch.Tensor:
 def _with_dims(sparse_dim: int, _dense_dim: int, size: Sequence[int], **options: Any) -> torch.Tensor:
     """`aten::_sparse_coo_tensor_with_dims` on the remote device."""
     device, dtype = options.get("device"), options.get("dtype") or torch.get_default_dtype()
-    index = existing_index(device) if device is not None else current_device()
+    index = index_of(device)
     return _without_elements(size, sparse_dim, dtype, logical_device(index))
 
 

@@ -18,8 +18,9 @@ from djinn_core.interception.shape_inference.meta_infer import infer
 from djinn_core.interception.shape_inference.write_checks import check_overlap, refuses_overlap
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.ir.handles import new_handle
 from djinn_core.ir.program import Call, Slot
-from djinn_core.ir.values import HANDLE_STEP, TensorMeta, new_storage
+from djinn_core.ir.values import TensorMeta
 from djinn_core.reference_counts import counts_beside
 
 is_inference_mode_enabled: Final = torch.is_inference_mode_enabled  # looked up for each view
@@ -57,7 +58,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         elif meta is None:
             results.append(None)
         elif alias < 0:
-            handle = new_storage() * HANDLE_STEP + 1
+            handle = new_handle() + 1
             handles.append(handle)
             results.append(wrap(Value(handle, meta, Storage(handle, nbytes, recorder, None, recorder, epoch))))
         else:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.tensors.storage import Value
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.reference_counts import counts_beside
 
 

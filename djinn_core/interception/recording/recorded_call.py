@@ -22,8 +22,9 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.interception.tensors.upload import upload_copy
+from djinn_core.ir.handles import new_handles, storage_of
 from djinn_core.ir.program import Call, Slot
-from djinn_core.ir.values import HANDLE_STEP, TensorMeta, new_storages, storage_of
+from djinn_core.ir.values import TensorMeta
 
 Handles = Callable[[Sequence[int]], tuple[int, ...]]
 CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
@@ -80,12 +81,13 @@ class RecordedCall:
                 increment_version(inputs[place])
         places = [value.handle for value in values]
         places += [tensor.remote.handle for tensor in self.constants]
-        numbers = new_storages(self.storages)
+        first = new_handles(self.storages)
         storages: dict[int, Storage] = {}
         for which, nbytes, views in self.kept:
             storages[which] = storage = Storage.begin(nbytes, recorder)
-            storage.views, numbers[which] = views, storage.id
-        places += [numbers[which] * HANDLE_STEP + view for which, view in self.made]
+            first[which] = storage.last
+            storage.views = views
+        places += [first[which] + view for which, view in self.made]
         there = values + [tensor.remote for tensor in self.constants]
         places += [there[place].storage.view() for place in self.views]
         site, module = user_site(recorder.call_sites, recorder.module), recorder.module

@@ -84,7 +84,7 @@ class Recorder:
 
     __slots__ = (
         "__weakref__",
-        "_foresight",
+        "_predictor",
         "_shared",
         "_thread",
         "_usual",
@@ -126,7 +126,7 @@ class Recorder:
         self.uploads = 0
         self.limit = OPENING
         self._usual = OPENING, 0  # the limit as it was set last, and the largest length of a program then
-        self._foresight = ProgramPredictor(shared.predictable_programs)
+        self._predictor = ProgramPredictor(shared.predictable_programs)
         self._thread = weakref.ref(threading.current_thread())
 
     @property
@@ -256,28 +256,28 @@ class Recorder:
 
     def cut_at_limit(self) -> None:
         """Handle reaching `limit` entries: send a predicted piece, or most of a program that has grown too long."""
-        foresight = self._foresight
+        predictor = self._predictor
         if len(self.entries) >= port.checkpoint_instructions:
             if not self.captures:
                 self._send(_runtime(), SyncRequest(), steady_cut)
         elif self.captures or port.whole_programs:
             self.limit = port.checkpoint_instructions
             return
-        elif foresight.opens():
-            foresight.recognise(self.entries)
-        elif foresight.until_cut() is not None:
+        elif predictor.opens():
+            predictor.recognise(self.entries)
+        elif predictor.until_cut() is not None:
             runtime = _runtime()
-            if (takes := runtime.takes_pieces) is not None and not takes(foresight.predicted):
+            if (takes := runtime.takes_pieces) is not None and not takes(predictor.predicted):
                 self.limit = port.checkpoint_instructions
                 return
-            if foresight.is_due(self.entries):
-                self._send(runtime, SyncRequest(), foresight.cut)
+            if predictor.is_due(self.entries):
+                self._send(runtime, SyncRequest(), predictor.cut)
         self._set_limit()
 
     def _set_limit(self) -> None:
         """Set `limit` to the end of the next predicted piece, or to the largest length of a program."""
-        opens = self._foresight.opens() and len(self.entries) < OPENING
-        ahead = OPENING if opens else self._foresight.until_cut()
+        opens = self._predictor.opens() and len(self.entries) < OPENING
+        ahead = OPENING if opens else self._predictor.until_cut()
         most = port.checkpoint_instructions
         self.limit = most if ahead is None else min(ahead, most)
         self._usual = self.limit, most
@@ -421,7 +421,7 @@ class Recorder:
         if (timeline := port.timeline) is not None:
             timeline.taken(self, count)
         if taken:
-            if not self._foresight.taken(taken) or (self.limit, port.checkpoint_instructions) != self._usual:
+            if not self._predictor.taken(taken) or (self.limit, port.checkpoint_instructions) != self._usual:
                 self._set_limit()
             if not ask.fetch:
                 self.fetches.sent(taken)
@@ -431,7 +431,7 @@ class Recorder:
         for captured in self.captures:
             captured.entries.extend(taken)
             captured.fetched.update(ask.fetch)
-        known, at = self._foresight.place if taken else (None, WHOLE)
+        known, at = self._predictor.place if taken else (None, WHOLE)
         if meta_only.storages:
             taken, dead = meta_only.sift(taken), meta_only.forget(dead)
             known = None  # it may have fewer instructions

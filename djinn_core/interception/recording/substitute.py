@@ -21,11 +21,12 @@ from djinn_core.interception.recording.groups import GroupingRecorder
 from djinn_core.interception.recording.recorder import SyncRequest, recorders, recording_on
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_core.interception.tensors.storage import BorrowedValue, Storage
+from djinn_core.ir.handles import make_handle, storage_of, view_of
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Instruction, Program
 from djinn_core.ir.substitution import Recipe, RewrittenProgram, Substitution
 from djinn_core.ir.unflatten_call import call_arguments
-from djinn_core.ir.values import TensorMeta, make_handle, storage_of
+from djinn_core.ir.values import TensorMeta
 from djinn_core.torch_private import without_modes
 
 _NEVER = 1 << 60  # instructions after which the recorder would send
@@ -278,7 +279,7 @@ class _Rewriter:
         memory = self.memories.get(storage_of(handle))
         if memory is None:
             return handle
-        return make_handle(memory, _OWN_VIEWS) + handle - make_handle(storage_of(handle), 0)
+        return make_handle(memory, _OWN_VIEWS + view_of(handle))
 
     def _renamed(self, made: _NewInstruction) -> _NewInstruction:
         renamed = tuple(self._known_as(handle) for handle in made.entry.handles)

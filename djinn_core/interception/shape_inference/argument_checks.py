@@ -64,10 +64,10 @@ def warns_each_time(func: Any, args: Sequence[Any], dtypes: Iterable[torch.dtype
     return any(type(number) is int and abs(number) > whole for number in args[1:])
 
 
-def is_doubtful(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def may_be_refused(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """True if kernels refuse such arguments, or may, and meta kernels take them: the executor decides. They are meta tensors."""
-    doubt = _DOUBTS.get(func)
-    return doubt is not None and doubt(*args, **kwargs)
+    refuses = _REFUSALS.get(func)
+    return refuses is not None and refuses(*args, **kwargs)
 
 
 def _same_dtype(*positions: int) -> Check:
@@ -270,7 +270,7 @@ _DISTRIBUTIONS = frozenset({
     aten.uniform_.default,
 })  # fmt: skip
 
-_DOUBTS: dict[Any, Callable[..., bool]] = {
+_REFUSALS: dict[Any, Callable[..., bool]] = {
     aten.as_strided_scatter.default: _as_strided_scatter,
     aten.bucketize.Tensor: lambda _, boundaries, **__: boundaries.dim() != 1,
     aten.complex.default: lambda real, imaginary: real.dtype != imaginary.dtype,

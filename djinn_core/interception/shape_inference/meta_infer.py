@@ -22,7 +22,7 @@ from djinn_core.interception.recording.encode import encode_form
 from djinn_core.interception.shape_inference.argument_checks import (
     check_arguments,
     check_distribution,
-    is_doubtful,
+    may_be_refused,
 )
 from djinn_core.interception.shape_inference.dtype_support import is_unusual, may_lack_kernel
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
@@ -145,7 +145,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         with interrupt_mask, torch.no_grad():  # an interrupt in between would leave gradients off
             check_cast(func, meta_args, meta_kwargs)
             check_arguments(func, meta_args, meta_kwargs)
-            doubtful = is_doubtful(func, meta_args, meta_kwargs) or may_refuse_target(func, meta_args, meta_kwargs)
+            doubtful = may_be_refused(func, meta_args, meta_kwargs) or may_refuse_target(func, meta_args, meta_kwargs)
             doubtful = doubtful or may_lack_kernel(func, before, meta_args, meta_kwargs)
             out = rule_for(func)(*meta_args, **meta_kwargs)
     except OverflowError as error:  # a meta kernel in Python counts with the scalar
@@ -177,7 +177,7 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
         return None
     operands = [a for a in (*args, *kwargs.values()) if isinstance(a, LazyTensor)]
     before, target = tuple([o.remote.meta for o in operands]), made.target
-    if is_unusual(func, before[0].dtype) or is_doubtful(func, args, kwargs):
+    if is_unusual(func, before[0].dtype) or may_be_refused(func, args, kwargs):
         return None
     form = encode_form(func, args, kwargs, [target is None], sequence=False)
     signature = signature_of(form, before)

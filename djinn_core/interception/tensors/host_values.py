@@ -13,8 +13,11 @@ from weakref import ref
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.interception.device.device_state import device_state
+from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.values import TensorMeta
 
 LARGEST: Final = 1 << 18  # bytes of a storage whose contents are known: an attention mask of 8 x 4,000
@@ -26,7 +29,7 @@ _OVERHEAD: Final = 1024  # bytes that are counted for each beside its own
 DEEPEST: Final = 32  # ops between a value and those that are here; beyond, the program does not ask for numbers
 
 
-class Operand(Protocol):
+class FoldOperand(Protocol):
     """A tensor that an op was called with."""
 
     @property
@@ -98,7 +101,7 @@ class _Source(NamedTuple):
     """An op that makes a value of known operands."""
 
     call: Callable[[list[torch.Tensor]], torch.Tensor]
-    operands: Sequence[Operand]
+    operands: Sequence[FoldOperand]
     meta: TensorMeta
 
     def compute(self) -> torch.Tensor | None:
@@ -117,6 +120,24 @@ class _Source(NamedTuple):
             memory = torch.empty(meta.nbytes, dtype=torch.uint8, device="cpu")
             _view_of(memory, meta).copy_(made)
         return memory
+
+
+def known_elements(value: Value) -> torch.Tensor | None:
+    """The elements of a value that the client knows, not to be changed.
+
+    None as well where the program is watched, seen by modes, or recorded to run with other contents; and where there is no session
+    yet, because a program's first number tells that there is a server.
+    """
+    recorder, host = recorders.thread.recorder, value.storage.host
+    if (
+        host is None
+        or not port.is_open()
+        or recorder.captures
+        or recorder.watcher is not None
+        or torch_private.dispatch_modes()
+    ):
+        return None
+    return HostOperand(host, value.meta).tensor()
 
 
 def _keep(value: HostValue, nbytes: int) -> None:
@@ -147,7 +168,7 @@ def known(plain: torch.Tensor) -> HostValue | None:
 
 
 def computed(
-    call: Callable[[list[torch.Tensor]], torch.Tensor], operands: Sequence[Operand], meta: TensorMeta
+    call: Callable[[list[torch.Tensor]], torch.Tensor], operands: Sequence[FoldOperand], meta: TensorMeta
 ) -> HostValue | None:
     """The result of `call` for these operands, with metadata `meta` over a storage of its own; None if too many ops lead to it."""
     value = HostValue(None, _Source(call, operands, meta))

@@ -14,6 +14,7 @@ from djinn_core.front_end import preformatted
 from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import copies
+from djinn_core.interception.tensors.host_values import known_elements
 from djinn_core.interception.tensors.remote_storage import RemoteStorage, address_of
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
@@ -107,7 +108,7 @@ class LazyTensor(torch.Tensor):
     @for_users
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers; one round trip, none where the client knows them."""
-        known = None if self.remote.storage.host is None else port.known_elements(self.remote)
+        known = None if self.remote.storage.host is None else known_elements(self.remote)
         return self.detach().cpu().tolist() if known is None else known.tolist()
 
     @for_users

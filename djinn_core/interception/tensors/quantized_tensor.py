@@ -61,10 +61,10 @@ class QuantizedTensor(PartsTensor):
 
     def described(self) -> list[Any]:
         """As an argument of an op."""
-        dtype, meaning = DTYPES.index(self.dtype), self.quantizer
-        if isinstance(meaning, PerTensor):
-            return [PER_TENSOR, dtype, meaning.scale, meaning.zero_point, self.held_integers]
-        return [PER_CHANNEL, dtype, meaning.axis, self.held_integers, meaning.scales, meaning.zero_points]
+        dtype, quantizer = DTYPES.index(self.dtype), self.quantizer
+        if isinstance(quantizer, PerTensor):
+            return [PER_TENSOR, dtype, quantizer.scale, quantizer.zero_point, self.held_integers]
+        return [PER_CHANNEL, dtype, quantizer.axis, self.held_integers, quantizer.scales, quantizer.zero_points]
 
     def become(self, other: Any) -> None:
         """Take over the parts of `other`."""

@@ -15,7 +15,7 @@ import torch
 from djinn_core import torch_objects, torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.device.device_state import device_state
-from djinn_core.ir.values import new_storage
+from djinn_core.ir.handles import make_handle, new_storage
 
 if TYPE_CHECKING:
     from djinn_core.interception.tensors.storage import Storage
@@ -157,7 +157,7 @@ class RemoteStorage(torch.UntypedStorage):
     @property
     def key(self) -> int:
         """Key of the storage among values: a handle that none of its tensors has."""
-        return int(self.base.remote.storage.id) << 32
+        return make_handle(self.base.remote.storage.id, 0)
 
     def tolist(self) -> list[int]:
         """The bytes as numbers: one round trip."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from djinn_core.interception.device.device_state import device_state
-from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_storage, storage_of
+from djinn_core.ir.handles import make_handle, new_handle, storage_of, view_of
+from djinn_core.ir.values import TensorMeta
 from djinn_core.reference_counts import counts_beside, only_listed
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Storage(msgspec.Struct, eq=False, gc=False):  # made in one step: each op 
     def begin(cls, nbytes: int, user: Recorder | None) -> Storage:
         """New memory of `nbytes` bytes, which `user` is about to write."""
         epoch = user.epoch if user is not None else 0
-        return cls(new_storage() * HANDLE_STEP, nbytes, user, None, user, epoch)
+        return cls(new_handle(), nbytes, user, None, user, epoch)
 
     @property
     def id(self) -> int:
@@ -81,7 +82,7 @@ class Storage(msgspec.Struct, eq=False, gc=False):  # made in one step: each op 
     @property
     def views(self) -> int:
         """Number of handles of values over it that were given out."""
-        return self.last - make_handle(self.id, 0)
+        return view_of(self.last)
 
     @views.setter
     def views(self, count: int) -> None:

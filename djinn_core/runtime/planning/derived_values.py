@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from djinn_core.interception.runtime_interface import Submission
-from djinn_core.ir.values import make_handle, new_storage, storage_of
+from djinn_core.ir.handles import make_handle, new_storage, storage_of, storages_of, views_of
 from djinn_core.lru import LruCache
 from djinn_core.runtime.sending.template import PreparedTemplate
 
@@ -89,5 +89,6 @@ class DerivedValues:
 
 def _fresh(placeholders: Sequence[int]) -> tuple[int, ...]:
     """New handles that share memory as the placeholders do."""
-    storages = {storage: new_storage() for storage in dict.fromkeys(map(storage_of, placeholders))}
-    return tuple(make_handle(storages[s], p - make_handle(s, 0)) for p in placeholders for s in (storage_of(p),))
+    looked_into = storages_of(placeholders)
+    storages = {storage: new_storage() for storage in dict.fromkeys(looked_into)}
+    return tuple(map(make_handle, map(storages.__getitem__, looked_into), views_of(placeholders)))

@@ -28,8 +28,9 @@ from djinn_core.config import Settings
 from djinn_core.directories import cache_directory
 from djinn_core.errors import DjinnError
 from djinn_core.files import locked, replace_file
+from djinn_core.ir.handles import storages_of
 from djinn_core.ir.program import Call, Program, Slot, interchangeable
-from djinn_core.ir.values import TensorMeta, storages_of, tensor_meta
+from djinn_core.ir.values import TensorMeta, tensor_meta
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry

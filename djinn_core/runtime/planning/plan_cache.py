@@ -16,8 +16,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
+from djinn_core.ir.handles import storages_of
 from djinn_core.ir.program import Program, Slot
-from djinn_core.ir.values import storages_of
 from djinn_core.lru import LruCache
 from djinn_core.runtime.planning.size_range import FACTOR, SizeRange, SlotKind, size_range, slot_kinds
 from djinn_core.wire.templates import TemplateCache

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, Lineage, Modality
 from djinn_core.ir.program import Program
-from djinn_core.ir.values import storage_of
 from djinn_core.lru import LruCache
 from djinn_core.runtime.planning.planner import Recent
 from djinn_core.stages.annotate import Known
@@ -51,13 +51,13 @@ class ResidencyHistory:
         lineage: Sequence[Lineage] = (),
     ) -> None:
         """Register a new plan with its program, how long its values live, and what the results of its ops derive from."""
-        lasting: dict[int, DataResidency | Modality] = {}
+        kinds: dict[int, DataResidency | Modality] = {}
         for made, bits in zip(program.instructions(), lineage, strict=False):
             if (kind := kind_of(int(bits))) is not Modality.UNKNOWN:
-                lasting.update(dict.fromkeys((v for v in made.outputs if v not in program.dead), kind))
-        lasting |= {value: kind for value, kind in residency.items() if kind in _CARRIED}
-        values = enumerate(dict.fromkeys(program.operands)) if lasting else ()
-        facts = [(i, lasting[v]) for i, v in values if v in lasting]
+                kinds.update(dict.fromkeys((v for v in made.outputs if v not in program.dead), kind))
+        kinds |= {value: kind for value, kind in residency.items() if kind in _CARRIED}
+        values = enumerate(dict.fromkeys(program.operands)) if kinds else ()
+        facts = [(i, kinds[v]) for i, v in values if v in kinds]
         facts.sort(key=lambda fact: isinstance(fact[1], Modality))  # how long memory lives says more than a view's data
         self._carried.store(id(plan), _CarriedKinds(plan, tuple(facts)))
 
@@ -65,13 +65,13 @@ class ResidencyHistory:
         """Known kinds of a new program's values; the latest program that used a tensor's memory decides."""
         if not any(carried.facts for carried in self._carried.values()):
             return {}
-        wanted: defaultdict[int, list[int]] = defaultdict(list)
+        by_storage: defaultdict[int, list[int]] = defaultdict(list)
         for value in dict.fromkeys(program.operands):
-            wanted[storage_of(value)].append(value)
+            by_storage[storage_of(value)].append(value)
         known: dict[int, DataResidency | Modality] = {}
         for plan, values in reversed(self._recent):
             carried = self._carried.get(id(plan))
             for position, kind in carried.facts if carried is not None else ():
-                for value in wanted.pop(storage_of(values[position]), ()):
+                for value in by_storage.pop(storage_of(values[position]), ()):
                     known[value] = kind
         return known

@@ -15,7 +15,7 @@ from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.constraints import limits_of, within

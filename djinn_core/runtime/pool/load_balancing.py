@@ -8,7 +8,7 @@ from threading import get_ident
 
 import attrs
 
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
 from djinn_core.runtime.pool.membership import Membership
 from djinn_core.runtime.pool.parts import PooledPlan

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.indexes import POOL, index_of_node
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
-from djinn_core.ir.values import RANDOM_STATE, storage_of
 from djinn_core.runtime.pool.own_values import own_values
 from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, Part, PooledPlan, RunPart, TransferStep, UploadStep
 from djinn_core.runtime.pool.value_locations import ValueLocations

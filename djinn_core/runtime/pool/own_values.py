@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from djinn_core.ir.handles import make_handle, new_storage, storage_of, storages_of, views_of
 from djinn_core.ir.substitution import RewrittenProgram
-from djinn_core.ir.values import make_handle, new_storage, storage_of
 
 # By value: the number of its storage in the plan; the position of a value of the recorded program that looks into the same
 # memory, or -1; and its number among those that do.
@@ -20,7 +20,7 @@ def own_values(rewritten: RewrittenProgram) -> Own:
     for position, value in enumerate(recorded):
         anchors.setdefault(storage_of(value), position)
     own = [v for v in rewritten.values if v not in recorded and v not in derived]
-    return tuple((s, anchors.get(s, -1), v - make_handle(s, 0)) for v in own for s in (storage_of(v),))
+    return tuple((s, anchors.get(s, -1), view) for s, view in zip(storages_of(own), views_of(own), strict=True))
 
 
 def named(own: Own, values: Sequence[int]) -> list[int]:

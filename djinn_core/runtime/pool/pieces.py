@@ -26,8 +26,8 @@ _CHECKED: Final = 256  # families of pieces that are remembered
 
 
 @attrs.define(eq=False)
-class KeptProgram:
-    """A recorded program that came whole to a pool, and what is known of where it ran.
+class ExecutorAffinity:
+    """The executor that a recorded program keeps to, as its whole runs have shown.
 
     Attributes:
         family: of the whole program when it came last. executor: that ran it; link_changes: how often links had changed then.
@@ -85,39 +85,39 @@ class KeptProgram:
         if (asked or end + 1 >= len(self.first_slots)) and self.family.sender == get_ident():
             self.family.sender = 0
 
-    def doubt(self) -> None:
+    def reset(self) -> None:
         """Take the program whole again, until it is steady."""
         self.steady = min(self.steady, 0)
 
 
-class KeptPrograms:
-    """The recorded programs of a pool that came whole. The caller holds the recorders' lock, but for `takes_pieces`."""
+class ExecutorAffinities:
+    """The affinities of the recorded programs that came whole to a pool. The caller holds the recorders' lock, but for `takes_pieces`."""
 
     def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[object, KeptProgram] = WeakKeyDictionary()
+        self._affinities: WeakKeyDictionary[object, ExecutorAffinity] = WeakKeyDictionary()
 
-    def get(self, recorded: object) -> KeptProgram | None:
-        """Knowledge of a program; None if it has not come whole."""
-        return self._kept.get(recorded)
+    def get(self, recorded: object) -> ExecutorAffinity | None:
+        """That of a program; None if it has not come whole."""
+        return self._affinities.get(recorded)
 
     def ran(
         self, recorded: object, program: Program, family: ProgramFamily, plan: PooledPlan, sizes: SizeRange
     ) -> None:
-        """As `KeptProgram.ran`, for a recorded program."""
-        kept = self._kept.get(recorded)
-        if kept is None:
-            kept = self._kept[recorded] = KeptProgram(family)
-        kept.ran(program, family, plan, sizes)
+        """As `ExecutorAffinity.ran`, for a recorded program."""
+        affinity = self._affinities.get(recorded)
+        if affinity is None:
+            affinity = self._affinities[recorded] = ExecutorAffinity(family)
+        affinity.ran(program, family, plan, sizes)
 
     def takes_pieces(self, recorded: object, link_changes: int) -> bool:
         """True if a program may come in pieces: while links are as they were, and none like it is under way.
 
         The calling thread counts as the one that sends its pieces from then on.
         """
-        kept = self._kept.get(recorded) if recorded is not None else None
-        if kept is None or kept.steady < STEADY or kept.link_changes != link_changes:
+        affinity = self._affinities.get(recorded) if recorded is not None else None
+        if affinity is None or affinity.steady < STEADY or affinity.link_changes != link_changes:
             return False
-        if kept.family.takes_turns and kept.family.followed:
+        if affinity.family.takes_turns and affinity.family.followed:
             return False
-        kept.family.sender = get_ident()
+        affinity.family.sender = get_ident()
         return True

@@ -12,13 +12,13 @@ from djinn_core.errors import InvalidStage
 from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, Recipe, RecipeLocations, not_derived
-from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.constraints import MemoryInUse
 from djinn_core.runtime.planning.placement_trials import TriedPlacement
 from djinn_core.runtime.planning.plan_cache import PlanCache
@@ -30,7 +30,7 @@ from djinn_core.runtime.planning.run_pipeline import PieceOfProgram
 from djinn_core.runtime.pool.load_balancing import ProgramFamily
 from djinn_core.runtime.pool.lowering import ProgramPlacement, build_plan, resident
 from djinn_core.runtime.pool.parts import PooledPlan
-from djinn_core.runtime.pool.pieces import KeptProgram, KeptPrograms
+from djinn_core.runtime.pool.pieces import ExecutorAffinities, ExecutorAffinity
 from djinn_core.runtime.pool.pooled_derived_values import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.value_locations import ValueLocations
 from djinn_core.runtime.sending.template import relied_on
@@ -89,7 +89,7 @@ class PoolPlanner:
         self.random: int | None = None
         self.link_changes = 0  # plans hold for links as they were when they were made
         self.errors = PredictionErrors()
-        self.kept = KeptPrograms()
+        self.affinities = ExecutorAffinities()
         self._wholes = KnownPrograms()
         self._free: FreeCopies = lambda _: None
 
@@ -97,7 +97,7 @@ class PoolPlanner:
         """Make all plans again, since what they depend on has changed."""
         self._planner = planner
         self._plans = PlanCache(planner.planning.factor)
-        self.kept = KeptPrograms()
+        self.affinities = ExecutorAffinities()
         self._wholes = KnownPrograms()
 
     def join(self, device: str) -> None:
@@ -113,7 +113,7 @@ class PoolPlanner:
         """The devices were measured: what was predicted before says nothing of predictions from now on."""
         self.calibrated = all(device.calibration is not None for device in devices)
         self.errors = PredictionErrors()
-        self.kept = KeptPrograms()
+        self.affinities = ExecutorAffinities()
 
     def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
         """The programs of its structure, and its values by first appearance."""
@@ -146,18 +146,18 @@ class PoolPlanner:
 
     def ran_whole(self, recorded: object, program: Program, alike: ProgramFamily, plan: PooledPlan) -> None:
         """A recorded program, which was found last, runs by that plan: it may come in pieces if it keeps to one executor."""
-        self.kept.ran(recorded, program, alike, plan, self._plans.latest.range.sizes)
+        self.affinities.ran(recorded, program, alike, plan, self._plans.latest.range.sizes)
 
     def prepare_piece(
-        self, program: Program, at: int, kept: KeptProgram, alike: ProgramFamily, values: Sequence[int]
+        self, program: Program, at: int, affinity: ExecutorAffinity, alike: ProgramFamily, values: Sequence[int]
     ) -> tuple[PooledPlan, Sequence[int]] | None:
         """The plan of a piece that was found, for the executor that the whole program keeps to; None if it cannot run there.
 
         `at`: number of instructions of the program before it.
         """
-        if not kept.covers(program, at, alike):
-            kept.doubt()  # after this one, which takes it as it comes
-        executor = kept.executor
+        if not affinity.covers(program, at, alike):
+            affinity.reset()  # after this one, which takes it as it comes
+        executor = affinity.executor
         if (again := self._again(program, alike, values, (None, False, executor))) is not None:
             return again
         self._stats.plans_made += 1
@@ -237,13 +237,13 @@ class PoolPlanner:
         judged = self._planner.placements is not None
         # Where inputs follow each other, nothing is measured that could say whether it pays to divide each of them.
         together = alone or (judged and turn is not None and alike.tried is None)
-        whereabouts = PlanningInputs(*there, 1.0 if together else self.margin)
+        inputs = PlanningInputs(*there, 1.0 if together else self.margin)
         planning = partial(self._plan, graph)
         with modes_as_before(), interrupt_mask.unmasked():
             if judged and not together:
-                result, alone = self._divided_or_not(alike, program, whereabouts, planning)
+                result, alone = self._divided_or_not(alike, program, inputs, planning)
             else:
-                result = planning(whereabouts)
+                result = planning(inputs)
         plan = self._lowered(program, graph, result)
         if plan is None:
             return self._make(program, alike, turn, alone)

@@ -23,10 +23,10 @@ from djinn_core.interception.runtime_interface import (
 )
 from djinn_core.interrupts import InterruptibleLock, interrupt_mask
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor, UnfinishedOpening, WeightListing
-from djinn_core.ir.values import storage_of
 from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.executors import PoolExecutors
@@ -205,7 +205,7 @@ class PoolSession:
 
     def takes_pieces(self, recorded: object) -> bool:
         """As `Runtime.takes_pieces`: where a program runs is decided over all of it, unless it keeps to one executor anyway."""
-        return self._planner.kept.takes_pieces(recorded, self._planner.link_changes)
+        return self._planner.affinities.takes_pieces(recorded, self._planner.link_changes)
 
     def submit(self, submission: Submission) -> int:
         """As `Runtime.submit`. The caller holds the recorders' lock.
@@ -272,13 +272,13 @@ class PoolSession:
         planner, program, known = self._planner, submission.program, submission.known
         planner.link_changes = self._links.listen()
         alike, values = planner.find(program)
-        kept = planner.kept.get(known) if submission.at != WHOLE and known is not None else None
-        if kept is not None:
+        affinity = planner.affinities.get(known) if submission.at != WHOLE and known is not None else None
+        if affinity is not None:
             asked = bool(submission.fetch or submission.describe or submission.synchronize)
-            kept.goes_on(submission.at + len(program), asked=asked)
-            if (prepared := planner.prepare_piece(program, submission.at, kept, alike, values)) is not None:
-                return kept.family, *prepared
-            kept.doubt()
+            affinity.goes_on(submission.at + len(program), asked=asked)
+            if (prepared := planner.prepare_piece(program, submission.at, affinity, alike, values)) is not None:
+                return affinity.family, *prepared
+            affinity.reset()
         plan, extended = planner.prepare(program, alike, values, self._turns.next(alike))
         alike.sender = 0  # where it was left in the middle of a program, it is no reason to take turns any more
         alike.ran(plan, extended)

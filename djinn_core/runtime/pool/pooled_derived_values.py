@@ -8,12 +8,12 @@ from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.ir.substitution import Recipe, RecipeLocations, RewrittenProgram
-from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.derived_values import DerivedValues
 from djinn_core.runtime.pool.lowering import ProgramPlacement, build_plan, resident
 from djinn_core.runtime.pool.own_values import named

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn_core.ir.values import VIEW_BITS, storage_of, storages_of
+from djinn_core.ir.handles import storage_of, storages_of
 
 Made = tuple[tuple[int, int, int], ...]  # by new value: its position among those of a run, its executor, its bytes
 Where = tuple[tuple[int | None, ...], tuple[frozenset[int] | None, ...]]
@@ -52,9 +52,8 @@ class ValueLocations:
     def add_all(self, values: Sequence[int], made: Made) -> None:
         """As `add`, for all that a program made: `values` are those of its run. Without a call for each, as submissions are waited for."""
         homes, sizes, alike, held = self.homes, self._sizes, self._values, self.held
-        for position, executor, nbytes in made:
-            value = values[position]
-            storage = value >> VIEW_BITS
+        new = [values[position] for position, _, _ in made]
+        for value, storage, (_, executor, nbytes) in zip(new, storages_of(new), made, strict=True):
             if storage not in alike:
                 homes[storage], sizes[storage], alike[storage] = executor, nbytes, {value}
                 held[executor] += nbytes
@@ -110,10 +109,11 @@ class ValueLocations:
         no call for each.
         """
         homes, sizes, looking, held, given = self.homes, self._sizes, self._values, self.held, self.given
+        copies = self._copies
         found: dict[int, list[int]] = {}
-        for value in values:
-            storage = value >> VIEW_BITS
-            if storage in self._copies:
+        values = tuple(values)
+        for value, storage in zip(values, storages_of(values), strict=True):
+            if storage in copies:
                 self._forget_copies(value, found)
             if storage not in looking or value not in (alike := looking[storage]):
                 continue

@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 import attrs
 import torch
 
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.batching.joined_runs import JoinedRuns, Rows, is_plain, is_same
 from djinn_core.server.batching.products import Draws, Product
 from djinn_core.server.batching.rows import RowStep, RowSteps
-from djinn_core.server.batching.trial import Operands, Trial, split_rows
+from djinn_core.server.batching.trial import BatchTrial, Operands, split_rows
 from djinn_core.server.running.cancellation import LOOK_SECONDS
 from djinn_core.server.running.fair_share import Share
 from djinn_core.server.running.input_aliases import InputAliases
@@ -53,7 +53,7 @@ class BatchedTemplate:
     draws: Draws
     name: str
     seconds: float = 0.0
-    trials: WeakKeyDictionary[torch.UntypedStorage, dict[NumericSettings, Trial]] = attrs.field(
+    trials: WeakKeyDictionary[torch.UntypedStorage, dict[NumericSettings, BatchTrial]] = attrs.field(
         factory=WeakKeyDictionary
     )
     numbers: dict[int, int] = attrs.field(init=False)
@@ -148,7 +148,7 @@ class Batch:
     def __init__(
         self,
         members: Sequence[PendingRun],
-        trial: Trial,
+        trial: BatchTrial,
         randomness: DeviceRandomness,
         rest: Callable[[PendingRun], float],
     ) -> None:
@@ -173,7 +173,7 @@ class Batch:
                 if number >= at:
                     for member in self.members:
                         self._guarded(member, partial(self._advance, stop=number))
-                    at = self._joined(number, chain.stop)
+                    at = self._run_chain(number, chain.stop)
             if (now := time.perf_counter()) - looked >= LOOK_SECONDS:
                 self.rested += self._rest(self.members[0])
                 looked = now
@@ -206,23 +206,23 @@ class Batch:
         assert member.run is not None
         member.outcome = member.run.finish()
 
-    def _joined(self, start: int, stop: int) -> int:
+    def _run_chain(self, start: int, stop: int) -> int:
         """Compute instructions from `start` on for all runs that have come to it, before `stop`; the first that is left."""
         runs = self._runs_at(start)
         if len(runs) < 2:
             return start + 1
         joined = self._last
-        if joined is None or not joined.are(runs):
+        if joined is None or not joined.has_runs(runs):
             joined = self._last = JoinedRuns(runs, self.batched.rows.kept)
-        step = self._known(joined, start)
+        step = self._run_known_chain(joined, start)
         if step == start:
             joined.begin()
-            while step < stop and self._taken(joined, step):
+            while step < stop and self._compute(joined, step):
                 joined.forget(self.batched.template.steps[step].release)
                 step += 1
-            self.trial.learn(start, joined.known(step))
+            self.trial.remember(start, joined.recorded(step))
         try:
-            joined.hand_out(step)
+            joined.scatter(step)
         except RuntimeError as error:  # no memory for it: each computes it by itself
             _log.debug("results of several sessions are not taken", error=repr(error))
             self._last = None
@@ -240,7 +240,7 @@ class Batch:
         runs = [run for run in runs if _fits(product, run.env[product.rows], run.env[product.weight])]
         return [run for run in runs if _shares(product, runs[0].env, run.env)]
 
-    def _taken(self, joined: JoinedRuns, step: int) -> bool:
+    def _compute(self, joined: JoinedRuns, step: int) -> bool:
         """Compute an instruction for all of them, or, in a trial, each by itself; False if they are to do that."""
         number = self.batched.numbers.get(step)
         try:
@@ -257,7 +257,7 @@ class Batch:
             return False
         return done
 
-    def _known(self, joined: JoinedRuns, start: int) -> int:
+    def _run_known_chain(self, joined: JoinedRuns, start: int) -> int:
         """Compute a chain that is known, if there is one; the first instruction that is left."""
         chain = self.trial.known.get((start, len(joined.runs)))
         if chain is None:
@@ -265,7 +265,7 @@ class Batch:
         env, steps = joined.env, self.batched.template.steps
         try:
             with torch.inference_mode():
-                if not joined.ready(chain):
+                if not joined.prepare_chain(chain):
                     return start
                 for step in range(start, chain.stop):
                     number = self.batched.numbers.get(step)
@@ -293,7 +293,7 @@ class Batch:
         self.products += 1
 
     def _compute_row(self, joined: JoinedRuns, row: RowStep) -> bool:
-        sizes = joined.prepare(row)
+        sizes = joined.prepare_step(row)
         if sizes is None:
             return False
         joined.put(row.place, Rows(joined.compute(row), sizes))
@@ -301,8 +301,8 @@ class Batch:
         return True
 
     def _try_row(self, joined: JoinedRuns, row: RowStep) -> bool:
-        joined.hand_out(row.step)
-        sizes = joined.prepare(row)
+        joined.scatter(row.step)
+        sizes = joined.prepare_step(row)
         if sizes is None:
             return False
         alone = _alone(joined, row.step, row.place)
@@ -331,7 +331,7 @@ class Batch:
                 shapes = [torch.Size((*run.env[product.rows].shape[:-1], made.shape[-1])) for run in joined.runs]
                 joined.give(product.step, product.place, split_rows(made, rows.sizes, shapes))
         else:
-            joined.hand_out(product.step)
+            joined.scatter(product.step)
             alone = _alone(joined, product.step, product.place)
             results = self.trial.try_product(number, operands, alone, self._unwritten(product))
             joined.give(product.step, product.place, results)

@@ -28,7 +28,7 @@ class Rows:
 
 
 @attrs.frozen
-class Operand:
+class ChainOperand:
     """A value that a chain takes from the runs. `shared`: one for all of them; otherwise each has rows of this shape."""
 
     place: int
@@ -49,7 +49,7 @@ class KnownChain:
 
     stop: int
     sizes: tuple[int, ...]
-    operands: tuple[Operand, ...]
+    operands: tuple[ChainOperand, ...]
     slots: tuple[int, int]
     numbers: Sequence[Any]
     together: Sequence[Any]
@@ -72,15 +72,15 @@ class JoinedRuns:
         self._head = len(template.constants) + template.slots
         self.env: Environment = [*runs[0].env[: self._head], *[None] * (template.inputs + template.made)]
         self._rows: dict[int, Rows] = {}
-        self._taken: dict[int, Operand] | None = None
+        self._operands: dict[int, ChainOperand] | None = None
         self._slots: list[int] = []
         self._sizes: set[tuple[int, ...]] = set()
 
     def begin(self) -> None:
         """Begin with a chain."""
-        self._taken, self._slots, self._sizes = {}, [], set()
+        self._operands, self._slots, self._sizes = {}, [], set()
 
-    def are(self, runs: Sequence[TemplateRun]) -> bool:
+    def has_runs(self, runs: Sequence[TemplateRun]) -> bool:
         """True if these are the runs."""
         return len(runs) == len(self.runs) and all(one is other for one, other in zip(runs, self.runs, strict=True))
 
@@ -94,7 +94,7 @@ class JoinedRuns:
         if found is not None:
             self._sizes.add(found.sizes)
             if place not in self.made:
-                self._take(place, False, found.whole)
+                self._note_operand(place, False, found.whole)
         return found
 
     def shared(self, place: int) -> bool:
@@ -102,7 +102,7 @@ class JoinedRuns:
         value = self.runs[0].env[place]
         if not all(is_same(value, run.env[place]) for run in self.runs[1:]):
             return False
-        self._take(place, True, value)
+        self._note_operand(place, True, value)
         return True
 
     def has(self, place: int) -> bool:
@@ -114,10 +114,10 @@ class JoinedRuns:
         self._rows[place] = rows
         self.made.add(place)
 
-    def prepare(self, row: RowStep) -> tuple[int, ...] | None:
+    def prepare_step(self, row: RowStep) -> tuple[int, ...] | None:
         """Make an instruction ready for all of them: the rows of each; None if each has to compute it by itself."""
-        sizes = self._operands(row)
-        return sizes if sizes is not None and self._numbers(row, sizes) else None
+        sizes = self._prepare_operands(row)
+        return sizes if sizes is not None and self._prepare_numbers(row, sizes) else None
 
     def compute(self, row: RowStep) -> torch.Tensor:
         """The result of an instruction that is ready.
@@ -143,13 +143,13 @@ class JoinedRuns:
 
     def give(self, step: int, place: int, results: Sequence[torch.Tensor]) -> None:
         """Give each run its result of instruction `step`."""
-        self.hand_out(step)
-        self._taken = None
+        self.scatter(step)
+        self._operands = None
         release = self._template.steps[step].release
         for run, result in zip(self.runs, results, strict=True):
             run.pass_steps(step + 1, release, {} if place in release else {place: result})
 
-    def hand_out(self, stop: int) -> None:
+    def scatter(self, stop: int) -> None:
         """Give each run its part of what was made; all go on with instruction `stop`."""
         self.clear()
         places = [*self.made]
@@ -162,16 +162,16 @@ class JoinedRuns:
         for place in [*self._rows.keys() - self._kept]:
             del self._rows[place]
 
-    def known(self, stop: int) -> KnownChain | None:
+    def recorded(self, stop: int) -> KnownChain | None:
         """Record of the instructions since `begin`; None if some were not computed for all of them."""
-        if self._taken is None or not self.made or len(self._sizes) != 1:
+        if self._operands is None or not self.made or len(self._sizes) != 1:
             return None
         (sizes,) = self._sizes
         slots = (self._slots[0], self._slots[-1]) if self._slots else (0, 0)
         numbers, together = self.runs[0].env[slots[0] : slots[1]], self.env[slots[0] : slots[1]]
-        return KnownChain(stop, sizes, (*self._taken.values(),), slots, numbers, together, (*self.made,))
+        return KnownChain(stop, sizes, (*self._operands.values(),), slots, numbers, together, (*self.made,))
 
-    def ready(self, chain: KnownChain) -> bool:
+    def prepare_chain(self, chain: KnownChain) -> bool:
         """Make a known chain ready; False if operands or numbers are others than before."""
         env, (first, stop) = self.env, chain.slots
         if not all(_are_like(run.env[first:stop], chain.numbers) for run in self.runs):
@@ -201,12 +201,12 @@ class JoinedRuns:
         """Keep no value in the environment."""
         self.env[self._head :] = [None] * (len(self.env) - self._head)
 
-    def _take(self, place: int, shared: bool, value: torch.Tensor) -> None:
-        if self._taken is not None:
+    def _note_operand(self, place: int, shared: bool, value: torch.Tensor) -> None:
+        if self._operands is not None:
             shape = value.shape if shared else value.shape[1:]
-            self._taken.setdefault(place, Operand(place, shared, shape, value.dtype))
+            self._operands.setdefault(place, ChainOperand(place, shared, shape, value.dtype))
 
-    def _operands(self, row: RowStep) -> tuple[int, ...] | None:
+    def _prepare_operands(self, row: RowStep) -> tuple[int, ...] | None:
         """Put the operands into the environment; the rows of each session, None if they do not fit together."""
         sizes, dim, weights = None, 0, list[torch.Tensor]()
         for position, place in enumerate(row.operands):
@@ -222,7 +222,7 @@ class JoinedRuns:
         broadcast = all(one.dim() < dim or (one.dim() == dim and one.shape[0] == 1) for one in weights)
         return sizes if broadcast else None
 
-    def _numbers(self, row: RowStep, sizes: tuple[int, ...]) -> bool:
+    def _prepare_numbers(self, row: RowStep, sizes: tuple[int, ...]) -> bool:
         """Put the numbers of an instruction into the environment; False if those of the runs differ, or are about rows."""
         self._slots += row.slots
         first, stop = row.slots

@@ -16,7 +16,7 @@ from djinn_core.lru import LruCache
 from djinn_core.server.batching.batch import Batch, BatchedTemplate, PendingRun
 from djinn_core.server.batching.products import draws_of, find_products
 from djinn_core.server.batching.rows import find_rows
-from djinn_core.server.batching.trial import Trial
+from djinn_core.server.batching.trial import BatchTrial
 from djinn_core.server.batching.weights import PackedWeights
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.input_aliases import InputAliases
@@ -133,14 +133,14 @@ class SessionBatches:
             found = "runs in batches" if trial.ways else "does not run in batches"
             _log.info(f"a template {found}", template=first.batched.name, sessions=len(group), reason=trial.reason)
 
-    def _trial(self, pending: PendingRun) -> Trial:
+    def _trial(self, pending: PendingRun) -> BatchTrial:
         trials, settings = pending.batched.trials.setdefault(pending.weight, {}), pending.owner.settings
         trial = trials.get(settings)
         if trial is None:
             if len(trials) >= SETTINGS:
                 trials.clear()
             products, rows = pending.batched.products, pending.batched.rows.steps
-            trial = trials[settings] = Trial(products, rows, self.packed, self._runtime.synchronize)
+            trial = trials[settings] = BatchTrial(products, rows, self.packed, self._runtime.synchronize)
         return trial
 
     def _rest(self, first: PendingRun) -> float:

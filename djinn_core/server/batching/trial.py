@@ -20,12 +20,11 @@ from djinn_core.server.batching.joined_runs import KnownChain
 from djinn_core.server.batching.products import Product
 from djinn_core.server.batching.rows import RowStep, chains
 from djinn_core.server.batching.weights import PackedWeights, WeightPlace, place_of
+from djinn_core.server.running.result_layout import layout_difference
 
 CHECKS: Final = 3  # batches of a trial
 GAIN: Final = 0.9  # the largest share of the time one by one that a batch may take
 PAUSE: Final = 64  # runs
-_ABSOLUTE: Final = {torch.float32: 1e-5, torch.float64: 1e-7, torch.float16: 1e-5, torch.bfloat16: 1e-5}
-_RELATIVE: Final = {torch.float32: 1.3e-6, torch.float64: 1e-7, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
 
 _log = get_logger("djinn.server")
 
@@ -60,7 +59,7 @@ class Samples:
 
 
 @attrs.define(eq=False)
-class Trial:
+class BatchTrial:
     """Trial of the products of a template with the weights of one model, and of the instructions between them.
 
     Attributes:
@@ -141,7 +140,7 @@ class Trial:
         """Instructions that follow each other, among them a product, and are tried, or computed for several sessions."""
         return self._tried_chains if self.trying else self._chains
 
-    def learn(self, start: int, chain: KnownChain | None) -> None:
+    def remember(self, start: int, chain: KnownChain | None) -> None:
         """Keep what was found of the chain that begins with an instruction, for so many runs."""
         if not self.trying and chain is not None:
             self.known[start, len(chain.sizes)] = chain
@@ -247,21 +246,10 @@ def split_rows(rows: torch.Tensor, sizes: Sequence[int], shapes: Sequence[torch.
 
 def _difference(expected: torch.Tensor, found: torch.Tensor) -> str:
     """Describe how a result differs from what its session computed; empty: not beyond rounding."""
-    theirs, ours = _layout(expected), _layout(found)
-    if theirs != ours:
-        return f"a result is laid out as {ours} in place of {theirs}"
+    if other := layout_difference(expected, found):
+        return other
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-    dtype = expected.dtype
-    close = torch.allclose(
-        found,
-        expected,
-        rtol=_RELATIVE.get(dtype, 0.0),
-        atol=_ABSOLUTE.get(dtype, 0.0) * (largest if math.isfinite(largest) else 1.0),
-        equal_nan=True,
-    )
+    relative, absolute = torch_private.default_tolerances(expected.dtype)
+    scaled = absolute * (largest if math.isfinite(largest) else 1.0)
+    close = torch.allclose(found, expected, rtol=relative, atol=scaled, equal_nan=True)
     return "" if close else "results differ by more than rounding"
-
-
-def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
-    storage = tensor.untyped_storage().nbytes()
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, storage

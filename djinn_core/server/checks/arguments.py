@@ -74,13 +74,6 @@ class Arguments:
 Rule = Callable[[Arguments], None]
 
 
-def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last that a tensor looks at."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
 def product(sizes: Sequence[int]) -> int:
     """Elements of a tensor of these sizes."""
     return math.prod(sizes)

@@ -92,25 +92,25 @@ def ctc(a: Arguments) -> None:
     """Lengths lie within the sequences, and targets are classes that there are."""
     steps, batch, classes = _sequences(a)
     lengths = _counts(a, "input_lengths", batch)
-    wanted = _counts(a, "target_lengths", batch)
-    if lengths is None or wanted is None:
+    target_lengths = _counts(a, "target_lengths", batch)
+    if lengths is None or target_lengths is None:
         return
     a.require(max(lengths, default=0) <= steps, f"input_lengths must be at most {steps}")
     a.require(0 <= a.blank < classes, "blank must be a class")
     targets = a.targets
     a.integral("targets", targets)
     if targets.dim() == 1:
-        a.require(sum(wanted) <= targets.numel(), "targets are fewer than target_lengths say")
-        a.inside("targets", targets[: sum(wanted)], classes)
+        a.require(sum(target_lengths) <= targets.numel(), "targets are fewer than target_lengths say")
+        a.inside("targets", targets[: sum(target_lengths)], classes)
     else:
         a.require(targets.dim() == 2 and targets.shape[0] == batch, "targets do not fit log_probs")
-        a.require(max(wanted, default=0) <= targets.shape[1], "targets are fewer than target_lengths say")
-        for row, length in zip(targets, wanted, strict=True):
+        a.require(max(target_lengths, default=0) <= targets.shape[1], "targets are fewer than target_lengths say")
+        for row, length in zip(targets, target_lengths, strict=True):
             a.inside("targets", row[:length], classes)
     if a.log_alpha is not None:
         shape = a.log_alpha.shape
         fits = len(shape) == 3 and shape[0] == batch and shape[1] >= max(lengths, default=0)
-        a.require(fits and shape[2] >= 2 * max(wanted, default=0) + 1, "log_alpha does not fit")
+        a.require(fits and shape[2] >= 2 * max(target_lengths, default=0) + 1, "log_alpha does not fit")
         a.require(a.log_alpha.dtype == a.log_probs.dtype, "log_alpha must have the dtype of log_probs")
         a.count("grad", batch)
         a.count("neg_log_likelihood", batch)

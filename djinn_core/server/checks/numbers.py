@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from djinn_core.server.checks.arguments import Arguments, Rule, extent
+from djinn_core.server.checks.arguments import Arguments, Rule
 from djinn_core.wire import limits
+from djinn_core.wire.tensors import extent
 
 _SOBOL_DIMENSIONS, _SOBOL_BITS = 21201, 30
 

@@ -14,8 +14,9 @@ from typing import Any, Final
 from djinn_core import torch_private
 from djinn_core.ir.operators import split_name
 from djinn_core.server.checks import indexing, numbers
-from djinn_core.server.checks.arguments import Arguments, Rule, extent, product
+from djinn_core.server.checks.arguments import Arguments, Rule, product
 from djinn_core.wire import limits
+from djinn_core.wire.tensors import extent
 
 
 def pooled(n: int) -> Rule:

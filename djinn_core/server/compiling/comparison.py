@@ -17,6 +17,7 @@ import torch
 
 from djinn_core.server.compiling.compiled_region import CompiledRegion
 from djinn_core.server.compiling.written_views import address_of
+from djinn_core.server.running.result_layout import layout_difference
 from djinn_core.server.running.template_compiler import CompiledStep, Environment
 
 # Larger inputs that are only read are not copied: a session would wait for it.
@@ -91,9 +92,8 @@ def _unlike(expected: object, found: object, moved: Callable[[], Sequence[object
         return ""
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
         return f"a result is a {type(found).__name__} in place of a {type(expected).__name__}"
-    theirs, ours = _layout(expected), _layout(found)
-    if theirs != ours:
-        return f"a result is laid out as {ours} in place of {theirs}"
+    if other := layout_difference(expected, found):
+        return other
     try:
         torch.testing.assert_close(found, expected, equal_nan=True)
     except AssertionError as error:
@@ -139,13 +139,3 @@ def _made(step: CompiledStep, values: Environment, before: set[int]) -> Iterator
         tensor = values[place]
         if isinstance(tensor, torch.Tensor) and address_of(tensor) not in before:
             yield tensor
-
-
-def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
-    return (
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.storage_offset(),
-        tensor.dtype,
-        tensor.untyped_storage().nbytes(),
-    )

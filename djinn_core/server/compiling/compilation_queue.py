@@ -37,9 +37,9 @@ from djinn_core.server.compiling.hot_template import (
     AdoptedPhase,
     CheckingPhase,
     CompilationCounters,
+    CompilationJob,
     CompilingPhase,
     HotTemplate,
-    Job,
     Thresholds,
     TimingPhase,
 )
@@ -49,13 +49,13 @@ from djinn_core.server.compiling.written_views import WrittenView
 from djinn_core.server.running.template_compiler import CompiledTemplate, enumerated
 
 
-def region_graph(job: Job, device: torch.device) -> fx.GraphModule:
+def region_graph(job: CompilationJob, device: torch.device) -> fx.GraphModule:
     """A job's region as a graph over its inputs; numbers that follow from a size of an input are computed from it."""
     return _RegionGraphBuilder(job, device).make()
 
 
 class _RegionGraphBuilder:
-    def __init__(self, job: Job, device: torch.device) -> None:
+    def __init__(self, job: CompilationJob, device: torch.device) -> None:
         self.template, self.region, self.law, self.device = job.template, job.region, job.law, device
         self.graph = fx.Graph()
         self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in self.region.inputs}
@@ -198,7 +198,9 @@ class CompilationQueue:
         self._thresholds = thresholds or Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
-        self._jobs: queue.PriorityQueue[tuple[float, int, Job]] = queue.PriorityQueue()  # what takes longest first
+        self._jobs: queue.PriorityQueue[tuple[float, int, CompilationJob]] = (
+            queue.PriorityQueue()
+        )  # what takes longest first
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._told: set[tuple[str, str]] = set()
@@ -227,7 +229,7 @@ class CompilationQueue:
             ),
         }
 
-    def _ask(self, job: Job) -> None:
+    def _ask(self, job: CompilationJob) -> None:
         if job.compiler >= len(self._compilers):
             job.hot.leave("no compiler has something better")
         elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
@@ -250,7 +252,7 @@ class CompilationQueue:
         while True:
             self._compile(self._jobs.get()[-1])
 
-    def _compile(self, job: Job) -> None:
+    def _compile(self, job: CompilationJob) -> None:
         compiler = self._compilers[job.compiler]
         began = time.perf_counter()
         self.counts.compilations += 1
@@ -269,7 +271,7 @@ class CompilationQueue:
         else:
             job.hot.check(job, compiled)
 
-    def _region(self, compiler: str, replay: Replay, job: Job) -> CompiledRegion:
+    def _region(self, compiler: str, replay: Replay, job: CompilationJob) -> CompiledRegion:
         return CompiledRegion(compiler, replay, job.template, job.region, job.law, self._runtime.device, job.aliases)
 
     def _tell(self, compiler: str, template: str, error: str) -> None:
@@ -283,7 +285,7 @@ class CompilationQueue:
             error=error,
         )
 
-    def _context(self, job: Job) -> CompilerContext:
+    def _context(self, job: CompilationJob) -> CompilerContext:
         device = self._runtime.device
         grows = {index: tuple(sizes) for index, sizes in job.law.sizes.items()}
         return CompilerContext(

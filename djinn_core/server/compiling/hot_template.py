@@ -19,7 +19,7 @@ from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.scalars import movable_slots
 from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
 from djinn_core.server.compiling.written_views import WrittenView, written_views
-from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, run_template
+from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, TemplateRun
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 from djinn_core.server.running.values import ValueTable
@@ -83,7 +83,7 @@ class Phase(Protocol):
 
 
 @attrs.frozen
-class Job:
+class CompilationJob:
     """A compilation job.
 
     Attributes:
@@ -107,7 +107,7 @@ class HotTemplate:
 
     template: CompiledTemplate
     thresholds: Thresholds
-    ask: Callable[[Job], None]
+    ask: Callable[[CompilationJob], None]
     synchronize: Callable[[], None]
     name: str = ""
     counts: CompilationCounters = attrs.field(factory=CompilationCounters)
@@ -123,18 +123,20 @@ class HotTemplate:
         phase = self.phase
         shortcut = phase.shortcut()
         began = time.perf_counter()
-        run = run_template(template, work, slots, values, shortcut)
+        run = TemplateRun(template, work, slots, values, shortcut)
+        run.advance()
+        outcome = run.finish()
         if isinstance(phase, TimingPhase):
             self.synchronize()
         self.slots = slots
         phase.ran(time.perf_counter() - began)
-        return run
+        return outcome
 
-    def check(self, job: Job, compiled: CompiledRegion) -> None:
+    def check(self, job: CompilationJob, compiled: CompiledRegion) -> None:
         """A compiler has made something. Called from the background."""
         self.phase = CheckingPhase(self, job, compiled)
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: CompilationJob) -> None:
         """Ask a compiler. The phase is changed first: the answer comes on another thread."""
         self.phase = CompilingPhase()
         self.ask(job)
@@ -145,7 +147,7 @@ class HotTemplate:
         self._tell("a template stays as it is", reason=reason)
         self.phase = NotCompiledPhase()
 
-    def refuse(self, job: Job, compiler: str, reason: str) -> None:
+    def refuse(self, job: CompilationJob, compiler: str, reason: str) -> None:
         """Reject the result of a compiler, and ask the next one."""
         self._count_unused()
         self._tell("a compiled template is not used", compiler=compiler, reason=reason)
@@ -161,7 +163,7 @@ class HotTemplate:
         self._tell("a template is watched again", reason=reason)
         self.phase = ColdPhase(self)
 
-    def adopt(self, job: Job, compiled: CompiledRegion, ratio: float) -> None:
+    def adopt(self, job: CompilationJob, compiled: CompiledRegion, ratio: float) -> None:
         """Use what was compiled."""
         grows = "yes" if job.law.base else "no"
         self._tell("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
@@ -269,7 +271,9 @@ class ObservingPhase(_ShortcutPhase):
             if law is None:
                 self.hot.again("what differs from run to run follows no law")
             else:
-                self.hot.begin(Job(self.hot, self.hot.template, self.region, law, self._seconds, self._still(law)))
+                self.hot.begin(
+                    CompilationJob(self.hot, self.hot.template, self.region, law, self._seconds, self._still(law))
+                )
 
     def _still(self, law: SizeRelation) -> tuple[WrittenView, ...]:
         """The aliases whose sizes do not differ."""
@@ -280,7 +284,7 @@ class ObservingPhase(_ShortcutPhase):
 class _RegionPhase(_ShortcutPhase):
     """A phase with a compiled region."""
 
-    def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
+    def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         self.hot, self.job, self.compiled = hot, job, compiled
         self.region = job.region
         self._missed = 0
@@ -325,7 +329,7 @@ class _RegionPhase(_ShortcutPhase):
 class CheckingPhase(_RegionPhase):
     """Phase that compares the results of the compiled region with those of the instructions."""
 
-    def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
+    def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         super().__init__(hot, job, compiled)
         self._seen: list[int] = []
         self._difference = ""
@@ -352,7 +356,7 @@ class CheckingPhase(_RegionPhase):
 class TimingPhase(_RegionPhase):
     """Phase that alternates between the compiled region and the instructions, and times both."""
 
-    def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
+    def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         super().__init__(hot, job, compiled)
         self._times: dict[bool, list[float]] = {False: [], True: []}
         self._turn: bool | None = False
@@ -395,7 +399,7 @@ def _ratio(before: Sequence[float], compiled: Sequence[float], limits: Threshold
 class AdoptedPhase(_RegionPhase):
     """Final phase: the compiled region replaces the instructions."""
 
-    def __init__(self, hot: HotTemplate, job: Job, compiled: CompiledRegion) -> None:
+    def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         super().__init__(hot, job, compiled)
         self._compared: set[int] = set()  # powers of two
         self._difference = ""

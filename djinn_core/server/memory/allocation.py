@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import torch
@@ -79,8 +79,3 @@ class Allocation:
     def movable(self) -> bool:
         """True if the memory may be freed, and can be restored."""
         return self.resident and not self.pinned and self.nbytes >= SMALLEST and self.storage.resizable()
-
-
-def has_memory(value: Any) -> TypeGuard[torch.Tensor]:
-    """Check whether a value is a tensor over memory that can be counted."""
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided

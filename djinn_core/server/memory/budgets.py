@@ -9,8 +9,8 @@ from typing import Final
 
 import attrs
 
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase
-from djinn_core.ir.values import storage_of
 from djinn_core.lru import LruCache
 from djinn_core.server.running.values import ValueTable
 
@@ -130,8 +130,8 @@ class Usage:
         for storage, kind in new.items():
             made[kind] += self._values.bytes_of(storage)
         used = {kind: max(self._before.get(kind, 0), after[kind]) for kind in KINDS}
-        lasting = made.total() - made[ACTIVATION]
-        used[ACTIVATION] = self._before.get(ACTIVATION, 0) + max(made[ACTIVATION], peak - lasting)
+        persistent = made.total() - made[ACTIVATION]
+        used[ACTIVATION] = self._before.get(ACTIVATION, 0) + max(made[ACTIVATION], peak - persistent)
         self.bytes = used
         return used
 

@@ -108,7 +108,7 @@ class Hints:
         for holding in holdings:
             held[kind_of_holding(holding)] += holding.nbytes
         self._step = step
-        self._distances = {id(session): session.foresight.distances() for session in sessions}
+        self._distances = {id(session): session.predictor.distances() for session in sessions}
         self._sessions = {
             id(session): SessionHints(
                 number,
@@ -132,7 +132,7 @@ class Hints:
         uses: list[int] = []
         for session, handles in holding.holders.items():
             ahead = self._distances[id(session)]
-            uses += [ahead[found] for handle in handles if (found := session.foresight.role(handle)) in ahead]
+            uses += [ahead[found] for handle in handles if (found := session.predictor.role(handle)) in ahead]
         return min(uses, default=None)
 
     def last_use(self, holding: Allocation) -> int:

@@ -14,11 +14,12 @@ import torch
 from djinn_core import torch_private
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.logs import get_logger
-from djinn_core.server.memory.allocation import Allocation, SourceBytes, StoredCopy, has_memory
+from djinn_core.server.memory.allocation import Allocation, SourceBytes, StoredCopy
 from djinn_core.server.memory.budgets import RESIDENCIES, Budgets
 from djinn_core.server.memory.eviction import Decider, Hints, kind_of_holding
 from djinn_core.server.memory.process import process_memory
 from djinn_core.server.memory.spill import SpillExtent, SpillSpace, bytes_on_device, octets
+from djinn_core.server.running.values import has_memory
 from djinn_core.torch_objects import StorageWeakRef
 from djinn_core.wire.messages import PRESSURE
 

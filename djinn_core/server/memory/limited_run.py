@@ -14,13 +14,14 @@ from djinn_core import torch_objects, torch_private
 from djinn_core.hookspecs.memory import EvictionCandidate, SessionHints
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import meta_of
-from djinn_core.server.memory.allocation import Allocation, has_memory
+from djinn_core.server.memory.allocation import Allocation
 from djinn_core.server.memory.eviction import Hints
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, bytes_of_step
 from djinn_core.server.running.run import CancelledStep, FailedStep, RunOutcome, fulfil
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.values import has_memory
 from djinn_core.wire.messages import Claim
 
 
@@ -251,13 +252,13 @@ class LimitedRun:
         for holding in operands:
             if not holding.resident:
                 self._reload(holding, operands)
-        wanted = self._estimate.allocates[index]
-        if self._resident + wanted > self._ledger.budget:
-            self._room(wanted, operands)
-            if self._resident + wanted > self._ledger.limit:
+        needed = self._estimate.allocates[index]
+        if self._resident + needed > self._ledger.budget:
+            self._room(needed, operands)
+            if self._resident + needed > self._ledger.limit:
                 self._refuse_if_too_large(index, step)
-        if wanted >= LARGE:
-            self._ledger.expect(wanted)
+        if needed >= LARGE:
+            self._ledger.expect(needed)
         for place in step.writes:
             if place in at:
                 self._ledger.written(at[place].key)
@@ -268,12 +269,12 @@ class LimitedRun:
         Raises:
             torch.OutOfMemoryError: the new estimate does not fit either.
         """
-        wanted = bytes_of_step(step, self._env)
-        if wanted is None:  # unknown; the op itself fails if it does not fit
+        needed = bytes_of_step(step, self._env)
+        if needed is None:  # unknown; the op itself fails if it does not fit
             return
-        self._estimate.allocates[index] = wanted
-        if self._resident + wanted > self._ledger.limit:
-            raise torch.OutOfMemoryError(self._ledger.refusal(wanted, self._resident))
+        self._estimate.allocates[index] = needed
+        if self._resident + needed > self._ledger.limit:
+            raise torch.OutOfMemoryError(self._ledger.refusal(needed, self._resident))
 
     def _store(self, step: CompiledStep) -> None:
         """Run a step; where the device has no memory for it after all, once more with as much room as can be made."""
@@ -319,10 +320,10 @@ class LimitedRun:
         self._holdings[holding.key] = holding
         self._ledger.counts.recomputed += 1
 
-    def _room(self, wanted: int, keep: Collection[Allocation]) -> None:
+    def _room(self, needed: int, keep: Collection[Allocation]) -> None:
         kept = {id(holding) for holding in keep}
         others = [holding for holding in self._holdings.values() if id(holding) not in kept]
-        self._resident -= self._ledger.make_room(wanted, self._resident, others, self._describe, self._evict)
+        self._resident -= self._ledger.make_room(needed, self._resident, others, self._describe, self._evict)
 
     def _evict(self, holding: Allocation, candidate: EvictionCandidate) -> None:
         recomputable, ledger = self._recomputable, self._ledger

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.lru import LruCache
 from djinn_core.server.memory.lifetimes import NEVER, Lifetimes
 from djinn_core.server.running.values import ValueTable

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.lru import LruCache
-from djinn_core.server.memory.allocation import Allocation, has_memory
+from djinn_core.server.memory.allocation import Allocation
 from djinn_core.server.memory.budgets import ACTIVATION, CACHE, KINDS, NAMES, Usage, kind_of
 from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.limited_run import LimitedRun
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, estimate_memory
 from djinn_core.server.memory.next_use import LastUses, NextUsePredictor
-from djinn_core.server.running.run import RunOutcome, environment_of, run_template
+from djinn_core.server.running.run import RunOutcome, TemplateRun, environment_of
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate
-from djinn_core.server.running.values import ValueTable
+from djinn_core.server.running.values import ValueTable, has_memory
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply
 from djinn_core.wire.messages import ValueHints
@@ -39,13 +39,13 @@ class SessionMemory:
     def __init__(self, ledger: Ledger, values: ValueTable, name: str = "") -> None:
         self.values = values
         self.name = name
-        self.foresight = NextUsePredictor()
+        self.predictor = NextUsePredictor()
         self.uses = LastUses(values)
         self._ledger = ledger
         self._estimates: LruCache[bytes, MemoryEstimate] = LruCache(OUTLOOKS_LIMIT)
         self._used = time.monotonic()
         self.phase = ""
-        self._meanings: LruCache[bytes, ValueHints] = LruCache(OUTLOOKS_LIMIT)
+        self._hints: LruCache[bytes, ValueHints] = LruCache(OUTLOOKS_LIMIT)
         self._kinds: dict[int, str] = {}
         self._usage = Usage(values)
         self._pinned: set[int] = set()  # storages
@@ -56,11 +56,11 @@ class SessionMemory:
         """True if the session has done nothing for `IDLE_SECONDS`."""
         return now - self._used > IDLE_SECONDS
 
-    def learn(self, meaning: ValueHints) -> None:
+    def learn(self, hints: ValueHints) -> None:
         """Note the kinds of a template's values, as the client says."""
-        self._meanings.store(meaning.digest, meaning)
-        while sum(map(_letters, self._meanings.values())) > LETTERS_LIMIT:
-            del self._meanings[next(iter(self._meanings))]
+        self._hints.store(hints.digest, hints)
+        while sum(map(_letters, self._hints.values())) > LETTERS_LIMIT:
+            del self._hints[next(iter(self._hints))]
 
     def kind(self, handles: Iterable[int]) -> str:
         """Kind of values that share memory, as given by the client; of several kinds the one that is kept longest."""
@@ -68,11 +68,11 @@ class SessionMemory:
         return max(found, key=KINDS.index, default=ACTIVATION)
 
     def _note_kinds(self, digest: bytes, work: RunRequest) -> None:
-        meaning = self._meanings.get(digest)
-        if meaning is None:
+        hints = self._hints.get(digest)
+        if hints is None:
             return
-        self.phase = meaning.phase
-        for handles, letters in ((work.inputs, meaning.inputs), (work.outputs, meaning.outputs)):
+        self.phase = hints.phase
+        for handles, letters in ((work.inputs, hints.inputs), (work.outputs, hints.outputs)):
             self._kinds.update((h, kind_of(chr(letter))) for h, letter in zip(handles, letters, strict=False))
         if self._pinned and any(map(self.pins, work.inputs)):
             if len(self._pinned) > OUTLOOKS_LIMIT + len(self.values):
@@ -198,28 +198,30 @@ class SessionMemory:
         with ledger.lock:
             self._used = time.monotonic()
             estimate = self._estimate(digest, template, work, slots)
-            self.foresight.begin(digest, estimate.lifetimes, work.inputs)
+            self.predictor.begin(digest, estimate.lifetimes, work.inputs)
             self._note_kinds(digest, work)
             self._usage.begin(self.phase, digest, self._with_kinds(work.inputs))
             self.values.forget_addresses()  # what was moved to the host comes back elsewhere
             if self._settle(self._inputs(work), estimate):
-                run = plain(template, work, slots, self.values)
+                outcome = plain(template, work, slots, self.values)
             else:
                 hints = ledger.hints(ledger.survey())
                 guard = LimitedRun(ledger, template, estimate, hints, hints.of_session(self))
                 ledger.begin_run()
-                run = run_template(template, work, slots, self.values, guard=guard)
+                run = TemplateRun(template, work, slots, self.values, guard=guard)
+                run.advance()
+                outcome = run.finish()
                 guard.end()
                 self._count_away(work.outputs)
                 if self._pinned:
                     self._restore_pinned(work.outputs)
             self._observe(work, estimate)
             ledger.measure(ledger.resident())
-            self.foresight.end(digest, work.outputs, self.values.__contains__)
+            self.predictor.end(digest, work.outputs, self.values.__contains__)
             self.uses.note(estimate.lifetimes, ledger.steps, work.inputs, work.outputs)
             ledger.steps += estimate.lifetimes.steps
             self._used = time.monotonic()
-            return run
+            return outcome
 
     def _observe(self, work: RunRequest, estimate: MemoryEstimate) -> None:
         """Report the memory that a run of this phase has used to the budgets."""
@@ -289,5 +291,5 @@ class SessionMemory:
                 self._ledger.written(holding.key)
 
 
-def _letters(meaning: ValueHints) -> int:
-    return len(meaning.inputs) + len(meaning.outputs)
+def _letters(hints: ValueHints) -> int:
+    return len(hints.inputs) + len(hints.outputs)

@@ -10,7 +10,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.server.memory.limited import in_memory
 from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
 from djinn_core.server.running.values import Poison, Stored, ValueTable, no_such_value

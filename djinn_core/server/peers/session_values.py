@@ -10,7 +10,7 @@ import attrs
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.handles import storage_of
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.peers.exchange import PeerExchange
 from djinn_core.server.peers.packed_values import Packed, pack_copies, pack_storages, unpack_item

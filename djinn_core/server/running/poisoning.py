@@ -8,8 +8,8 @@ from typing import Final
 import torch
 
 from djinn_core import torch_private
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
-from djinn_core.ir.values import storage_of
 from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 from djinn_core.server.running.values import Poison, ValueTable, address_of, memory_of

@@ -206,18 +206,11 @@ class TemplateRun:
         return run
 
 
-def run_template(
-    template: CompiledTemplate,
-    work: RunRequest,
-    slots: Sequence[Any],
-    values: ValueTable,
-    shortcut: Shortcut | None = None,
-    guard: MemoryGuard | None = None,
-) -> RunOutcome:
-    """Run a template from its first instruction to its last, as `TemplateRun` does, and put what it makes into `values`."""
-    going = TemplateRun(template, work, slots, values, shortcut, guard)
-    going.advance()
-    return going.finish()
+def run_template(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
+    """Run a template from its first instruction to its last, and put what it makes into `values`."""
+    run = TemplateRun(template, work, slots, values)
+    run.advance()
+    return run.finish()
 
 
 def refuse_run(

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from djinn_core import torch_private
-from djinn_core.ir.values import VIEW_BITS, storage_of
+from djinn_core.ir.handles import VIEW_BITS, storage_of
 from djinn_core.wire.message_base import Failure
 
 
@@ -59,7 +59,8 @@ def _strided(value: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
-def _has_storage(value: Stored) -> TypeGuard[torch.Tensor]:
+def has_memory(value: object) -> TypeGuard[torch.Tensor]:
+    """Check whether a value is a tensor over memory that can be counted."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
@@ -139,7 +140,7 @@ class ValueTable:
         if type(value) is torch.Tensor and value.layout is torch.strided:  # as nearly all are
             nbytes = value.untyped_storage().nbytes()
         else:
-            nbytes = value.untyped_storage().nbytes() if _has_storage(value) else 0
+            nbytes = value.untyped_storage().nbytes() if has_memory(value) else 0
         storages = self._storages
         if storage in storages:
             held = storages[storage]

@@ -16,7 +16,8 @@ import torch
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.ir.values import contiguous_strides, storage_of
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.values import contiguous_strides
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.memory.spill import bytes_on_device
 from djinn_core.server.recovery.journal import Journal

@@ -10,7 +10,8 @@ import attrs
 import torch
 
 from djinn_core import torch_private
-from djinn_core.ir.values import meta_of, storage_of
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.values import meta_of
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.recovery.snapshot_format import StoredValue
 from djinn_core.server.running.input_aliases import InputAliases

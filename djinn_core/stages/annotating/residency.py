@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from djinn_core.ir.flow import is_view
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase
-from djinn_core.ir.values import storage_of
 from djinn_core.stages.annotating.inputs import Inputs
 from djinn_core.stages.annotating.training import TrainingParts
 

@@ -13,8 +13,8 @@ import attrs
 
 from djinn_core.ir.flow import is_view
 from djinn_core.ir.graph import Graph
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality
-from djinn_core.ir.values import storage_of
 from djinn_core.stages.annotating.inputs import Inputs
 
 _FRESH = frozenset({"empty", "empty_like", "empty_strided", "new_zeros", "zeros", "zeros_like"})

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import attrs
 
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.handles import storage_of
 from djinn_core.ir.op_families import OPTIMIZER, is_backward
 from djinn_core.ir.profile import DataResidency, ExecutionPhase
-from djinn_core.ir.values import storage_of
 from djinn_core.stages.annotating.inputs import LAYERS, Inputs
 
 _ONES = frozenset({"full_like", "ones_like"})

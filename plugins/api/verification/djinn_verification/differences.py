@@ -7,16 +7,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
-# As in the documentation of `torch.testing.assert_close`.
-_DEFAULTS = {
-    torch.float16: (1e-3, 1e-5),
-    torch.bfloat16: (1.6e-2, 1e-5),
-    torch.float32: (1.3e-6, 1e-5),
-    torch.float64: (1e-7, 1e-7),
-    torch.complex32: (1e-3, 1e-5),
-    torch.complex64: (1.3e-6, 1e-5),
-    torch.complex128: (1e-7, 1e-7),
-}
+from djinn.watching import default_tolerances
 
 
 @attrs.frozen
@@ -36,7 +27,7 @@ class Tolerance:
         """`rtol` and `atol` for results of this dtype."""
         if self.bitwise:
             return 0.0, 0.0
-        rtol, atol = _DEFAULTS.get(dtype, (0.0, 0.0))
+        rtol, atol = default_tolerances(dtype)
         return rtol if self.rtol is None else self.rtol, atol if self.atol is None else self.atol
 
 

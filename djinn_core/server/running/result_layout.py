@@ -1,0 +1,21 @@
+"""Layout of results in memory, as other ways to compute them have to keep it."""
+
+from __future__ import annotations
+
+import torch
+
+
+def layout_difference(expected: torch.Tensor, found: torch.Tensor) -> str:
+    """Describe how a result is laid out otherwise than expected; empty: not at all."""
+    theirs, ours = _layout(expected), _layout(found)
+    return f"a result is laid out as {ours} in place of {theirs}" if theirs != ours else ""
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    return (
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.untyped_storage().nbytes(),
+    )
