@@ -45,6 +45,7 @@ class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
     `hot`: its record on the device, where hot templates are compiled. `batched`: likewise, where it may run in batches.
+    `runs_ahead`: whether it may run before its submission comes; None: not known yet.
     """
 
     template: CompiledTemplate
@@ -53,6 +54,7 @@ class BoundTemplate:
     hot: HotTemplate | None = None
     digest: bytes = b""
     batched: BatchedTemplate | None = None
+    runs_ahead: bool | None = None
     _aliases: InputAliases | None = None
 
     def input_aliases(self, own: Container[str]) -> InputAliases:
