@@ -103,9 +103,11 @@ class SubmissionPredictor:
         past, step, digest = self._past, self._step, submit.digest
         if step and past[-step].digest == digest:
             self._repeated += 1
+            if self._repeated < step:
+                self._find_shorter_step(digest)
         else:
             self._find_step(digest)
-            step = self._step
+        step = self._step
         if self._worth and self._repeated:
             self._learn((past[-1].digest, digest), submit, inputs)
         past.append(PastSubmission(digest, outputs, seconds, awaited))
@@ -120,15 +122,25 @@ class SubmissionPredictor:
             least = self._number - LONGEST_STEP
             self._latest = {digest: number for digest, number in self._latest.items() if number > least}
         step = self._number + 1 - self._latest.get(digest, 0)
-        past, self._step, self._repeated, self._worth = self._past, 0, 0, False
-        if digest not in self._latest or step > min(LONGEST_STEP, len(past)):
-            return
-        self._step, self._repeated = step, 1
+        self._step, self._repeated, self._worth = 0, 0, False
+        if digest in self._latest and step <= min(LONGEST_STEP, len(self._past)):
+            self._step, self._repeated = step, 1 + self._repetitions(step)
+            self._worth = self._is_worth()
+
+    def _find_shorter_step(self, digest: bytes) -> None:
+        """The last submissions may be the first of a longer step, such as of a loop around another one, or repetitions of a shorter one."""
+        step = self._number + 1 - self._latest[digest]
+        if step < self._step and (found := self._repetitions(step)) >= step:
+            self._step, self._repeated = step, 1 + found
+            self._worth = self._is_worth()
+
+    def _repetitions(self, step: int) -> int:
+        """How many of the last submissions in a row were those of `step` submissions before."""
+        past = self._past
         for back in range(1, len(past) - step + 1):
             if past[-back].digest != past[-back - step].digest:
-                break
-            self._repeated += 1
-        self._worth = self._is_worth()
+                return back - 1
+        return len(past) - step
 
     def _is_worth(self) -> bool:
         past = self._past
@@ -179,15 +191,20 @@ class SubmissionPredictor:
         back, number = source
         return self._past[-back].outputs[number]
 
-    def held(self) -> None:
+    def held(self, expected: ExpectedSubmission) -> None:
         """Note that a prediction held."""
+        expected.relation.changed = 0
         if self._wanted:
             self._wanted -= 1
 
-    def missed(self, expected: ExpectedSubmission) -> None:
-        """Note that a prediction did not hold: more submissions have to be as expected before the next one."""
-        expected.relation.held = 0
-        expected.relation.changed += 1
+    def missed(self, expected: ExpectedSubmission, *, came: bool) -> None:
+        """Note that a prediction did not hold: more submissions have to be as expected before the next one.
+
+        `came`: True if the submission came, over other values.
+        """
+        if came:
+            expected.relation.held = 0
+            expected.relation.changed += 1
         self._wanted = min(2 * max(self._wanted, self._step, 1), _MOST_PAUSE)
         self._repeated = 0
         self.repeats = False

@@ -223,19 +223,19 @@ class RunsAhead:
         """The run of a submission that has come, if that is the next one that was expected; all are dropped if not."""
         run = self.pending[0]
         if run.known is not known or not run.fits(work, known.slots, self._values):
-            self.missed()
+            self.missed(came=run.known is known)
             return None
         del self.pending[0]
         self._bytes -= run.nbytes
         self._counts.runs_ahead += 1
-        self._predictor.held()
+        self._predictor.held(run.expected)
         work.ahead = run.seconds
         return run
 
-    def missed(self) -> None:
-        """What was expected has not come: drop what was run for it."""
+    def missed(self, *, came: bool = False) -> None:
+        """What was expected has not come, or (`came`) over other values: drop what was run for it."""
         if self.pending:
-            self._predictor.missed(self.pending[0].expected)
+            self._predictor.missed(self.pending[0].expected, came=came)
             self.drop()
 
     def drop(self) -> None:
