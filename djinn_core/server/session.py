@@ -177,7 +177,12 @@ class ExecutorSession:
                     connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
-        frame = self._backlog.popleft() if self._backlog else self._next_while_ahead(connection)
+        if self._backlog:
+            frame = self._backlog.popleft()
+        elif self._ahead is None or not self._ahead.ready or self._timings is not None:
+            frame = self._idle.receive(connection, self._state_here)
+        else:
+            frame = self._next_while_ahead(connection, self._ahead)
         if self._reads.reading:
             self._reads.take_finished()
         started = time.perf_counter()
@@ -251,14 +256,10 @@ class ExecutorSession:
             self._peer_values.answer(message, connection, self._timings, self.submissions)
         return True
 
-    def _next_while_ahead(self, connection: ExecutorChannel) -> Frame:
+    def _next_while_ahead(self, connection: ExecutorChannel, ahead: RunsAhead) -> Frame:
         """The next frame; until it comes, what is expected next runs."""
-        ahead = self._ahead
-        if ahead is not None and (ahead.pending or ahead.ready) and self._timings is None:
-            frame = ahead.receive(connection, self._numeric_settings)
-            if frame is not None:
-                return frame
-        return self._idle.receive(connection, self._state_here)
+        frame = ahead.receive(connection, self._numeric_settings)
+        return self._idle.receive(connection, self._state_here) if frame is None else frame
 
     def _runs_ahead(self, limit: int) -> RunsAhead | None:
         """None where nothing is run ahead: under a memory limit, in batches, in simulated time, and on GPUs, where it is untried."""

@@ -94,11 +94,12 @@ class SubmissionPredictor:
         self._step = 0  # submissions of a step; 0: none is known
         self._repeated = 0  # how many submissions in a row were those of one step before
         self._wanted = 0  # how many have to be, after predictions that did not hold
+        self._seconds = 0.0  # of this step so far
         self._worth = False
         self._relations: LruCache[tuple[bytes, bytes], BindingRelation] = LruCache(_RELATIONS)
         self.repeats = False
 
-    def note(self, submit: Submit, inputs: list[int], outputs: list[int], seconds: float, *, awaited: bool) -> None:
+    def note(self, submit: Submit, inputs: Sequence[int], outputs: list[int], seconds: float, *, awaited: bool) -> None:
         """Note a submission that was run. `inputs`: handles of its template's inputs."""
         past, step, digest = self._past, self._step, submit.digest
         if step and past[-step].digest == digest:
@@ -112,8 +113,9 @@ class SubmissionPredictor:
             self._learn((past[-1].digest, digest), submit, inputs)
         past.append(PastSubmission(digest, outputs, seconds, awaited))
         self._latest[digest] = self._number = self._number + 1
+        self._seconds += seconds
         if step and not self._repeated % step:
-            self._worth = self._is_worth()
+            self._worth, self._seconds = self._seconds >= LEAST_SECONDS, 0.0
         self.repeats = self._worth and 0 < step <= self._repeated >= self._wanted
 
     def _find_step(self, digest: bytes) -> None:
@@ -124,15 +126,13 @@ class SubmissionPredictor:
         step = self._number + 1 - self._latest.get(digest, 0)
         self._step, self._repeated, self._worth = 0, 0, False
         if digest in self._latest and step <= min(LONGEST_STEP, len(self._past)):
-            self._step, self._repeated = step, 1 + self._repetitions(step)
-            self._worth = self._is_worth()
+            self._begin_step(step, 1 + self._repetitions(step))
 
     def _find_shorter_step(self, digest: bytes) -> None:
         """The last submissions may be the first of a longer step, such as of a loop around another one, or repetitions of a shorter one."""
         step = self._number + 1 - self._latest[digest]
         if step < self._step and (found := self._repetitions(step)) >= step:
-            self._step, self._repeated = step, 1 + found
-            self._worth = self._is_worth()
+            self._begin_step(step, 1 + found)
 
     def _repetitions(self, step: int) -> int:
         """How many of the last submissions in a row were those of `step` submissions before."""
@@ -142,11 +142,11 @@ class SubmissionPredictor:
                 return back - 1
         return len(past) - step
 
-    def _is_worth(self) -> bool:
-        past = self._past
-        return sum([past[-back].seconds for back in range(1, self._step + 1)]) >= LEAST_SECONDS
+    def _begin_step(self, step: int, repeated: int) -> None:
+        self._step, self._repeated, self._seconds = step, repeated, 0.0
+        self._worth = sum([self._past[-back].seconds for back in range(1, step + 1)]) >= LEAST_SECONDS
 
-    def _learn(self, key: tuple[bytes, bytes], submit: Submit, inputs: list[int]) -> None:
+    def _learn(self, key: tuple[bytes, bytes], submit: Submit, inputs: Sequence[int]) -> None:
         relation = self._relations.get(key)
         if relation is None:
             relation = BindingRelation(changed=-1)

@@ -37,6 +37,7 @@ from djinn_core.wire.templates import TemplateCache
 KEPT_SECONDS: Final = 1.0  # after which results that no submission has taken are dropped
 MOST_RUNS: Final = 8  # ahead of the client
 LONGEST_SECONDS: Final = 0.25  # of a program that is run ahead
+_NO_INPUTS: Final[Sequence[int]] = ()
 _LOOK_SECONDS: Final = 0.001  # between looks for a message
 
 
@@ -106,7 +107,7 @@ class RunsAhead:
 
     Attributes:
         pending: those that no submission has taken, the next one first; only the last one may not be over.
-        ready: False if nothing is to be run ahead before the next submission.
+        ready: True if `receive` is to be called for the next message.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class RunsAhead:
 
     def follow(self, submit: Submit, known: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
         """A submission was run, in so many seconds, and answered."""
-        inputs = known.inputs if known is not None else []
-        awaited = bool(work.fetch or work.describe or work.synchronize)
+        inputs = known.inputs if known is not None else _NO_INPUTS
+        awaited = True if work.fetch or work.describe else work.synchronize
         self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
         self.ready = self._predictor.repeats
 
@@ -140,7 +141,8 @@ class RunsAhead:
             try:
                 return connection.receive(0.0)
             except TimeoutError:
-                self.advance(settings)
+                if not self.advance(settings):
+                    break
         if not self.pending:
             return None
         try:
@@ -153,7 +155,6 @@ class RunsAhead:
         """Run a little of what is expected next, under the session's numeric settings; False if there is nothing to run now."""
         run = self._next()
         if run is None or not self._turn.begin_if_free():
-            self.ready = False
             return False
         began = self._turn.began
         account = self._usage.account
@@ -190,7 +191,10 @@ class RunsAhead:
         known = self._templates.get(expected.digest)
         if known is None or not self._may_run(known):
             return None
-        run = self._begun(known, expected)
+        try:
+            run = self._begun(known, expected)
+        except IndexError:  # where outputs were expected, another template has run
+            return None
         if run is not None:
             pending.append(run)
         return run
