@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.server.batching.products import draws_of
 from djinn_core.server.recovery.executor_channel import ExecutorChannel
 from djinn_core.server.running.bound_templates import BoundTemplate
 from djinn_core.server.running.expected_runs import ExpectedSubmission, SubmissionPredictor
@@ -203,7 +204,8 @@ class RunsAhead:
         """True if running it leaves nothing but its results. A template that a compiler looks at is left to that."""
         if known.runs_ahead is None:
             template = known.template
-            alone = not template.random and not template.moves and known.hot is None and known.batched is None
+            known.draws = draws_of(template)
+            alone = not known.draws.always and not template.moves and known.hot is None and known.batched is None
             known.runs_ahead = alone and not known.input_aliases(self._device.own).written
         return known.runs_ahead
 
@@ -219,9 +221,11 @@ class RunsAhead:
                 inputs[position] = pending[-back].output(number)
             else:
                 inputs[position] = get(self._predictor.output((back - len(pending), number)))
-        if not all(type(value) is torch.Tensor for value in inputs):
+        slots = expected.slots(slots)
+        assert known.draws is not None
+        if known.draws.some(slots) or not all(type(value) is torch.Tensor for value in inputs):
             return None
-        return RunAhead(known, expected, expected.slots(slots), inputs)
+        return RunAhead(known, expected, slots, inputs)
 
     def take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
         """The run of a submission that has come, if that is the next one that was expected; all are dropped if not."""
