@@ -27,18 +27,16 @@ def predictions(templates, slots=lambda _: (), seconds=SECONDS):
     [
         ("aaaaaa", "....aa"),
         ("abcabcabcabcabcabc", "............abcabc"),
-        ("abbbcabbbcabbbcabbbcabbbc", "..............."),
         ("abcdefghijklmnopqrstuvwxyz", "." * 26),
         # Loops of another length within a longer one: what is known of them stays known.
-        ("xyaaaaaa" + "xyaaaaaaa", "......aa" + "...a" + "aaaaa"),
-        ("xabababababxabababab", "........ababa...abab"),
+        ("xyaaaaaaxyaaaaaaa", "......aaa....aaaa"),
+        ("xabababababxabababab", ".........aba.....bab"),
+        # The same template several times in a step.
+        ("abbbc" * 6, ".........b..bb...bb.abbbcabbbc"),
     ],
 )
 def test_what_repeats_is_expected(templates, expected):
-    found = predictions(templates)
-    assert found[: len(expected)] == expected or found.endswith(templates[-5:]), found
-    wrong = [number for number, (one, came) in enumerate(zip(found, templates, strict=True)) if one not in {".", came}]
-    assert len(wrong) <= 2, (wrong, found)
+    assert predictions(templates) == expected
 
 
 def test_steps_that_take_no_time_are_left_alone():
