@@ -392,8 +392,7 @@ class ExecutorSession:
         account, runtime = self._usage.account, self.device.runtime
         pending = self._turn.pending = self._pending(known, work) if self.device.batches is not None else None
         with self._turn:
-            begun = self._turn.began
-            account.begin(begun)
+            account.begin(begun := self._turn.began)
             try:
                 if timings is not None and timings.ops and known is not None:
                     work.op_times = OpTimes(runtime.device)
@@ -442,8 +441,7 @@ class ExecutorSession:
             ops = work.op_times.packed(len(known.template.steps)) if known is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, ops)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
-        due = failures or done >= self._room.next
-        room = self._room.due(values.held, run.failures) if due else None
+        room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
         completed = Completed(submit.sequence, *found, timing, links, room, times)
         (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), body))
         if self._ahead is not None:

@@ -135,7 +135,7 @@ class SubmissionPredictor:
             self._begin_step(step, 1 + found)
 
     def _repetitions(self, step: int) -> int:
-        """How many of the last submissions in a row were those of `step` submissions before."""
+        """Number of the last submissions in a row that were those of `step` submissions before."""
         past = self._past
         for back in range(1, len(past) - step + 1):
             if past[-back].digest != past[-back - step].digest:
@@ -211,7 +211,7 @@ class SubmissionPredictor:
 
 
 def _steps(before: SlotChanges, now: SlotChanges) -> tuple[int, ...] | None:
-    """What was added to each slot that changes; None if these are others than before, or are no whole numbers."""
+    """Differences of the slots that change; None if these are others than before, or are no whole numbers."""
     if len(before) != len(now):
         return None
     steps: list[int] = []

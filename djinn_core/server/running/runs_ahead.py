@@ -1,6 +1,6 @@
 """Runs ahead: while a session waits for its client, it runs the programs that it expects next, and keeps what they make.
 
-A program is only run ahead where nobody could tell: it writes nothing that exists, draws no random numbers, and has run before. It runs a
+A program is only run ahead where that cannot be told: it writes nothing that exists, draws no random numbers, and has run before. It runs a
 little at a time; in between the session looks for a message. If the submission that comes is the one that was expected, over the very
 tensors that were used, it takes the results, or goes on where the run is. In every other case they are dropped and it runs as if nothing had
 been. An error is not kept: the real run raises it.
@@ -242,7 +242,7 @@ class RunsAhead:
         return run
 
     def missed(self, *, came: bool = False) -> None:
-        """What was expected has not come, or (`came`) over other values: drop what was run for it."""
+        """Drop everything: the submission that was expected has not come, or (`came`) has come over other values."""
         if self.pending:
             self._predictor.missed(self.pending[0].expected, came=came)
             self.drop()
