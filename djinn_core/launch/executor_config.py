@@ -50,6 +50,7 @@ class MemoryConfig:
     Attributes:
         limit: bytes that they may hold together; 0: as much as the device has.
         policy: name of the policy that orders evictions then; empty: the built-in one.
+        ahead: bytes that the results of programs may have which a session runs before they come; 0: none is.
         idle_minutes: time without a message after which a session's values are moved off the device; 0: they stay.
     """
 
@@ -66,6 +67,13 @@ class MemoryConfig:
         "--idle-minutes",
         "After how long without work a session's values are moved to the host's memory, and then to disk; 0: never.",
         least=0,
+    )
+    ahead: int = flagged(
+        128 << 20,
+        "--ahead-gib",
+        "How much results of a session's programs may take that run before they come, while it waits for its client; 0: none does.",
+        least=0,
+        gib=True,
     )
 
 
@@ -254,6 +262,7 @@ class ExecutorConfig:
             self.memory.limit or bytes_of(settings.memory_gib),
             self.memory.policy or settings.memory_policy,
             self.memory.idle_minutes,
+            self.memory.ahead,
         )
         return attrs.evolve(
             self,

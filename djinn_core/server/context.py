@@ -36,6 +36,7 @@ class ExecutorContext:
         events: tells observers what happens; in a session's own context with the session.
         policies: admission policies of plugins.
         idle_seconds: time without a message after which a session's values are moved off the device; 0: they stay.
+        ahead_bytes: bytes of results that a session's programs may have which run before they come; 0: none does.
         moving: held while they are moved, so that one session's are at a time.
         client: in a session's own context, what policies are told of its client: `tenant`, `key`, `client`, `device`.
     """
@@ -50,6 +51,7 @@ class ExecutorContext:
     events: ServerEvents = attrs.field(factory=ServerEvents)
     policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
     idle_seconds: float = 0.0
+    ahead_bytes: int = 0
     moving: threading.Lock = attrs.field(factory=threading.Lock)
     client: Mapping[str, Any] = attrs.field(factory=dict)
 

@@ -466,6 +466,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         events=events,
         policies=policies,
         idle_seconds=config.memory.idle_minutes * 60,
+        ahead_bytes=config.memory.ahead,
     )
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)

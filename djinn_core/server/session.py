@@ -51,6 +51,7 @@ from djinn_core.server.running.random_state import SessionRandomness, octets_of,
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
 from djinn_core.server.running.run_request import RunRequest, unpack
+from djinn_core.server.running.runs_ahead import RunsAhead
 from djinn_core.server.running.template_compiler import CompiledTemplate, compile_template
 from djinn_core.server.running.timings import OpTimes, Timings
 from djinn_core.server.running.values import Poison, ValueTable
@@ -151,6 +152,7 @@ class ExecutorSession:
         self._wanted = CancellationState(self._turn, self._usage)
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
+        self._ahead = self._runs_ahead(context.ahead_bytes)
         self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
         self._usage.enter(self)
 
@@ -179,6 +181,8 @@ class ExecutorSession:
     def _serve_one(self, connection: ExecutorChannel) -> bool:
         if self._backlog:
             frame = self._backlog.popleft()
+        elif self._ahead is not None and self._ahead.ready and self._timings is None:
+            frame = self._next_while_ahead(connection, self._ahead)
         elif self._context.idle_seconds:
             frame = self._idle.receive(connection, self._state_here)
         else:
@@ -200,6 +204,8 @@ class ExecutorSession:
             self._submit(message, connection, started)
             return True
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
+        if self._ahead is not None and not isinstance(message, UploadPart):  # which makes new values alone
+            self._ahead.missed()
         if isinstance(message, Unreadable):
             self._pass_over(message, connection)
         elif isinstance(message, UploadPart):
@@ -256,6 +262,19 @@ class ExecutorSession:
         else:
             self._peer_values.answer(message, connection, self._timings, self.submissions)
         return True
+
+    def _next_while_ahead(self, connection: ExecutorChannel, ahead: RunsAhead) -> Frame:
+        """The next frame; until it comes, what is expected next runs."""
+        frame = ahead.receive(connection, self._numeric_settings)
+        return self._idle.receive(connection, self._state_here) if frame is None else frame
+
+    def _runs_ahead(self, limit: int) -> RunsAhead | None:
+        """None where nothing is run ahead: under a memory limit, in batches, in simulated time, and on GPUs, where it is untried."""
+        device = self.device
+        others = self._memory, device.batches, device.timekeeper
+        if not limit or device.runtime.device.type != "cpu" or any(other is not None for other in others):
+            return None
+        return RunsAhead(device, self._turn, self.values, self._templates, self._usage, self._counts, limit)
 
     def _tell_times(self, request: TimingsRequest) -> None:
         """Tell with each reply from now on when the submission ran, or no more."""
@@ -380,8 +399,7 @@ class ExecutorSession:
         account, runtime, turn = self._usage.account, self.device.runtime, self._turn
         pending = turn.pending = self._pending(known, work) if self.device.batches is not None else None
         turn.turns.begin(turn, waited)
-        begun = turn.began
-        account.begin(begun)
+        account.begin(begun := turn.began)
         try:
             if timings is not None and timings.ops and known is not None:
                 work.op_times = OpTimes(runtime.device)
@@ -406,7 +424,7 @@ class ExecutorSession:
         if self._reads.shares.storages:
             self._reads.shares.forget([*work.free, *(_consumed(known, work) if known is not None else ())])
         keeper = self.device.timekeeper
-        took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
+        took = executed - begun - work.rested + work.ahead if keeper is None else keeper.take_seconds()
         if pending is not None:
             begun, took = pending.timed(begun, took)
             self._rounded |= pending.outcome is not None
@@ -429,10 +447,11 @@ class ExecutorSession:
             ops = work.op_times.packed(known.template.count) if known is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, ops)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
-        due = failures or done >= self._room.next
-        room = self._room.due(values.held, run.failures) if due else None
+        room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
         completed = Completed(submit.sequence, *found, timing, links, room, times)
         (connection.send_rounded if self._rounded else connection.send)(Frame(encode(completed), body))
+        if self._ahead is not None:
+            self._ahead.follow(submit, known, work, took)
 
     def _begin(self, submit: Submit) -> RunRequest:
         """A submission is next, which is answered whatever it says.
@@ -668,6 +687,8 @@ class ExecutorSession:
     def _run(self, known: BoundTemplate | None, work: RunRequest, pending: PendingRun | None = None) -> RunOutcome:
         """Run a submission, with others where they are `pending` as well. An error of the executor's own costs it alone."""
         if known is None:
+            if self._ahead is not None:
+                self._ahead.missed()
             return RunOutcome()
         device = self.device
         try:
@@ -679,8 +700,12 @@ class ExecutorSession:
                 return device.batches.run(pending, joined)
             if known.template.random:
                 device.randomness.hand_to(self._randomness)
+            ahead = self._ahead.take(known, work) if self._ahead is not None and self._ahead.pending else None
             if self._reads.shares.storages:
                 self._reads.shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
+            if ahead is not None:
+                work.rest = partial(self._rest, known)
+                return ahead.finish(work, self.values)
             run = run_template if known.hot is None or work.op_times is not None else known.hot.run
             if self._memory is not None:
                 return self._memory.run(known.digest, known.template, work, known.slots, run)
@@ -718,6 +743,8 @@ class ExecutorSession:
         What the template was bound to last is not what the client believes, so the client is asked for it next time.
         """
         self._counts.submissions_refused += 1
+        if self._ahead is not None:
+            self._ahead.missed()
         self._templates.drop(digest)
         error = refused.error
         failure = Failure(work.sequence, -1, "", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
@@ -775,6 +802,8 @@ class ExecutorSession:
                 "reserved": max(memory, device.get("device_reserved", 0)),
                 "submissions": self.submissions,
                 "templates": len(self._templates),
+                "runs_ahead": self._counts.runs_ahead,
+                "runs_ahead_dropped": self._counts.runs_ahead_dropped,
                 "peer_bytes": self.exchange.bytes_sent,
                 "peer_kept": self.exchange.kept_bytes,
                 **self._idle.figures(),
@@ -800,6 +829,8 @@ class ExecutorSession:
         self._usage.leave(self)
         self.exchange.close()
         with self._turn:
+            if self._ahead is not None:
+                self._ahead.drop()
             self._reads.clear()
             if self._memory is not None:
                 self._memory.close()

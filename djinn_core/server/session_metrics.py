@@ -23,6 +23,7 @@ class SessionCounters:
         submissions_refused: submissions that could not be run at all.
         poisoned_results: fetched values that were failures.
         described_values: values whose metadata the client asked for.
+        runs_ahead: submissions that had run, or begun to, before they came. runs_ahead_dropped: runs that no submission took.
         layout_corrections: results that were laid out as the client had predicted.
     """
 
@@ -34,6 +35,8 @@ class SessionCounters:
     submissions_refused: int = 0
     poisoned_results: int = 0
     described_values: int = 0
+    runs_ahead: int = 0
+    runs_ahead_dropped: int = 0
     layout_corrections: int = 0
 
 

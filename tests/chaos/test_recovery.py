@@ -13,6 +13,7 @@ from compared_layouts import equal, one_of_each, plain, used
 from servers import start_server
 
 import djinn
+from djinn.testing import executor_figures
 from djinn_core.launch.connection_file import read_connection_file
 from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import ask_servers
@@ -95,6 +96,28 @@ def trained(device, killed_after=None):
 def test_training_goes_on_as_if_nothing_had_happened(remote):
     expected = trained(remote)
     assert trained(remote, killed_after=0.03) == expected
+
+
+def attended(device, process=None):
+    """Results of a loop with a growing cache, whose steps run ahead; `process` is killed while one does."""
+    torch.manual_seed(7)
+    weight = (torch.randn(192, 192) * 0.1).to(device)
+    x, cache, found = torch.ones(96, 192).to(device), torch.zeros(1, 192).to(device), []
+    for step in range(16):
+        for _ in range(6):
+            x = torch.tanh(x @ weight)
+        cache = torch.cat((cache, x[:2]))
+        x = x + torch.softmax(x @ cache.T, -1) @ cache
+        found.append(x.sum().item())
+        if step == 10 and process is not None:
+            assert executor_figures()["runs_ahead"] > 2
+        if step == 13 and process is not None:
+            os.kill(process, signal.SIGKILL)
+    return found
+
+
+def test_a_loop_that_runs_ahead_goes_on(remote):
+    assert attended(remote, executor_process()) == attended("cpu")
 
 
 def test_updates_in_place_are_done_once(remote):

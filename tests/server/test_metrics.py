@@ -73,6 +73,8 @@ UNMOVED = {
     "djinn_executor_waiting_sessions": "as long as a program runs",
     "djinn_executor_longest_wait_seconds": "the same",
     "djinn_executor_compiling_templates": "until it is compiled",
+    "djinn_executor_runs_ahead": "not where templates are compiled: test_loops_ahead.py",
+    "djinn_executor_runs_ahead_dropped": "the same",
     "djinn_executor_batches": "not where templates are compiled: test_batches.py",
     "djinn_executor_batched_submissions": "the same",
     "djinn_executor_batched_products": "the same",

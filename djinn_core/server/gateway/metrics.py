@@ -46,6 +46,8 @@ COUNTERS: Final = (
     ExecutorFamily("submissions_stopped", "Submissions that were cancelled"),
     ExecutorFamily("cancel_requests", "Requests of clients to cancel submissions"),
     ExecutorFamily("submission_yields", "Submissions that let another session compute in the middle"),
+    ExecutorFamily("runs_ahead", "Submissions that had run, or begun to, before they came"),
+    ExecutorFamily("runs_ahead_dropped", "Runs of expected submissions that did not come"),
     ExecutorFamily("ops", "Ops of all submissions"),
     ExecutorFamily("op_failures", "Ops that failed, by cause", ("cause",)),
     ExecutorFamily("poisoned_results", "Values that a client fetched and that a failed op had left undefined"),

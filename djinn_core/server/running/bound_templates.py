@@ -10,6 +10,7 @@ import attrs
 
 from djinn_core.errors import ProtocolError
 from djinn_core.server.batching.batch import BatchedTemplate
+from djinn_core.server.batching.products import Draws
 from djinn_core.server.compiling.hot_template import HotTemplate
 from djinn_core.server.running.input_aliases import InputAliases, aliases_of
 from djinn_core.server.running.run_request import RunRequest
@@ -45,6 +46,7 @@ class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
     `hot`: its record on the device, where hot templates are compiled. `batched`: likewise, where it may run in batches.
+    `runs_ahead`: whether it may run before its submission comes, unless it `draws` random numbers; None: not known yet.
     """
 
     template: CompiledTemplate
@@ -53,6 +55,8 @@ class BoundTemplate:
     hot: HotTemplate | None = None
     digest: bytes = b""
     batched: BatchedTemplate | None = None
+    runs_ahead: bool | None = None
+    draws: Draws | None = None
     _aliases: InputAliases | None = None
 
     def input_aliases(self, own: Container[str]) -> InputAliases:

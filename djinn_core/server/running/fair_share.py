@@ -47,6 +47,16 @@ class Share:
     def __enter__(self) -> None:
         self.turns.begin(self, time.perf_counter())
 
+    def begin_if_free(self) -> bool:
+        """Begin a turn that must not keep another session waiting; False if the device is not free."""
+        free = self.turns.begin_if_free(self)
+        self.began = time.perf_counter()
+        return free
+
+    def leave(self, seconds: float) -> None:
+        """End such a turn, which took `seconds`."""
+        self.turns.leave(self, seconds)
+
     def rest(self) -> float:
         """Yield in the middle of a turn to waiting sessions that have had less; returns the seconds that this took."""
         now = time.perf_counter()
@@ -125,6 +135,23 @@ class FairShare:
                 return
             self._waiting.remove(share)
             self._taken, self.clock, self._awaited = True, share.used, None
+
+    def begin_if_free(self, share: Share) -> bool:
+        """Begin a turn if no session has one, waits for one, or is to continue; False if one does."""
+        with self._lock:
+            if self._taken or self._waiting or (self._awaited is not None and self._awaited is not share):
+                return False
+            self.clock = max(self.clock, share.used)
+            share.used, self._taken, self._awaited = self.clock, True, None
+            return True
+
+    def leave(self, share: Share, seconds: float) -> None:
+        """End a turn that took `seconds`; sessions that wait need not wait for the next one of `share`."""
+        with self._lock:
+            share.used += seconds
+            self._taken = False
+            if self._waiting:
+                self._changed.notify_all()
 
     def gather(self, share: Share, wanted: Callable[[object], bool], patience: float, others: range) -> Sequence[Share]:
         """Join waiting sessions whose `pending` is wanted to the turn of `share`. `others`: how many, at least and at most.

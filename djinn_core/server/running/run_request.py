@@ -21,6 +21,7 @@ class RunRequest(msgspec.Struct):
         rested: seconds spent in `rest`.
         unreadable: what is wrong with its handles; empty if nothing is.
         op_times: times each instruction; None: that was not asked for.
+        ahead: seconds for which it has run before it came.
         stop_at: number of the op at which an earlier run was stopped; None: it was not.
     """
 
@@ -36,6 +37,7 @@ class RunRequest(msgspec.Struct):
     stop_at: int | None = None
     rest: Callable[[RunRequest], bool] | None = None
     rested: float = 0.0
+    ahead: float = 0.0
     unreadable: str = ""
     op_times: OpTimes | None = None
 

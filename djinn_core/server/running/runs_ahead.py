@@ -1,0 +1,255 @@
+"""Runs ahead: while a session waits for its client, it runs the programs that it expects next, and keeps what they make.
+
+A program is only run ahead where that cannot be told: it writes nothing that exists, draws no random numbers, and has run before. It runs a
+little at a time; in between the session looks for a message. If the submission that comes is the one that was expected, over the very
+tensors that were used, it takes the results, or goes on where the run is. In every other case they are dropped and it runs as if nothing had
+been. An error is not kept: the real run raises it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, Final
+
+import torch
+
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.server.batching.products import draws_of
+from djinn_core.server.recovery.executor_channel import ExecutorChannel
+from djinn_core.server.running.bound_templates import BoundTemplate
+from djinn_core.server.running.expected_runs import ExpectedSubmission, SubmissionPredictor
+from djinn_core.server.running.fair_share import Share
+from djinn_core.server.running.run import RunOutcome, TemplateRun
+from djinn_core.server.running.run_request import RunRequest
+from djinn_core.server.running.template_compiler import Environment
+from djinn_core.server.running.values import ValueTable
+from djinn_core.server.session_metrics import SessionCounters
+from djinn_core.server.shared_device import SharedDevice
+from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.torch_private import inference_mode
+from djinn_core.wire.binding_delta import Slot
+from djinn_core.wire.messages import Submit
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.templates import TemplateCache
+
+KEPT_SECONDS: Final = 1.0  # after which results that no submission has taken are dropped
+MOST_RUNS: Final = 8  # ahead of the client
+LONGEST_SECONDS: Final = 0.25  # of a program that is run ahead
+_NO_INPUTS: Final[Sequence[int]] = ()
+_LOOK_SECONDS: Final = 0.001  # between looks for a message
+
+
+class RunAhead:
+    """A run of a template whose submission has not come.
+
+    Attributes:
+        inputs, slots: what it uses. env: its environment. step: its next instruction.
+        seconds: how long it has run. nbytes: bytes of its outputs, once it is over.
+    """
+
+    __slots__ = ("env", "expected", "inputs", "known", "nbytes", "seconds", "slots", "step")
+
+    def __init__(
+        self, known: BoundTemplate, expected: ExpectedSubmission, slots: list[Slot], inputs: list[torch.Tensor]
+    ) -> None:
+        template = known.template
+        self.known, self.expected, self.slots, self.inputs = known, expected, slots, inputs
+        self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
+        self.step = self.nbytes = 0
+        self.seconds = 0.0
+
+    @property
+    def over(self) -> bool:
+        """True if all of its instructions have run."""
+        return self.step == len(self.known.template.steps)
+
+    def advance(self, until: float) -> None:
+        """Run instructions until a time on the clock `time.perf_counter`, at least one."""
+        steps, env, step, count = self.known.template.steps, self.env, self.step, len(self.known.template.steps)
+        with inference_mode(True):
+            while step < count:
+                steps[step].run(env)
+                step += 1
+                if time.perf_counter() > until:
+                    break
+        self.step = step
+
+    def output(self, number: int) -> Any:
+        """An output, once it is over."""
+        return self.env[self.known.template.outputs[number]]
+
+    def made(self) -> int:
+        """Bytes of the outputs, once it is over."""
+        values = [self.env[place] for place in self.known.template.outputs]
+        return sum([value.nbytes for value in values if type(value) is torch.Tensor])
+
+    def fits(self, work: RunRequest, slots: Sequence[Slot], values: ValueTable) -> bool:
+        """True if a submission of its template runs over what this has used."""
+        if work.claims or work.halt or work.stop_at is not None or work.op_times is not None:
+            return False
+        if not all(map(is_, map(values.table.get, work.inputs), self.inputs)):
+            return False
+        others = [(a, b) for a, b in zip(slots, self.slots, strict=True) if a is not b]
+        return all(type(a) is type(b) and a == b and a != 0 for a, b in others)  # 0.0 may be -0.0
+
+    def finish(self, work: RunRequest, values: ValueTable) -> RunOutcome:
+        """As `run_template` for the submission that has come."""
+        run = TemplateRun(self.known.template, work, self.slots, values)
+        run.env, run.step = self.env, self.step
+        run.advance()
+        return run.finish()
+
+
+class RunsAhead:
+    """The runs ahead of one session. Used by its thread.
+
+    Attributes:
+        pending: those that no submission has taken, the next one first; only the last one may not be over.
+        ready: True if `receive` is to be called for the next message.
+    """
+
+    def __init__(
+        self,
+        device: SharedDevice,
+        turn: Share,
+        values: ValueTable,
+        templates: TemplateCache[BoundTemplate],
+        usage: UsageMetrics,
+        counts: SessionCounters,
+        limit: int,
+    ) -> None:
+        """`limit`: bytes that outputs may have which no submission has taken."""
+        self._device, self._turn, self._values, self._templates = device, turn, values, templates
+        self._usage, self._counts, self._limit = usage, counts, limit
+        self._predictor = SubmissionPredictor()
+        self._bytes = 0
+        self.pending: deque[RunAhead] = deque()
+        self.ready = False
+
+    def follow(self, submit: Submit, known: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
+        """A submission was run, in so many seconds, and answered."""
+        inputs = known.inputs if known is not None else _NO_INPUTS
+        awaited = True if work.fetch or work.describe else work.synchronize
+        self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
+        self.ready = self._predictor.repeats
+
+    def receive(self, connection: ExecutorChannel, settings: NumericSettings | None) -> Frame | None:
+        """The next frame. Until it comes, what is expected runs, under the session's numeric settings; None: nothing is left of that."""
+        while self.ready and self._next() is not None:
+            try:
+                return connection.receive(0.0)
+            except TimeoutError:
+                if not self.advance(settings):
+                    break
+        if not self.pending:
+            return None
+        try:
+            return connection.receive(KEPT_SECONDS)
+        except TimeoutError:
+            self.missed()
+            return None
+
+    def advance(self, settings: NumericSettings | None) -> bool:
+        """Run a little of what is expected next, under the session's numeric settings; False if there is nothing to run now."""
+        run = self._next()
+        if run is None or not self._turn.begin_if_free():
+            return False
+        began = self._turn.began
+        account = self._usage.account
+        account.begin(began)
+        try:
+            self._device.numeric_settings.compute_under(settings)
+            run.advance(began + _LOOK_SECONDS)
+            if run.over:
+                run.nbytes = run.made()
+                self._bytes += run.nbytes
+                if run.nbytes > self._limit:
+                    run.known.runs_ahead = False
+        except Exception:  # the submission itself tells of it
+            self.missed()
+        finally:
+            now = time.perf_counter()
+            run.seconds += now - began
+            account.end(now)
+            self._turn.leave(now - began)
+        return self.ready
+
+    def _next(self) -> RunAhead | None:
+        """The run to go on with; None: there is none."""
+        pending = self.pending
+        if pending:
+            last = pending[-1]
+            if not last.over:
+                return last
+            if last.expected.awaited or len(pending) == MOST_RUNS or self._bytes > self._limit:
+                return None
+        expected = self._predictor.expected(len(pending) + 1)
+        if expected is None or expected.seconds > LONGEST_SECONDS or self._values.indexed:
+            return None
+        known = self._templates.get(expected.digest)
+        if known is None or not self._may_run(known):
+            return None
+        try:
+            run = self._begun(known, expected)
+        except IndexError:  # where outputs were expected, another template has run
+            return None
+        if run is not None:
+            pending.append(run)
+        return run
+
+    def _may_run(self, known: BoundTemplate) -> bool:
+        """True if running it leaves nothing but its results, as schemas of PyTorch's own ops tell. What a compiler looks at is left to that."""
+        if known.runs_ahead is None:
+            template = known.template
+            known.draws = draws_of(template)
+            alone = not known.draws.always and not template.moves and known.hot is None and known.batched is None
+            alone = alone and all(step.op.startswith("aten::") for step in template.steps)
+            known.runs_ahead = alone and not known.input_aliases(self._device.own).written
+        return known.runs_ahead
+
+    def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:
+        pending, get = self.pending, self._values.table.get
+        before = next((run for run in reversed(pending) if run.known is known), None)
+        slots: Sequence[Slot] = known.slots if before is None else before.slots
+        inputs: list[Any] = [*map(get, known.inputs)] if before is None else [*before.inputs]
+        for position, source in zip(expected.relation.positions, expected.relation.sources, strict=True):
+            assert source is not None
+            back, number = source
+            if back <= len(pending):
+                inputs[position] = pending[-back].output(number)
+            else:
+                inputs[position] = get(self._predictor.output((back - len(pending), number)))
+        slots = expected.slots(slots)
+        assert known.draws is not None
+        if known.draws.some(slots) or not all(type(value) is torch.Tensor for value in inputs):
+            return None
+        return RunAhead(known, expected, slots, inputs)
+
+    def take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
+        """The run of a submission that has come, if that is the next one that was expected; all are dropped if not."""
+        run = self.pending[0]
+        if run.known is not known or not run.fits(work, known.slots, self._values):
+            self.missed(came=run.known is known)
+            return None
+        del self.pending[0]
+        self._bytes -= run.nbytes
+        self._counts.runs_ahead += 1
+        self._predictor.held(run.expected)
+        work.ahead = run.seconds
+        return run
+
+    def missed(self, *, came: bool = False) -> None:
+        """Drop everything: the submission that was expected has not come, or (`came`) has come over other values."""
+        if self.pending:
+            self._predictor.missed(self.pending[0].expected, came=came)
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop everything."""
+        self.ready = False
+        self._counts.runs_ahead_dropped += len(self.pending)
+        self.pending.clear()
+        self._bytes = 0

@@ -1,0 +1,64 @@
+"""Predictions of a session's next submissions, from names of templates alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from djinn_core.server.running.expected_runs import SubmissionPredictor
+from djinn_core.wire.messages import Submit
+
+SECONDS = 0.01  # of a submission
+
+
+def predictions(templates, slots=lambda _: (), seconds=SECONDS):
+    """For each submission, the template that was expected next before it came; `.` where none was."""
+    predictor, found, expected = SubmissionPredictor(), "", "."
+    for number, name in enumerate(templates):
+        found += expected
+        submit = Submit(number + 1, digest=name.encode(), slot_changes=slots(number))
+        predictor.note(submit, [], [number << 32], seconds, awaited=False)
+        following = predictor.expected(1) if predictor.repeats else None
+        expected = following.digest.decode() if following is not None else "."
+    return found
+
+
+@pytest.mark.parametrize(
+    ("templates", "expected"),
+    [
+        ("aaaaaa", "....aa"),
+        ("abcabcabcabcabcabc", "............abcabc"),
+        ("abcdefghijklmnopqrstuvwxyz", "." * 26),
+        # Loops of another length within a longer one: what is known of them stays known.
+        ("xyaaaaaaxyaaaaaaa", "......aaa....aaaa"),
+        ("xabababababxabababab", ".........aba.....bab"),
+        # The same template several times in a step.
+        ("abbbc" * 6, ".........b..bb...bb.abbbcabbbc"),
+    ],
+)
+def test_what_repeats_is_expected(templates, expected):
+    assert predictions(templates) == expected
+
+
+def test_steps_that_take_no_time_are_left_alone():
+    assert predictions("abababababababab", seconds=1e-5) == "." * 16
+
+
+@pytest.mark.parametrize(
+    ("slots", "expected"),
+    [
+        (lambda number: ((number, (0,)),), [8]),
+        (lambda number: ((number * 3, (0, 1)),), [24, 24]),
+        (lambda _: ((2.5, (1,)),), [0, 2.5]),
+        (lambda number: ((number * 0.5, (0,)),), None),
+        (lambda number: ((number**2, (0,)),), None),
+        (lambda number: ((number, (number % 2,)),), None),
+        (lambda number: ((bool(number % 2), (0,)),), None),
+    ],
+)
+def test_slots_that_grow_by_the_same_are_expected(slots, expected):
+    predictor = SubmissionPredictor()
+    for number in range(8):
+        submit = Submit(number + 1, digest=b"a", slot_changes=slots(number))
+        predictor.note(submit, [], [], SECONDS, awaited=False)
+    found = predictor.expected(1)
+    assert (found and found.slots([0] * len(expected or [0]))) == expected

@@ -1,0 +1,120 @@
+"""Loops that wait for each result, on a real executor: steps that have run before they are asked for are those of local PyTorch, bit by bit."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from djinn.testing import executor_figures
+
+WIDTH = 256
+STEPS = 14
+AT = 10  # the step before which something is done to the loop
+WAIT_SECONDS = 0.02  # in which the step runs ahead
+
+
+def counted():
+    figures = executor_figures()
+    return figures["runs_ahead"], figures["runs_ahead_dropped"]
+
+
+def played(device, disturb=None, wait=0.0):
+    """Results of a loop with a growing cache; `disturb` changes its state once."""
+    torch.manual_seed(0)
+    state = SimpleNamespace(x=torch.ones(128, WIDTH).to(device), cache=torch.zeros(1, WIDTH).to(device), factor=1.5)
+    state.weight, state.device = (torch.randn(WIDTH, WIDTH) * 0.1).to(device), device
+    found = []
+    for number in range(STEPS):
+        if number == AT and disturb is not None:
+            disturb(state)
+        x, taken = state.x, torch.arange(number, number + 2, device=device) % WIDTH
+        for _ in range(4):
+            x = torch.tanh(x @ state.weight)
+        state.cache = torch.cat((state.cache, x[:1]))
+        kept = state.cache[None, None]  # whose op may draw random numbers, and draws none here
+        attended = torch.nn.functional.scaled_dot_product_attention(x[None, None], kept, kept)[0, 0]
+        state.x = x + attended * state.factor + x[:, taken].sum()
+        found.append(state.x.sum().item())
+        time.sleep(wait if number in {AT - 2, AT - 1} else 0.0)
+    return found
+
+
+def written(state):
+    state.weight.mul_(0.5)
+
+
+def written_through_a_view(state):
+    state.cache[2:4].zero_()
+
+
+def replaced(state):
+    state.cache = torch.full((3, WIDTH), 0.25).to(state.device)
+
+
+def let_go(state):
+    state.weight = state.weight * 2
+    del state.cache
+    state.cache = torch.zeros(1, WIDTH, device=state.device)
+
+
+def with_another_number(state):
+    state.factor = 0.75
+
+
+def of_another_size(state):
+    state.x = state.x[:96]
+
+
+def read(state):
+    assert state.weight.sum().item()
+
+
+@pytest.mark.parametrize(
+    "disturb", [None, written, written_through_a_view, replaced, let_go, with_another_number, of_another_size, read]
+)
+def test_a_loop_is_that_of_local_pytorch(embedded, disturb):
+    expected = played("cpu", disturb)
+    taken, dropped = counted()
+    assert played(embedded, disturb, WAIT_SECONDS) == expected
+    taken, dropped = (now - before for now, before in zip(counted(), (taken, dropped), strict=True))
+    assert taken >= 2, "nothing ran ahead"
+    assert dropped <= 8, "one step at its end, and one where it was disturbed"
+
+
+def test_random_numbers_are_those_of_local_pytorch(embedded):
+    def drawn(device):
+        torch.manual_seed(3)
+        weight, found = (torch.randn(WIDTH, WIDTH) * 0.1).to(device), []
+        x = torch.ones(64, WIDTH).to(device)
+        torch.manual_seed(3)
+        for number in range(STEPS):
+            x = torch.nn.functional.dropout(torch.tanh(x @ weight), 0.25) @ weight
+            found.append((x @ weight).sum().item())
+            time.sleep(WAIT_SECONDS if number == AT else 0.0)
+        return found
+
+    expected, before = drawn("cpu"), counted()
+    assert drawn(embedded) == expected
+    assert counted() == before
+
+
+def test_an_op_that_fails_ahead_fails_where_it_is_asked_for(embedded):
+    torch.manual_seed(0)
+    rows, at = torch.randn(STEPS, 1 << 17).to(embedded), torch.zeros(1, dtype=torch.long).to(embedded)
+    taken = counted()[0]
+    for number in range(STEPS + 2):
+        row = rows[at]
+        for _ in range(6):
+            row = torch.tanh(row) * 0.5
+        at = at + 1
+        if number < STEPS:
+            assert row.sum().item()
+        else:
+            with pytest.raises(IndexError, match="out of bounds"):
+                row.sum().item()
+        time.sleep(WAIT_SECONDS if number > STEPS - 3 else 0.0)
+    assert counted()[0] > taken
+    assert at.item() == STEPS + 2

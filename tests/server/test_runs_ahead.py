@@ -1,0 +1,287 @@
+"""Runs ahead in a session of this process, message by message: which submissions have run before they came, and which not."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+import attrs
+import pytest
+import torch
+from servers import wait_for
+
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.ir.form import Form, Operand, SlotArg
+from djinn_core.net.sockets import SocketConnection
+from djinn_core.server.context import ExecutorContext
+from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
+from djinn_core.server.running import expected_runs, runs_ahead
+from djinn_core.server.running.template_compiler import compile_template
+from djinn_core.server.session import ExecutorSession
+from djinn_core.wire.binding_delta import diff_inputs, diff_slots, pack_handles
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.messages import (
+    Claim,
+    Completed,
+    Goodbye,
+    InitialBindings,
+    StatsReply,
+    StatsRequest,
+    Submit,
+    Template,
+    UploadPart,
+    decode,
+    encode,
+)
+from djinn_core.wire.templates import digest_of
+
+SECONDS = 60.0
+MATRIX, FIRST = 1 << 32 | 1, 2 << 32 | 1
+UNARY = (Operand(),)
+
+
+def form(op, *arguments, made="new"):
+    return Form(f"aten::{op}", arguments, (), (made,), False)
+
+
+# x @ w + n: over the result of the time before, with a number that grows.
+STEP = Template(
+    (form("mm", Operand(), Operand()), form("add.Scalar", Operand(), SlotArg())), (0, 1), (0, 1, 2, 2, 3), (0, 1), (3,)
+)
+RANDOM = Template((form("rand_like", Operand()),), (0,), (0, 1), (0,), (1,))
+WRITING = Template((form("mul_.Scalar", Operand(), SlotArg(), made="none"),), (0,), (0,), (0,), ())
+
+
+class Dialogue:
+    """A client of a session in a thread of this process."""
+
+    def __init__(self, ahead_bytes):
+        ours, theirs = socket.socketpair()
+        self.context = attrs.evolve(ExecutorContext.of(CpuRuntime()), ahead_bytes=ahead_bytes)
+        self.session = ExecutorSession(self.context)
+        self.connection = SocketConnection(ours, Limits(), "test")
+        self.channel = PlainExecutorChannel(SocketConnection(theirs, Limits(), "test"))
+        self.thread = threading.Thread(target=self.session.serve, args=(self.channel,))
+        self.thread.start()
+        self.bound = {}  # by template: inputs and slots
+        self.submissions = 0
+        self.made = FIRST
+        self.latest = FIRST
+        self.values = {}
+        for handle, value in ((MATRIX, torch.eye(2) * 2), (FIRST, torch.ones(2, 2))):
+            self.upload(handle, value)
+
+    def send(self, message, body=()):
+        self.connection.send(Frame(encode(message), body))
+
+    def upload(self, handle, value):
+        self.send(UploadPart(handle, "float32", (2, 2), (2, 1), 16), [value.numpy().tobytes()])
+        self.values[handle] = value
+
+    def submit(self, template, inputs, slots=(), outputs=(), **others):
+        digest = digest_of(template)
+        before = self.bound.get(digest)
+        given = {"template": template, "first": InitialBindings(tuple(slots), pack_handles(inputs))}
+        if before is not None:
+            changes = diff_inputs(before[0], inputs)
+            given = {"slot_changes": diff_slots(before[1], slots), "input_changes": changes}
+        self.bound[digest] = list(inputs), list(slots)
+        self.submissions += 1
+        self.send(Submit(self.submissions, digest=digest, outputs=pack_handles(outputs), **given, **others))
+        return self.answer()
+
+    def answer(self):
+        frame = self.connection.receive(SECONDS)
+        message = decode(frame.head)
+        if isinstance(message, Completed):
+            assert not message.failures, message.failures
+            return [torch.frombuffer(bytearray(one), dtype=torch.float32).reshape(2, 2) for one in frame.body]
+        return message
+
+    def step(self, number, given=None, matrix=MATRIX, **others):
+        """One run of STEP, whose result is fetched and compared."""
+        given = self.latest if given is None else given
+        self.made += 1 << 32
+        fetched = self.submit(STEP, [given, matrix], [number], [self.made], fetch=pack_handles([self.made]), **others)
+        self.values[self.made] = self.values[given] @ self.values[matrix] + number
+        self.latest = self.made
+        assert torch.equal(fetched[0], self.values[self.made])
+
+    @property
+    def pending(self):
+        return self.session._ahead.pending
+
+    @property
+    def counts(self):
+        return self.session._counts.runs_ahead, self.session._counts.runs_ahead_dropped
+
+    def end(self):
+        with contextlib.suppress(OSError):
+            self.send(Goodbye())
+        self.thread.join(SECONDS)
+        self.session.close()
+        self.connection.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def dialogue(monkeypatch):
+    monkeypatch.setattr(expected_runs, "LEAST_SECONDS", 0.0)
+    begun = []
+
+    def begin(ahead_bytes=1 << 20):
+        begun.append(Dialogue(ahead_bytes))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.end()
+
+
+@pytest.fixture
+def foreseen(dialogue):
+    """One whose seventh step has run before it comes."""
+    found = dialogue()
+    for number in range(6):
+        found.step(number)
+    wait_for(lambda: len(found.pending) == 1 and found.pending[0].over, "the run ahead")
+    assert found.counts[1] == 0
+    return found
+
+
+def test_the_expected_submission_takes_what_has_run(foreseen):
+    taken = foreseen.counts[0]
+    assert taken <= 3, "a relation is relied on once it was found again"
+    for number in range(6, 20):
+        result = foreseen.pending and foreseen.pending[0].output(0)
+        foreseen.step(number)
+        assert foreseen.session.values[foreseen.latest] is result
+        wait_for(lambda: foreseen.pending and foreseen.pending[0].over, "the next run ahead")
+    assert foreseen.counts == (taken + 14, 0)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"given": FIRST},
+        {"number": 7},
+        {"number": 6.0},
+        {"claims": (Claim(1, 0, (2, 2), (2, 1), "float32"),)},
+    ],
+)
+def test_another_one_does_not(foreseen, others):
+    taken, _ = foreseen.counts
+    if "claims" in others:
+        others = {"given": foreseen.latest} | others
+    foreseen.step(**{"number": 6} | others)
+    assert foreseen.counts == (taken, 1)
+    assert not foreseen.pending
+
+
+@pytest.mark.parametrize("handle", [MATRIX, FIRST, None])
+def test_what_was_written_since_is_not_used(foreseen, handle):
+    written = foreseen.latest if handle is None else handle
+    taken, _ = foreseen.counts
+    foreseen.submit(WRITING, [written], [3.0])
+    foreseen.values[written] = foreseen.values[written] * 3.0
+    assert foreseen.counts == (taken, 1)
+    for number in range(6, 12):
+        foreseen.step(number)
+
+
+def test_values_that_are_others_now_are_not_used(foreseen):
+    taken, _ = foreseen.counts
+    value = foreseen.session.values[MATRIX]
+    foreseen.session.values.free([MATRIX])
+    foreseen.session.values[MATRIX] = value.clone()  # as after another upload, or a value that comes back from disk
+    foreseen.step(6)
+    assert foreseen.counts == (taken, 1)
+
+
+def test_uploads_leave_it_and_other_messages_do_not(foreseen):
+    taken, _ = foreseen.counts
+    foreseen.upload(90 << 32 | 1, torch.ones(2, 2))
+    foreseen.step(6)
+    assert foreseen.counts == (taken + 1, 0)
+    wait_for(lambda: foreseen.pending and foreseen.pending[0].over, "the run ahead")
+    foreseen.send(CancelSubmissions((99,)))
+    foreseen.send(StatsRequest())
+    assert isinstance(foreseen.answer(), StatsReply)
+    assert foreseen.counts == (taken + 1, 1)
+    foreseen.step(7)
+
+
+def test_after_a_miss_more_has_to_be_as_expected(foreseen):
+    for number in range(6, 40):
+        foreseen.step(number if number % 4 else 0)
+    assert foreseen.counts[1] <= 4
+
+
+def test_one_that_nothing_takes_is_dropped_after_a_while(dialogue, monkeypatch):
+    monkeypatch.setattr(runs_ahead, "KEPT_SECONDS", 0.01)
+    found = dialogue()
+    for number in range(6):
+        found.step(number)
+    wait_for(lambda: found.counts[1], "the end of the wait")
+    assert not found.pending
+    assert len(found.session.values) == 8
+
+
+def test_the_end_of_a_session_drops_it(foreseen):
+    foreseen.end()
+    assert not foreseen.pending
+    assert len(foreseen.session.values) == 0
+
+
+def test_while_another_session_has_its_turn_nothing_runs_ahead(dialogue):
+    found = dialogue()
+    other = found.context.device.turns.share()
+    turns = found.context.device.turns
+    share = turns.share()
+    with other:
+        assert not share.begin_if_free()
+    assert share.begin_if_free()
+    waits = threading.Thread(target=other.__enter__)
+    waits.start()
+    wait_for(lambda: turns.waiting, "the other session")
+    share.leave(0.5)
+    waits.join(SECONDS)
+    assert share.used >= 0.5
+    other.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("template", "may"),
+    [(STEP, True), (RANDOM, False), (WRITING, False)],
+)
+def test_what_leaves_more_than_results_never_runs_ahead(dialogue, template, may):
+    found = dialogue()
+    device = found.context.device
+    known = found.session._bound(compile_template(template, torch.device("cpu"), device.own), b"")
+    assert found.session._ahead._may_run(known) is may
+
+
+def test_random_numbers_are_drawn_in_the_order_of_submissions(dialogue):
+    found = dialogue()
+    drawn = []
+    for _ in range(8):
+        found.made += 1 << 32
+        drawn += found.submit(RANDOM, [FIRST], [], [found.made], fetch=pack_handles([found.made]))
+    assert found.counts == (0, 0)
+    assert len({float(one.sum()) for one in drawn}) == 8
+
+
+def test_zero_is_none_at_all(dialogue):
+    found = dialogue(0)
+    for number in range(8):
+        found.step(number)
+    assert found.session._ahead is None
+
+
+def test_what_is_too_large_runs_ahead_once(dialogue):
+    found = dialogue(1)
+    for number in range(20):
+        found.step(number)
+    assert found.counts[0] <= 1
