@@ -51,11 +51,13 @@ class Server:
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait until `condition` is true."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not after {SECONDS} s"
+    """Wait until `condition` is true; `what` says of what, where it does not become true."""
+    began, looks = time.monotonic(), 1
+    while not (last := condition()):
+        waited = time.monotonic() - began
+        assert waited < SECONDS, f"{what}: not after {waited:.0f} s, in which it was asked {looks} times; last value: {last!r}"
         time.sleep(0.02)
+        looks += 1
 
 
 def fresh_python(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
