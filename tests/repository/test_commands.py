@@ -24,7 +24,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ASSUMED = Path(__file__).parent / "assumed"
 DOCUMENTS = sorted(path for pattern in ("*.md", "docs/*.md") for path in ROOT.glob(pattern))
-BLOCK = re.compile(r"(?P<before>[^\n]*)\n```(?:sh|bash|shell|console)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```(?:sh|bash|shell|console)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 SKIPPED = re.compile(r"<!-- not run: .{10,} -->")
 FILE = re.compile(r"^```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"^    (?:[A-Z_]+=\S+ )*(?:djinn|pip|make|ssh|scp|export|python) ", re.MULTILINE)
