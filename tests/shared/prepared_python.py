@@ -62,6 +62,25 @@ SERVE = ([SCRIPT, "serve"], [sys.executable, "-m", "djinn_core.cli", "serve"])
 HOLDER = ("-P", "-m", "djinn_core.launch.piped_holder")
 
 
+FORKING = """\
+#!{python} -ES
+import os, signal, socket, sys
+sys.path.insert(0, {shared!r})
+from prepared_python import Forks
+forks = Forks(socket.socket(fileno=int(os.environ["FORKS"])))
+streams = {{"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}}
+started = forks.start(*{command!r}, *sys.argv[1:], env=dict(os.environ), cwd=os.getcwd(), **streams)
+signal.signal(signal.SIGTERM, lambda *_: started.terminate())
+os._exit(started.wait() % 256)
+"""
+
+
+def write_forking(file, command=()):
+    """Write an executable that has `python *command` forked with its arguments; the environment has the descriptor of `Forks` as FORKS."""
+    file.write_text(FORKING.format(python=sys.executable, shared=str(Path(__file__).parent), command=list(command)))
+    file.chmod(0o755)
+
+
 class Forks:
     """Orders forks of the process that has imported torch; `control` is the other end of what it reads orders from."""
 
