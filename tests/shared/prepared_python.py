@@ -465,8 +465,9 @@ def become(order):
     time.tzset()
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
     sys.path[1:1] = added
+    ran = getattr(sys.modules.get("sitecustomize"), "__file__", None)
     for file in (Path(entry, "sitecustomize.py") for entry in added):
-        if file.exists():
+        if file.exists() and not (ran and file.samefile(ran)):
             exec(compile(file.read_bytes(), file, "exec"), {"__name__": "sitecustomize"})
     arguments = order["arguments"]
     if isolated := arguments[0] == "-P":
