@@ -57,6 +57,8 @@ SHORT_SECONDS = 0.1
 WAITING = (BlobOffer, AwaitTransfer, TransferHeader, SendValues)
 SLOW_SECONDS = 1.0
 DATA_BYTES = 1 << 30  # that an executor may have: what is asked for beyond is refused, and never fills the machine
+# In the gateway and in each executor.
+LIMIT = f"import resource\nresource.setrlimit(resource.RLIMIT_DATA, ({DATA_BYTES}, {DATA_BYTES}))\n"
 GROWTH_BYTES = 64 << 20
 LEASE_SECONDS = 2
 WARM_UP = 2000  # mutations before memory is looked at
@@ -95,9 +97,10 @@ def serving() -> Iterator[Server]:
         command += ["--token-file", str(folder / "tokens.json")]
         token = _frequent_guest(folder / "tokens.json")
         variables = os.environ | {"OMP_NUM_THREADS": "1", "DJINN_CONFIG": os.devnull, "DJINN_LOG_LEVEL": "warning"}
-        limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES, DATA_BYTES))
+        (folder / "sitecustomize.py").write_text(LIMIT)
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, preexec_fn=limit)  # noqa: PLW1509
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
         try:
             while not file.exists():
                 if process.poll() is not None:

@@ -97,24 +97,33 @@ def warm(call, device, dtype, kind):
             said(call, torch.ones(rows, 2, dtype=dtype, device=device), kind(number))
 
 
+def in_turn(call, device, dtype):
+    """The numbers, each where nothing is known, and then each after calls that tell what the op returns."""
+    for number in NUMBERS:
+        forget_calls()
+        yield number
+    for kind in (int, float, bool):
+        forget_calls()
+        warm(call, device, dtype, kind)
+        yield from (number for number in NUMBERS if type(number) is kind)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_what_the_cpu_refuses_is_refused_at_the_op(embedded, name):
     call = CALLS[name]
     differing = []
     for dtype in DTYPES:
         here, there = (torch.ones(6, 2, dtype=dtype).to(device) for device in ("cpu", embedded))
-        for number in NUMBERS:
-            expected = said(call, here, number)
-            for before in (forget_calls, lambda: warm(call, embedded, dtype, type(number))):  # noqa: B023
-                before()
-                got = said(call, there, number)
-                if expected is None or got is None:
-                    same = expected is got
-                else:
-                    same = isinstance(got, RuntimeError) == isinstance(expected, RuntimeError)
-                    same = same and str(expected).splitlines()[0] in str(got)
-                if not same:
-                    differing.append((dtype, number, expected, got))
+        answers = [said(call, here, number) for number in NUMBERS]
+        for number in in_turn(call, embedded, dtype):
+            expected, got = answers[NUMBERS.index(number)], said(call, there, number)
+            if expected is None or got is None:
+                same = expected is got
+            else:
+                same = isinstance(got, RuntimeError) == isinstance(expected, RuntimeError)
+                same = same and str(expected).splitlines()[0] in str(got)
+            if not same:
+                differing.append((dtype, number, expected, got))
     djinn.synchronize()
     assert not differing, "\n".join(map(repr, differing[:6]))
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from prepared_python import write_forking
 
 CELLS = {
     "load": "%load_ext djinn\nimport torch, djinn",
@@ -35,8 +36,8 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.ipy
 
 
 @pytest.fixture(scope="module")
-def outputs(plain_environment):
-    """Outputs of the cells, by their names."""
+def outputs(python, plain_environment, tmp_path_factory):
+    """Outputs of the cells, by their names. The kernel is forked."""
     for name in ("ipykernel", "nbclient", "nbformat"):
         pytest.importorskip(name, reason=f"{name} is not installed (the extra notebooks)")
     import nbclient
@@ -44,9 +45,18 @@ def outputs(plain_environment):
     from traitlets.config import Config
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
+    folder = tmp_path_factory.mktemp("jupyter")
+    kernel = folder / "kernels" / "forked"
+    kernel.mkdir(parents=True)
+    write_forking(kernel / "python")
+    started = [str(kernel / "python"), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": started, "display_name": "forked", "language": "python"}))
     private = Config(KernelManager={"transport": "ipc"})
-    options = {"config": private, "kernel_name": "python3", "timeout": 600, "allow_errors": True}
-    nbclient.NotebookClient(notebook, **options).execute(env=dict(plain_environment))
+    options = {"config": private, "kernel_name": "forked", "timeout": 600, "allow_errors": True}
+    environment = plain_environment | {"FORKS": str(python.descriptor)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(folder))
+        nbclient.NotebookClient(notebook, **options).execute(env=environment, pass_fds=[python.descriptor])
     return dict(zip(CELLS, [cell.outputs for cell in notebook.cells], strict=True))
 
 

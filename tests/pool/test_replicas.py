@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import attrs
 import pytest
 import torch
 
 import djinn
 from djinn.hooks import hookimpl
+from djinn_core.runtime.pool.topology import SeenLink
 from djinn_recomputation import Recomputation
 
 REMOTE = "remote_accelerator:0"
@@ -40,8 +42,16 @@ class Heads(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def heads(pooled):
+    """Links are as they are said to be here: on a busy machine they look so slow to answer that one large value is cheaper than some small ones."""
     pins = {"table*": "0", "wide*": "0", "left*": "0", "right*": "1"}
-    with pooled("pinned", pins=pins, plugins=["pinned", "cleanup", Always()]) as session:
+    with (
+        pooled("pinned", pins=pins, plugins=["pinned", "cleanup", Always()]) as session,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(SeenLink, "settle", lambda *_: False)
+        for seen in session._links._links.values():
+            seen.link = attrs.evolve(seen.link, bandwidth=1e9, latency=1e-5)
+        session._links._count_on_these()
         yield session
 
 
@@ -60,7 +70,7 @@ def test_what_is_wanted_elsewhere_is_made_there_and_weights_travel_once(heads):
         assert all(torch.equal(mine, other) for mine, other in zip(made, theirs(tokens), strict=True))
         sent = between(heads) - before
         if turn:
-            assert sent < 100_000  # the tokens, at times a measurement of the link, and not 200 times 512 numbers
+            assert sent < 100_000  # the tokens, and not 200 times 512 numbers
     weight = ours.wide[0].weight
     assert heads._locations.copies(weight.remote.handle) == {1}
     weight.mul_(2)  # ends the copy

@@ -20,11 +20,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from prepared_python import write_forking
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSUMED = Path(__file__).parent / "assumed"
 DOCUMENTS = sorted(path for pattern in ("*.md", "docs/*.md") for path in ROOT.glob(pattern))
-BLOCK = re.compile(r"(?P<before>[^\n]*)\n```(?:sh|bash|shell|console)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```(?:sh|bash|shell|console)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 SKIPPED = re.compile(r"<!-- not run: .{10,} -->")
 FILE = re.compile(r"^```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"^    (?:[A-Z_]+=\S+ )*(?:djinn|pip|make|ssh|scp|export|python) ", re.MULTILINE)
@@ -37,17 +38,6 @@ LONG = re.compile(
     r"llama-8b|explain examples/"
 )  # takes ten seconds; plugins/commands/planning has the same on smaller models
 
-FORKING = """\
-#!{python} -ES
-import os, signal, socket, sys
-sys.path.insert(0, {shared!r})
-from prepared_python import Forks
-forks = Forks(socket.socket(fileno=int(os.environ["FORKS"])))
-streams = {{"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}}
-started = forks.start(*{command!r}, *sys.argv[1:], env=dict(os.environ), cwd=os.getcwd(), **streams)
-signal.signal(signal.SIGTERM, lambda *_: started.terminate())
-os._exit(started.wait() % 256)
-"""
 BEGIN = """\
 set -eu -o pipefail
 stop_serving() {
@@ -123,9 +113,7 @@ def make_environment(folder):
         return
     (folder / "bin").mkdir(parents=True)
     for name, command in (("python", []), ("djinn", [str(Path(sys.executable).with_name("djinn"))])):
-        file = folder / "bin" / name
-        file.write_text(FORKING.format(python=sys.executable, shared=str(ROOT / "tests" / "shared"), command=command))
-        file.chmod(0o755)
+        write_forking(folder / "bin" / name, command)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(path for pattern in ("*.md", "docs/**/*.md", "plugins/*/*/README.md") for path in ROOT.glob(pattern))
-BLOCK = re.compile(r"(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 SKIPPED = re.compile(r"<!-- not run: .{10,} -->")
 CAPTURED = {"capture_output": True, "text": True, "timeout": 580}
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?!https?:|mailto:|#)([^)#\s]+)")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ FROZEN = {"frozen", "attrs.frozen"}
 VALUES = {"Enum", "IntEnum", "StrEnum", "IntFlag", "NamedTuple"}
 
 
-def mutable_classes(trees: dict[str, ast.Module]) -> set[str]:
+def mutable_classes(nodes: Iterable[ast.AST]) -> set[str]:
     """Names of classes whose instances can change: neither frozen nor a kind of value."""
 
     def is_value(node: ast.ClassDef) -> bool:
@@ -48,18 +49,13 @@ def mutable_classes(trees: dict[str, ast.Module]) -> set[str]:
         )
         return not node.decorator_list and not any(writes) and not any("local" in ast.unparse(b) for b in node.bases)
 
-    return {
-        node.name
-        for tree in trees.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and not is_value(node)
-    }
+    return {node.name for node in nodes if isinstance(node, ast.ClassDef) and not is_value(node)}
 
 
-def changed_names(tree: ast.Module) -> set[str]:
+def changed_names(nodes: Iterable[ast.AST]) -> set[str]:
     """Names of which a function of the module changes an item, or calls a method that changes a container."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
             found.add(ast.unparse(node.value))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
@@ -80,11 +76,12 @@ def module_level(tree: ast.Module) -> Iterator[tuple[str, ast.expr, str]]:
 
 def global_state(trees: dict[str, ast.Module]) -> set[str]:
     """`module:name` of each module-level object that changes or is rebound."""
-    classes, found = mutable_classes(trees), set()
-    changed_anywhere = {name: changed_names(tree) for name, tree in trees.items()}
+    nodes = {name: list(ast.walk(tree)) for name, tree in trees.items()}
+    classes, found = mutable_classes(chain.from_iterable(nodes.values())), set()
+    changed_anywhere = {name: changed_names(inside) for name, inside in nodes.items()}
     exported = {name.rpartition(".")[2] for names in changed_anywhere.values() for name in names}
     for module, tree in trees.items():
-        rebound = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+        rebound = {name for node in nodes[module] if isinstance(node, ast.Global) for name in node.names}
         found |= {f"{module}:{name}" for name in rebound}
         for name, value, annotation in module_level(tree):
             if annotation.startswith(UNCHANGING) or name.startswith("__"):

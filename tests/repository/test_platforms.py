@@ -55,7 +55,8 @@ def asked(tree: ast.Module) -> set[str]:
             found |= {node.module} & MODULES
             found |= {name for alias in node.names if MEMBERS.fullmatch(name := f"{node.module}.{alias.name}")}
         elif isinstance(node, ast.Attribute):
-            found |= {name for name in [ast.unparse(node)] if MEMBERS.fullmatch(name)}
+            if isinstance(node.value, ast.Name) and MEMBERS.fullmatch(name := f"{node.value.id}.{node.attr}"):
+                found.add(name)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and FILES.match(node.value):
             found.add(node.value)
     return found

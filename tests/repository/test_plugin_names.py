@@ -54,12 +54,10 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Text constants of a module, with their lines; docstrings are left out."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
-    }
-    for node in ast.walk(tree):
+    docstrings = set()
+    for node in ast.walk(tree):  # parents come before what is inside of them
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr):
+            docstrings.add(id(node.body[0].value))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.lineno, node.value
 

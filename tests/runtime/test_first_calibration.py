@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -14,6 +16,7 @@ from djinn import session
 from djinn.hooks import CostEstimate, hookimpl
 from djinn.testing import open_session
 from djinn_core.config import Settings
+from djinn_core.runtime.planning import first_calibration
 from djinn_core.runtime.planning.calibrations import keep_calibration
 from djinn_core.runtime.planning.first_calibration import command_among, environment_for, never_measured
 from djinn_core.wire.messages import DeviceInfo
@@ -22,7 +25,6 @@ REMOTE = "remote_accelerator:0"
 # What a process of its own does that measures: it finds the device by its environment, and keeps something.
 MEASURING = """
 import djinn
-from djinn import session
 from djinn import session
 from djinn.costs import keep_calibration
 djinn.init()
@@ -55,9 +57,16 @@ class Plugin:
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """A cache directory in which nothing was measured."""
+def cache(tmp_path, monkeypatch, python):
+    """A cache directory in which nothing was measured. Processes that measure are forked."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def run(command, env, **_):
+        ended = python.run(*command[1:], env=env)
+        ended.stderr = ended.stderr.encode()
+        return ended
+
+    monkeypatch.setattr(first_calibration, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": run}))
     return tmp_path
 
 

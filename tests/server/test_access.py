@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import ssl
-import subprocess
-import sys
 import types
 import typing
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import attrs
 import msgspec
@@ -81,7 +80,7 @@ def make_token(file: Path, *arguments: str) -> str:
 class Guarded:
     """A `djinn serve` of its own process with everything that guards it."""
 
-    process: subprocess.Popen[bytes]
+    process: Any  # what `subprocess.Popen` is
     folder: Path
     tokens: dict[str, str]
 
@@ -140,7 +139,7 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory, plain_environment, wait_for):
+def guarded(python, tmp_path_factory, plain_environment, wait_for):
     folder = tmp_path_factory.mktemp("guarded")
     table = folder / "tokens.json"
     tokens = {
@@ -150,18 +149,7 @@ def guarded(tmp_path_factory, plain_environment, wait_for):
         "wrong": "djinn_" + "x" * 43,
     }
     CliRunner().invoke(token_command, ["limit", "alice", "--sessions", "2", "--values", "20", "--file", str(table)])
-    command = [
-        sys.executable,
-        "-m",
-        "djinn_core.cli",
-        "serve",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--drain-seconds",
-        "1",
-    ]
+    command = ["-m", "djinn_core.cli", "serve", "--device", "cpu", "--threads", "1", "--drain-seconds", "1"]
     command += ["--tls-self-signed", "--token-file", str(table), "--audit-log", str(folder / "audit")]
     command += ["--operations-port", "0", "--connection-file", str(folder / "connection.json")]
     command += ["--store", str(folder / "store")]
@@ -169,7 +157,7 @@ def guarded(tmp_path_factory, plain_environment, wait_for):
     with (folder / "log").open("wb") as log:
         started = plain_environment | {"XDG_STATE_HOME": str(folder / "state"), "DJINN_LOG_FORMAT": "json"}
         started |= {"PYTHONPATH": str(folder), "HOOKED": str(folder / "hooked")}
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=started)
+        process = python.start(*command, stdout=log, stderr=log, env=started)
     guarded = Guarded(process, folder, tokens)
     wait_for(lambda: "Clients on" in guarded.log or process.poll() is not None, "the server")
     yield guarded

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
-from servers import fresh_python, started
+from servers import started
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.cli import main
@@ -219,6 +218,17 @@ def server_url(log: str) -> str:
     return f"tcp://{own_address()}:{line.rpartition(':')[2]}"
 
 
+# The forked process has imported what needs the library.
+FORGET = """
+import sys
+for name in list(sys.modules):
+    if name.partition(".")[0] in ("aiohttp", "djinn_http") or name.endswith(".operations_listener"):
+        del sys.modules[name]
+from djinn_core.cli import main
+main()
+"""
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -226,15 +236,13 @@ def server_url(log: str) -> str:
         ([], "or leave the transport out: --without-transport http"),
     ],
 )
-def test_a_library_that_is_missing_is_named(plain_environment, tmp_path, options, said):
+def test_a_library_that_is_missing_is_named(python, plain_environment, tmp_path, options, said):
     (tmp_path / "aiohttp.py").write_text("raise ImportError('No module named aiohttp')")
-    command = ["-m", "djinn_core.cli", "serve", "--device", "cpu", "--connection-file", tmp_path / "c", *options]
+    command = ["serve", "--device", "cpu", "--connection-file", tmp_path / "c", *options]
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
-    process = fresh_python(
-        *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=plain_environment | {"PYTHONPATH": path}
-    )
-    output = process.communicate(timeout=580)[0].decode()
-    assert process.returncode == 1, output
+    done = python.run("-c", FORGET, *command, env=plain_environment | {"PYTHONPATH": path})
+    output = done.stdout + done.stderr
+    assert done.returncode == 1, output
     assert said in " ".join(output.split())
     assert "Traceback" not in output
 

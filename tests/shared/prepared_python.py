@@ -8,8 +8,8 @@ that it would have. `import djinn` in a fork registers the device there.
 Not for what looks at how an interpreter begins and ends: command lines in `/proc`, what is imported when, objects that are
 finalized with the modules.
 
-Executors that tests and forked servers start are forked as well (`executors_forked`); those of servers that `fresh_python`
-starts are interpreters of their own.
+Executors and servers that tests, benchmarks and forked servers start are forked as well (`executors_forked`); servers that
+`fresh_python` starts, and their executors, are interpreters of their own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,27 @@ IMPORTED = (
 )
 FOLDER = str(Path.cwd())
 SCRIPT = str(Path(sys.executable).with_name("djinn"))
+SERVE = ([SCRIPT, "serve"], [sys.executable, "-m", "djinn_core.cli", "serve"])
 HOLDER = ("-P", "-m", "djinn_core.launch.piped_holder")
+
+
+FORKING = """\
+#!{python} -ES
+import os, signal, socket, sys
+sys.path.insert(0, {shared!r})
+from prepared_python import Forks
+forks = Forks(socket.socket(fileno=int(os.environ["FORKS"])))
+streams = {{"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}}
+started = forks.start(*{command!r}, *sys.argv[1:], env=dict(os.environ), cwd=os.getcwd(), **streams)
+signal.signal(signal.SIGTERM, lambda *_: started.terminate())
+os._exit(started.wait() % 256)
+"""
+
+
+def write_forking(file, command=()):
+    """Write an executable that has `python *command` forked with its arguments; the environment has the descriptor of `Forks` as FORKS."""
+    file.write_text(FORKING.format(python=sys.executable, shared=str(Path(__file__).parent), command=list(command)))
+    file.chmod(0o755)
 
 
 class Forks:
@@ -175,7 +195,8 @@ class StartedPython:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since, and was reaped
+                os.kill(self.pid, number)
 
     def terminate(self):
         self.send_signal(signal.SIGTERM)
@@ -238,9 +259,10 @@ def executors_forked(forks):
         def __new__(cls, command, *_, **options):
             if tuple(command[-3:]) == HOLDER:  # whatever stands before it
                 return start_piped(forks, HOLDER, options["env"])
-            if isinstance(command, list) and command[:2] == [SCRIPT, "serve"]:
-                streams = {name: options[name] for name in ("stdout", "stderr")}
-                return forks.start("-m", "djinn_core.cli", *command[1:], env=dict(os.environ), **streams)
+            if isinstance(command, list) and options.keys() <= {"env", "stdout", "stderr"}:
+                for serve in SERVE:
+                    if command[: len(serve)] == serve:
+                        return start_server(forks, command[len(serve) :], **options)
             if (
                 not isinstance(command, list)
                 or command[1:3] != ["-P", "-m"]
@@ -254,6 +276,20 @@ def executors_forked(forks):
             return Worker(forks, command, **options)
 
     return Popen
+
+
+def start_server(forks, arguments, env=None, stdout=None, stderr=None):
+    """`djinn serve` with its output in files, or nowhere."""
+    streams = {"stdout": stdout, "stderr": stderr}
+    with contextlib.ExitStack() as inherited:
+        for number, (name, stream) in enumerate(streams.items(), 1):
+            if stream is None:
+                streams[name] = inherited.enter_context(os.fdopen(os.dup(number), "wb", 0))
+            elif stream == subprocess.DEVNULL:
+                streams[name] = None
+        return forks.start(
+            "-m", "djinn_core.cli", "serve", *arguments, env=dict(os.environ if env is None else env), **streams
+        )
 
 
 def start_executor(forks, arguments, environment, pass_fds):
@@ -429,6 +465,10 @@ def become(order):
     time.tzset()
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
     sys.path[1:1] = added
+    ran = getattr(sys.modules.get("sitecustomize"), "__file__", None)
+    for file in (Path(entry, "sitecustomize.py") for entry in added):
+        if file.exists() and not (ran and file.samefile(ran)):
+            exec(compile(file.read_bytes(), file, "exec"), {"__name__": "sitecustomize"})
     arguments = order["arguments"]
     if isolated := arguments[0] == "-P":
         arguments = arguments[1:]

@@ -51,16 +51,22 @@ class Server:
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait until `condition` is true."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not after {SECONDS} s"
+    """Wait until `condition` is true; `what` says of what, where it does not become true."""
+    began, looks = time.monotonic(), 1
+    while not (last := condition()):
+        waited = time.monotonic() - began
+        assert waited < SECONDS, (
+            f"{what}: not after {waited:.0f} s, in which it was asked {looks} times; last value: {last!r}"
+        )
         time.sleep(0.02)
+        looks += 1
 
 
 def fresh_python(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
     """A `python` as people start it, where tests look at how it begins; the fixture `python` is quicker."""
-    return subprocess.Popen([sys.executable, *map(str, arguments)], **options)
+    forking = subprocess.Popen.__base__ is not object  # servers: `prepared_python.executors_forked`
+    ordinary: Callable[..., Any] = subprocess.Popen.__base__ if forking else subprocess.Popen
+    return ordinary([sys.executable, *map(str, arguments)], **options)
 
 
 def start_server(start: Callable[..., Any], folder: Path, *options: str, env: dict[str, str]) -> Server:
