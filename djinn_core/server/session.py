@@ -705,7 +705,7 @@ class ExecutorSession:
                 self._reads.shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
             if ahead is not None:
                 work.rest = partial(self._rest, known)
-                return ahead.finish(work, self.values)
+                return ahead.finish(work, self.values, self._context.ahead_bytes)
             run = run_template if known.hot is None or work.op_times is not None else known.hot.run
             if self._memory is not None:
                 return self._memory.run(known.digest, known.template, work, known.slots, run)

@@ -95,11 +95,13 @@ class RunAhead:
         others = [(a, b) for a, b in zip(slots, self.slots, strict=True) if a is not b]
         return all(type(a) is type(b) and a == b and a != 0 for a, b in others)  # 0.0 may be -0.0
 
-    def finish(self, work: RunRequest, values: ValueTable) -> RunOutcome:
-        """As `run_template` for the submission that has come."""
+    def finish(self, work: RunRequest, values: ValueTable, limit: int) -> RunOutcome:
+        """As `run_template` for the submission that has come; the template runs ahead no more where it makes more than `limit` bytes."""
         run = TemplateRun(self.known.template, work, self.slots, values)
         run.env, run.step = self.env, self.step
         run.advance()
+        if not self.over and self.made() > limit:
+            self.known.runs_ahead = False
         return run.finish()
 
 
