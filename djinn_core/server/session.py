@@ -237,13 +237,7 @@ class ExecutorSession:
             found = connection.decide(lambda before: self._hold(message, before))
             connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
         elif isinstance(message, StatsRequest):
-            figures = self.figures()
-            if message.reset_peak:
-                self.values.reset_peak()
-                if self.device.ledger is not None:
-                    self.device.ledger.peak = 0
-                reset_device_peak(self.device.runtime.device)
-            connection.send(Frame(encode(StatsReply(figures))))
+            self._tell_figures(message, connection)
         elif isinstance(message, TimingsRequest):
             self._tell_times(message)
             connection.send(Frame(encode(TimingsReply(instance(), time.perf_counter()))))
@@ -262,6 +256,15 @@ class ExecutorSession:
         else:
             self._peer_values.answer(message, connection, self._timings, self.submissions)
         return True
+
+    def _tell_figures(self, request: StatsRequest, connection: ExecutorChannel) -> None:
+        figures = self.figures()
+        if request.reset_peak:
+            self.values.reset_peak()
+            if self.device.ledger is not None:
+                self.device.ledger.peak = 0
+            reset_device_peak(self.device.runtime.device)
+        connection.send(Frame(encode(StatsReply(figures))))
 
     def _next_while_ahead(self, connection: ExecutorChannel, ahead: RunsAhead) -> Frame:
         """The next frame; until it comes, what is expected next runs."""
