@@ -39,6 +39,7 @@ from djinn_core.launch.token_table import change_table, create
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_core.wire.frame_order import Prefix, split
+from djinn_core.wire.malformed import UnreadableHints, UnreadableUpload, decode_partially
 from djinn_core.wire.messages import (
     BlobOffer,
     Completed,
@@ -271,6 +272,8 @@ class Mutator:
         try:
             message = decode(frame.head)
         except DjinnError:
+            if isinstance(decode_partially(frame.head, ""), UnreadableUpload | UnreadableHints):
+                return sequence  # told where the value is used, or nowhere
             return self._answer(talk, sent)  # to be told why
         if isinstance(message, WAITING):
             talk.seconds = SHORT_SECONDS  # what they wait for does not come
