@@ -344,9 +344,8 @@ def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> Non
     op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)
 
 
-dispatch_modes: Final = (
-    torch._C._len_torch_dispatch_stack
-)  # number of modes that are entered, which are to see the ops that a backend sees
+# Tells the number of modes that are entered, which are to see the ops that a backend sees.
+dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 
 
 def default_tolerances(dtype: torch.dtype) -> tuple[float, float]:

@@ -256,9 +256,8 @@ class CaptureRecorder(Protocol):
 
 
 Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (func, args, kwargs) -> result
-Around = Callable[
-    [Dispatch, Any, tuple[Any, ...], dict[str, Any]], Any
-]  # (what handles it, func, args, kwargs) -> result
+# (what handles it, func, args, kwargs) -> result
+Around = Callable[[Dispatch, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _not_installed(*_: Any) -> NoReturn:

@@ -45,8 +45,6 @@ def views_of(handles: Iterable[int]) -> list[int]:
 # Random state is a value like any other: a random op reads and writes this storage.
 RANDOM_STATE: Final = 0
 _storages = itertools.count(_STEP, _STEP)
-
-
 # `make_handle(storage, 0)` of a storage that this process has not used before; those of its further views follow it.
 new_handle: Final = _storages.__next__
 

@@ -22,9 +22,9 @@ from djinn_core.runtime.pool.relay import Relay
 from djinn_core.wire.messages import Room
 from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
 
-# Seconds that a value's way takes beside the wire, measured between ops of milliseconds, after which caches have none of this code:
-# part of the program ends for it, it is packed, handed to a thread and to another, and the next part begins. 0.2 ms between ops
-# that take no time; it was 0.7 to 1.4 in programs with 28, 29 and 99 hops (benchmarks/NOTES.md).
+# Seconds that a transfer between executors takes beside the wire: a part of the program ends for it, it is packed, handed from thread to
+# thread, and the next part begins. Measured between ops of milliseconds, which leave none of this code in the caches; between ops that take
+# no time it is 0.2 ms (benchmarks/NOTES.md, 2026-11-27).
 HANDLING: Final = 1e-3
 FACTOR: Final = 2.0  # by which a link is another one
 LESS: Final = 0.95  # of the memory that plans were made for, below which it is less if an op got none
