@@ -1,0 +1,35 @@
+"""What an executor frees goes with the next part that it runs, unless it has to be free before that."""
+
+from __future__ import annotations
+
+import pytest
+
+from djinn_core.ir.handles import make_handle
+from djinn_core.runtime.pool.lowering import _join_frees
+from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, RunPart, TransferStep, UploadStep
+
+ONE, OTHER = make_handle(1, 0), make_handle(2, 0)
+FREE = FreeStep(0, (ONE,))
+RUN = RunPart(0, None)
+JOINED = RunPart(0, None, free=(ONE,))
+
+
+def awaits(value):
+    return AwaitStep(0, TransferStep(1, 0, value, move=False))
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([FREE, RUN], [JOINED]),
+        ([FREE, awaits(OTHER), RUN, RUN], [awaits(OTHER), JOINED, RUN]),
+        ([FREE, FreeStep(0, (OTHER,)), RUN], [RunPart(0, None, free=(ONE, OTHER))]),
+        ([FREE, awaits(ONE), RUN], [FREE, awaits(ONE), RUN]),  # it would free what has arrived
+        ([FREE, awaits(ONE + 1), RUN], [FREE, awaits(ONE + 1), RUN]),  # another view of the same memory
+        ([FREE, UploadStep(0, OTHER), RUN], [FREE, UploadStep(0, OTHER), RUN]),  # it may need the room
+        ([FREE, RunPart(1, None)], [RunPart(1, None), FREE]),  # another executor's
+        ([RUN, FREE], [RUN, FREE]),
+    ],
+)
+def test_frees_join_the_next_run_of_their_executor(parts, expected):
+    assert _join_frees(parts) == expected
