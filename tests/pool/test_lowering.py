@@ -1,4 +1,4 @@
-"""What an executor frees goes with the next part that it runs, unless it has to be free before that."""
+"""Frees: they go with the next part that an executor runs, unless the memory has to be free before that."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ PORTS = ("5556", "5557", "5558")
 # Those of the other documents plan and explain large models, which takes minutes: `make documents` runs them as well.
 SHORT = {"README.md", "plugins.md", "run.md", "security.md"}
 EVERYTHING = bool(os.environ.get("ALL_DOCUMENTS"))
+SECONDS = 2900 if EVERYTHING else 500
 LONG = re.compile(
     r"llama-8b|explain examples/"
 )  # takes ten seconds; plugins/commands/planning has the same on smaller models
@@ -45,6 +46,7 @@ stop_serving() {
 }
 serve() {
     stop_serving
+    : >serve.log  # what the server before this one wrote must not be taken for its own
     setsid bash -c "$1" >serve.log 2>&1 &
     SERVER=$!
     until grep -q 'Clients on this machine' serve.log; do
@@ -126,7 +128,7 @@ def run(folder, plain_environment, python):
 
     def run(text):
         (folder / "run.sh").write_text(script(text))
-        options = {"cwd": folder, "env": environment | own, "capture_output": True, "text": True, "timeout": 2900}
+        options = {"cwd": folder, "env": environment | own, "capture_output": True, "text": True, "timeout": SECONDS}
         options["pass_fds"] = [forks]
         return subprocess.run(["bash", "run.sh"], check=False, **options)
 
@@ -137,7 +139,7 @@ RUN = [path for path in DOCUMENTS if commands(path.read_text()) and (EVERYTHING 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(SECONDS + 100)
 @pytest.mark.parametrize("path", RUN, ids=label)
 def test_commands_run(path, folder, run):
     text = path.read_text()
