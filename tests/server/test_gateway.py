@@ -236,3 +236,26 @@ def test_a_signal_that_reaches_another_thread_stops_the_server(own_server):
     threads = {int(thread.name) for thread in Path(f"/proc/{server.process.pid}/task").iterdir()} - {server.process.pid}
     assert ctypes.CDLL(None).tgkill(server.process.pid, min(threads), signal.SIGTERM) == 0
     assert server.process.wait(SECONDS) == 0
+
+
+LOST = """
+import os, signal, sys
+from djinn_core.cli import main
+from djinn_core.server.gateway import gateway
+
+class Garbage:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+gateway.set_start_aside = Garbage
+main()
+"""
+
+
+def test_a_signal_whose_exception_is_lost_in_a_finalizer_stops_the_server(python, plain_environment, tmp_path):
+    done = python.run(
+        "-c", LOST, "serve", "--connection-file", tmp_path / "file", env=plain_environment, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" in done.stderr
+    assert not (tmp_path / "file").exists()

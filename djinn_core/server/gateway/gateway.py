@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -279,19 +279,19 @@ def serve(
     allow_many_files()
     leave_no_cores()
     gateway = Gateway(config, token, authentication, Audit(access.audit_log))
+    received: list[str] = []
     try:
-        with _signals_stop():
+        with suppress(_Stop), _signals_stop(received):
             announce(gateway.start(tell))
             set_start_aside()
-            while True:
+            while not received:
                 # Handlers run in this thread alone, and the kernel may deliver the signal to another: `pause` would not return.
                 time.sleep(_SIGNAL_SECONDS)
-    except _Stop as stop:
-        _log.info("draining", signal=str(stop), seconds=config.drain_seconds)
-        gateway.close(config.drain_seconds)
     except BaseException:
         gateway.close(0.0)
         raise
+    _log.info("draining", signal=received[0], seconds=config.drain_seconds)
+    gateway.close(config.drain_seconds)
     _log.info("ended", process=os.getpid())
 
 
@@ -321,11 +321,15 @@ class _Stop(BaseException):
 
 
 @contextmanager
-def _signals_stop() -> Iterator[None]:
-    """Raise `_Stop` in the main thread on SIGTERM and SIGINT; afterwards the signals do what they did before."""
+def _signals_stop(received: list[str]) -> Iterator[None]:
+    """Raise `_Stop` in the main thread on SIGTERM and SIGINT; afterwards the signals do what they did before.
+
+    Their names are added to `received`: an exception that is raised in a finalizer or in a callback is lost.
+    """
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise _Stop(signal.Signals(number).name)
+        received.append(signal.Signals(number).name)
+        raise _Stop
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
