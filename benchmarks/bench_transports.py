@@ -12,16 +12,18 @@ import multiprocessing
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 from measuring import Case, Effort, Outcome, Run, compare, main, median_of
-from plain import SMALL_BYTES, PlainAiohttp, RawSocket
+from plain import SMALL_BYTES, PlainAiohttp, RawSocket, RawTls
 from serving import connected
 
-from djinn.transports import Frame, Limits
+from djinn.testing import self_signed_tls
+from djinn.transports import Frame, Limits, TlsOptions
 from djinn_core.builtins.local import LocalTransport
 from djinn_http import HttpTransport
 from djinn_tcp import TcpTransport
@@ -123,6 +125,19 @@ def http() -> OverTransport:
     return OverTransport(HttpTransport(), "http://127.0.0.1:0")
 
 
+def certified(contestant: Callable[[TlsOptions], OverTransport | RawTls | PlainAiohttp]):
+    """Make it with a certificate of its own."""
+    return lambda: contestant(self_signed_tls(Path(tempfile.mkdtemp(prefix="bench-"))))
+
+
+def tcps(tls: TlsOptions) -> OverTransport:
+    return OverTransport(TcpTransport().secured(tls), "tcps://localhost:0")
+
+
+def https(tls: TlsOptions) -> OverTransport:
+    return OverTransport(HttpTransport().secured(tls), "https://localhost:0")
+
+
 def local() -> OverTransport:
     return OverTransport(LocalTransport(), f"unix://{tempfile.mkdtemp(prefix='bench-')}/s.sock")
 
@@ -130,7 +145,9 @@ def local() -> OverTransport:
 raw_tcp, raw_unix = partial(RawSocket, socket.AF_INET), partial(RawSocket, socket.AF_UNIX)
 CASES = (
     Case("tcp_64_mib", 1.10, partial(against, raw_tcp, tcp, LARGE_BYTES, 8)),
+    Case("tcps_64_mib", 1.15, partial(against, certified(RawTls), certified(tcps), LARGE_BYTES, 8)),
     Case("http_64_mib", 1.15, partial(against, PlainAiohttp, http, LARGE_BYTES, 8)),
+    Case("https_64_mib", 1.15, partial(against, certified(PlainAiohttp), certified(https), LARGE_BYTES, 8)),
     Case("local_64_mib", None, partial(against, raw_unix, local, LARGE_BYTES, 8)),
     Case("submission_with_an_op", 4, submission),
     Case("tcp_64_bytes", None, partial(against, raw_tcp, tcp, SMALL_BYTES, PINGS)),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import tempfile
 import threading
 
 import numpy as np
+
+from djinn.transports import TlsOptions
 
 SMALL_BYTES = 64
 CHUNK_BYTES = 1 << 20  # what made a plain aiohttp loop fastest
@@ -35,25 +38,33 @@ class RawSocket:
             listener.listen()
             started(listener.getsockname())
             sock, _ = listener.accept()
-        with sock:
-            self._set(sock)
-            while header := sock.recv(8, socket.MSG_WAITALL):
+        self._set(sock)
+        with self._wrap(sock, accepted=True) as sock:
+            while header := self._read_header(sock):
                 view = fresh(int.from_bytes(header, "little"))
                 receive_exactly(sock, view)
                 self._send(sock, view)
 
     def connect(self, address) -> None:
-        self.sock = socket.socket(self.family)
-        self.sock.connect(address)
-        self._set(self.sock)
+        sock = socket.socket(self.family)
+        sock.connect(address)
+        self._set(sock)
+        self.sock = self._wrap(sock, accepted=False)
 
     def exchange(self, data: memoryview) -> None:
         self._send(self.sock, data)
-        view = fresh(int.from_bytes(self.sock.recv(8, socket.MSG_WAITALL), "little"))
+        view = fresh(int.from_bytes(self._read_header(self.sock), "little"))
         receive_exactly(self.sock, view)
 
     def close(self) -> None:
         self.sock.close()
+
+    def _wrap(self, sock: socket.socket, *, accepted: bool) -> socket.socket:
+        del accepted
+        return sock
+
+    def _read_header(self, sock: socket.socket) -> bytes:
+        return sock.recv(8, socket.MSG_WAITALL)
 
     def _set(self, sock: socket.socket) -> None:
         if self.family == socket.AF_INET:
@@ -65,11 +76,39 @@ class RawSocket:
         sock.sendall(view[sent:])
 
 
+class RawTls(RawSocket):
+    """The same under TLS over TCP."""
+
+    def __init__(self, tls: TlsOptions) -> None:
+        super().__init__(socket.AF_INET)
+        self.contexts = contexts(tls)
+
+    def _wrap(self, sock: socket.socket, *, accepted: bool) -> socket.socket:
+        return self.contexts[accepted].wrap_socket(sock, server_side=accepted)
+
+    def _send(self, sock: socket.socket, view: memoryview) -> None:
+        sock.sendall(len(view).to_bytes(8, "little"))
+        sock.sendall(view)
+
+    def _read_header(self, sock: socket.socket) -> bytes:
+        return sock.recv(8)
+
+
+def contexts(tls: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A client's, which accepts any certificate, and a server's."""
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    assert tls.certificate is not None
+    server.load_cert_chain(tls.certificate, tls.key)
+    return client, server
+
+
 class PlainAiohttp:
     """POST in chunks from a generator, read by chunks into memory of the right size; the answer likewise."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: TlsOptions | None = None) -> None:
         self.done = threading.Event()
+        self.contexts = (None, None) if tls is None else contexts(tls)
 
     def serve(self, started) -> None:
         asyncio.run(self._serve(started))
@@ -89,19 +128,20 @@ class PlainAiohttp:
 
         runner = web.ServerRunner(web.Server(handle, read_bufsize=CHUNK_BYTES))
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self.contexts[1]).start()
         started(runner.addresses[0][1])
         await asyncio.to_thread(self.done.wait)
         await runner.cleanup()
 
     def connect(self, port: int) -> None:
-        from aiohttp import ClientSession
+        from aiohttp import ClientSession, TCPConnector
 
         self.loop = asyncio.new_event_loop()
-        self.url = f"http://127.0.0.1:{port}/"
+        context = self.contexts[0]
+        self.url = f"{'http' if context is None else 'https'}://127.0.0.1:{port}/"
 
         async def open_session() -> ClientSession:
-            return ClientSession(read_bufsize=CHUNK_BYTES)
+            return ClientSession(read_bufsize=CHUNK_BYTES, connector=TCPConnector(ssl=context or True))
 
         self.session = self.loop.run_until_complete(open_session())
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import Final, cast
 
+import numpy as np
+
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.interrupts import interrupt_mask
@@ -21,7 +23,7 @@ from djinn_core.net.tls_contexts import check_fingerprint, client_context
 from djinn_core.system.tcp import Poll, wait_writable
 from djinn_core.wire.frames import Buffer, Limits
 
-_READ_BYTES: Final = 64 << 10
+_READ_BYTES: Final = 256 << 10  # of records that are received in one go
 _WRITE_BYTES: Final = 256 << 10  # of plain bytes that become records in one go
 
 
@@ -46,7 +48,7 @@ class TlsSocket:
         self._records = threading.Lock()
         self._order = threading.Lock()  # records leave in the order in which they were made
         self._unsent = memoryview(b"")  # the rest of what leaves
-        self._scratch = memoryview(bytearray(_READ_BYTES))
+        self._scratch = memoryview(np.empty(_READ_BYTES, np.uint8))  # type: ignore[arg-type] # takes no memory before it is used
         self._read: list[int] = []  # bytes in `_scratch` that were not taken in yet: at most one number
 
     def shake_hands(self, timeout: float) -> None:
@@ -102,15 +104,25 @@ class TlsSocket:
         while True:
             with self._records:
                 self.torn = True
-                try:
-                    return cast("int", self._tls.read(len(view), view))
-                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                    return 0
-                except ssl.SSLWantReadError:
-                    self.torn = False
+                taken = self._take_records(view)
+                if taken is not None:
+                    return taken
+                self.torn = False
             if self._outgoing.pending:
                 self._flush(wait=False)
             self._read_records(flags)
+
+    def _take_records(self, view: memoryview) -> int | None:
+        """Read what has come, which OpenSSL gives by the record of 16 KiB; 0 at the end, None where there is nothing."""
+        size, taken = len(view), 0
+        try:
+            while taken < size and (not taken or self.held):
+                taken += cast("int", self._tls.read(size - taken, view[taken:]))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return taken
+        except ssl.SSLWantReadError:
+            return taken or None
+        return taken
 
     def flush(self) -> None:
         """Wait until all that was sent is on the wire, where `sendmsg` has left some of it."""
