@@ -21,6 +21,7 @@ from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.loading import importing
 from djinn_core.logs import get_logger
 from djinn_core.net.sockets import (
+    AcceptedConnection,
     SocketConnection,
     SocketListener,
     send_buffers,
@@ -43,6 +44,7 @@ __all__ = [
     "HOSTS_VARIABLE",
     "LOOK_SECONDS",
     "READABLE",
+    "AcceptedConnection",
     "AcceptedTlsConnection",
     "Buffer",
     "Connection",

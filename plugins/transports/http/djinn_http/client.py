@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Final
 from djinn.transports import (
     LOOK_SECONDS,
     Buffer,
+    Connection,
     FrameDecoder,
     Limits,
     ProtocolError,
@@ -21,11 +23,15 @@ from djinn.transports import (
 from djinn_http import dialect
 from djinn_http.exchange import Endpoint, HttpExchange
 from djinn_http.pulse import keep_alive
+from djinn_http.responses import SWITCHED
+from djinn_http.upgraded import ASKING, UpgradedConnection
 
 _OK: Final = 200
 _CREATED: Final = 201
 _NO_CONTENT: Final = 204
 _GONE: Final = 410
+# What a proxy may answer that does not know how to upgrade.
+_NO_UPGRADE: Final = frozenset({400, 426, 500, 501, 502})
 # How long the server may take to answer when the channel is closed.
 _LEAVE_SECONDS: Final = 1.0
 # Characters of a response that is not Djinn's which go into an error.
@@ -36,24 +42,64 @@ _PATIENCE_SECONDS: Final = 0.2
 _ATTEMPTS: Final = 3
 
 
+def connect(endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> Connection:
+    """A connection of frames on a socket, where the server and what lies between allow it; otherwise one made of requests.
+
+    Raises:
+        TransportError: no server answers, or not a Djinn server.
+    """
+    if endpoint.tls is not None:  # the server's end of TLS lies in its event loop
+        return HttpConnection(open_channel(endpoint, limits, timeout, peer), endpoint, limits, timeout, peer)
+    opened = open_channel(endpoint, limits, timeout, peer, ASKING)
+    if opened.response is None or opened.response.status != SWITCHED:
+        return HttpConnection(opened, endpoint, limits, timeout, peer)
+    sock, rest = opened.give_up_socket()
+    assert isinstance(sock, socket.socket)
+    connection = UpgradedConnection(sock, limits, peer, opened.bytes_sent, opened.bytes_received, rest)
+    keep_alive(connection)
+    return connection
+
+
+def open_channel(endpoint: Endpoint, limits: Limits, timeout: float, peer: str, asking: str = "") -> HttpExchange:
+    """The connection over which the server has opened a channel, or switched to the protocol that the headers `asking` ask for.
+
+    Raises:
+        TransportError: no server answers, or not a Djinn server.
+    """
+    exchange = HttpExchange(endpoint, FrameDecoder(limits), timeout)
+    deadline = time.monotonic() + timeout
+    try:
+        exchange.request(dialect.OPEN, asking)
+        if not exchange.read(deadline):
+            raise TimeoutError(f"no response in {timeout} s")
+    except (OSError, ProtocolError) as error:
+        exchange.reopen()
+        raise TransportError(f"no Djinn server answers at {peer.removeprefix('server ')}: {error}") from error
+    response = exchange.response
+    if response is not None and (response.status == SWITCHED or response.header(dialect.CHANNEL)):
+        return exchange
+    told = _describe(exchange)
+    exchange.reopen()
+    if asking and response is not None and response.status in _NO_UPGRADE:
+        return open_channel(endpoint, limits, timeout, peer)
+    raise TransportError(f"no Djinn server answers at {peer.removeprefix('server ')}: {told}")
+
+
 class HttpConnection(StreamConnection):
     """A `Connection` made of HTTP requests. It has no thread of its own: the caller does the work."""
 
-    def __init__(self, endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> None:
-        """Open a channel.
-
-        Raises:
-            TransportError: no server answers, or not a Djinn server.
-        """
+    def __init__(self, opened: HttpExchange, endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> None:
+        """`opened`: what `open_channel` has returned, with the response that names the channel."""
         super().__init__(limits, peer)
-        self._sends = [HttpExchange(endpoint, FrameDecoder(limits), timeout) for _ in range(dialect.PARALLEL_SENDS)]
+        more = [HttpExchange(endpoint, FrameDecoder(limits), timeout) for _ in range(1, dialect.PARALLEL_SENDS)]
+        self._sends = [opened, *more]
         self._receive = HttpExchange(endpoint, self._decoder, timeout)
         self._sent_pieces = 0
         self._answered = 0
         self._failures = 0
         self._asked = False
         self._deserted = False  # the server could not be told that nothing more is sent
-        self._channel = self._open(timeout)
+        self._channel = opened.response.header(dialect.CHANNEL) if opened.response is not None else ""
         self._ask()
         keep_alive(self)
 
@@ -87,23 +133,6 @@ class HttpConnection(StreamConnection):
             self._receiving.release()
 
     # --- opening, sending, closing --------------------------------------------------------------------------
-
-    def _open(self, timeout: float) -> str:
-        exchange = self._sends[0]
-        deadline = time.monotonic() + timeout
-        try:
-            exchange.request(dialect.OPEN, "")
-            if not exchange.read(deadline):
-                raise TimeoutError(f"no response in {timeout} s")
-        except (OSError, ProtocolError) as error:
-            exchange.reopen()
-            raise TransportError(f"no Djinn server answers at {self.peer.removeprefix('server ')}: {error}") from error
-        response = exchange.response
-        if response is None or response.status != _CREATED or not response.header(dialect.CHANNEL):
-            told = _describe(exchange)
-            exchange.reopen()
-            raise TransportError(f"no Djinn server answers at {self.peer.removeprefix('server ')}: {told}")
-        return response.header(dialect.CHANNEL)
 
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         left = list(pieces(buffers, dialect.PIECE_BYTES))

@@ -19,6 +19,8 @@ PATH: Final = "/djinn/v1/"
 CHANNEL: Final = "Djinn-Channel"
 # Number of a `send` among the sends of its channel, or of a `receive` among those that were answered with bytes; from 0.
 SEQUENCE: Final = "Djinn-Sequence"
+# The protocol that an `open` may ask for in place of requests: frames in both directions, as over TCP.
+UPGRADE: Final = "djinn/1"
 # Browsers do not send this type across origins without asking first.
 CONTENT_TYPE: Final = "application/octet-stream"
 

@@ -124,6 +124,15 @@ class HttpExchange:
         self.torn = False
         return True
 
+    def give_up_socket(self) -> tuple[socket.socket | TlsSocket, bytes]:
+        """Its connection, which the caller owns from now on, and what came over it after the last response."""
+        sock, response = self._socket, self.response
+        if sock is None or response is None:
+            raise TransportError("the connection was closed")
+        self._poll.unregister(sock)
+        self._socket = None
+        return sock, response.rest
+
     def reopen(self) -> None:
         """Forget the connection; the next request opens another."""
         self.response = None

@@ -7,11 +7,13 @@ from typing import Final
 import httptools
 
 from djinn.transports import FrameDecoder, ProtocolError, printable
+from djinn_http.dialect import UPGRADE
 
 _SCRATCH_BYTES: Final = 64 << 10
 _TEXT_BYTES: Final = 4096
 _HEADER_BYTES: Final = 2 * _SCRATCH_BYTES  # with what is read of the body together with their end
 _OK: Final = 200
+SWITCHED: Final = 101
 
 
 class ResponseReader:
@@ -22,6 +24,7 @@ class ResponseReader:
         complete: whether the last byte has come.
         status: the status code, once the headers have come.
         reusable: whether the connection may carry another request afterwards.
+        rest: what came after a response that upgrades the connection.
     """
 
     def __init__(self, decoder: FrameDecoder) -> None:
@@ -29,6 +32,8 @@ class ResponseReader:
         self.complete = False
         self.status = 0
         self.reusable = False
+        self.rest = b""
+        self._upgrades = False
         self._decoder = decoder
         self._parser = httptools.HttpResponseParser(self)
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -70,7 +75,12 @@ class ResponseReader:
                 raise ProtocolError(f"its headers take more than {_HEADER_BYTES:,} bytes")
         try:
             self._parser.feed_data(self._scratch[:count])
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade as end:
+            if not self._upgrades:
+                raise ProtocolError("the response is of another protocol than HTTP/1.1") from end
+            self.status, self.complete, self.rest = SWITCHED, True, bytes(self._scratch[end.args[0] : count])
+            return
+        except httptools.HttpParserError as error:
             raise ProtocolError(f"the response is not HTTP/1.1: {error}") from error
         taken = self._take_parts()
         self._read_rest_past_the_parser(taken)
@@ -85,6 +95,7 @@ class ResponseReader:
         """The body follows."""
         self.status = self._parser.get_status_code()
         self.reusable = self._parser.should_keep_alive()
+        self._upgrades = self.status == SWITCHED and self.header("upgrade") == UPGRADE
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""

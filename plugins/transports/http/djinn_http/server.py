@@ -8,6 +8,7 @@ import secrets
 import socket
 import ssl
 import threading
+import weakref
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +39,7 @@ from djinn_http.counting import (
     CountingTransport,
 )
 from djinn_http.pace import RequestTimeLimit
+from djinn_http.upgraded import ACCEPTING, AcceptedUpgrade
 
 # Twice as much may wait in memory for each request. What came in a larger buffer would have left the processor's caches, and
 # the allocator would have given its pages back, by the time that it is read.
@@ -100,6 +102,7 @@ class HttpListener:
         self._limits = limits
         self._accept = accept
         self._channels: dict[str, Channel] = {}
+        self._upgraded: weakref.WeakSet[AcceptedUpgrade] = weakref.WeakSet()
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._loop = asyncio.new_event_loop()
@@ -226,6 +229,8 @@ class HttpListener:
             await asyncio.sleep(_SWEEP_SECONDS)
             self._abort_slow()
             self._forget_over()
+            for connection in self._upgraded:
+                connection.pulse()
 
     def _forget_over(self) -> None:
         for channel in list(self._channels.values()):
@@ -256,6 +261,8 @@ class HttpListener:
             refusal.force_close()
             return refusal
         action = request.path.rpartition(dialect.PATH)[2]
+        if action == dialect.OPEN and _may_upgrade(request):
+            return self._upgrade(request, transport)
         channel = self._open(request) if action == dialect.OPEN else self._channel(request)
         if channel is None:
             transport.take()
@@ -292,6 +299,35 @@ class HttpListener:
         self._channels[channel.id] = channel
         return channel
 
+    def _upgrade(self, request: web.BaseRequest, transport: CountingTransport) -> web.StreamResponse:
+        """Leave the connection to a thread; what is returned is written to nothing."""
+        sock = transport.get_extra_info("socket").dup()
+        _, received = transport.take()
+        transport.abort()  # of this copy of the socket
+        peer = f"client {request.remote} by HTTP"
+        arguments = (sock, peer, received)
+        try:
+            threading.Thread(
+                target=self._serve_upgraded, args=arguments, name=f"djinn-serve {peer}", daemon=True
+            ).start()
+        except RuntimeError as error:
+            log.warning("cannot serve a connection", url=self.url, peer=peer, error=str(error))
+            sock.close()
+        return web.Response(status=101)
+
+    def _serve_upgraded(self, sock: socket.socket, peer: str, received: int) -> None:
+        try:
+            sock.setblocking(True)
+            sock.sendall(ACCEPTING)
+            connection = AcceptedUpgrade(sock, self._limits, peer, len(ACCEPTING), received)
+        except OSError as error:
+            log.info("a connection did not come about", url=self.url, peer=peer, error=str(error))
+            sock.close()
+            return
+        with suppress(RuntimeError):  # the loop is over
+            self._loop.call_soon_threadsafe(self._upgraded.add, connection)
+        serve_connection(connection, peer, self._accept)
+
     def _drop_unauthenticated(self) -> bool:
         """End the oldest channel whose owner has shown nothing: unauthenticated clients must not keep out those with a token."""
         for channel in self._channels.values():
@@ -300,6 +336,15 @@ class HttpListener:
                 del self._channels[channel.id]
                 return True
         return False
+
+
+def _may_upgrade(request: web.BaseRequest) -> bool:
+    """True if the client asks for frames on its connection, which under TLS would have to leave the event loop's."""
+    asks = (
+        request.headers.get("Upgrade", "") == dialect.UPGRADE
+        and "upgrade" in request.headers.get("Connection", "").lower()
+    )
+    return asks and request.transport is not None and request.transport.get_extra_info("ssl_object") is None
 
 
 def _certificate(request: web.BaseRequest) -> bytes:

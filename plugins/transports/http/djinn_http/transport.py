@@ -64,10 +64,10 @@ class HttpsTransport:
 
 
 def _connect(endpoint: Endpoint, url: str, limits: Limits, timeout: float) -> Connection:
-    from djinn_http.client import HttpConnection
+    from djinn_http.client import connect
 
     try:
-        return HttpConnection(endpoint, limits, timeout, f"server {url}")
+        return connect(endpoint, limits, timeout, f"server {url}")
     except OSError as error:
         if isinstance(error, TransportError):
             raise

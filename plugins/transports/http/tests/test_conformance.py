@@ -1,3 +1,5 @@
+"""Over connections that the server has upgraded; those made of requests are in the conformance tests of TLS and of the proxy."""
+
 import pytest
 
 from djinn.testing import TransportConformance

@@ -1,3 +1,5 @@
+"""Connections that are made of requests, as a proxy that forwards no upgrade leaves them, and as they are under TLS."""
+
 import gc
 import http.client
 import os
@@ -13,7 +15,8 @@ from servers import wait_for
 
 from djinn.transports import Frame, Limits, ProtocolError, TransportError
 from djinn_http import HttpTransport, dialect, pulse
-from djinn_http.client import pieces
+from djinn_http.client import HttpConnection, open_channel, pieces
+from djinn_http.exchange import Endpoint
 
 LIMITS = Limits()
 
@@ -32,7 +35,9 @@ class Served:
         self.over.wait()
 
     def connect(self, url=""):
-        client = HttpTransport().connect(url or self.listener.url, LIMITS, 10)
+        host, port = (url or self.listener.url).removeprefix("http://").split(":")
+        endpoint = Endpoint(host, int(port), "")
+        client = HttpConnection(open_channel(endpoint, LIMITS, 10, "server"), endpoint, LIMITS, 10, "server")
         self.clients.append(client)
         assert self.arrived.acquire(timeout=60)
         return client, self.connections[-1]
@@ -61,7 +66,7 @@ def post(served, path, headers=(), body=b""):
     return response.status, text
 
 
-def open_channel(served):
+def channel_of(served):
     host, port = served.listener.url.removeprefix("http://").split(":")
     plain = http.client.HTTPConnection(host, int(port), timeout=60)
     plain.request("POST", dialect.PATH + dialect.OPEN, b"", {"Content-Type": dialect.CONTENT_TYPE})
@@ -127,7 +132,7 @@ def test_the_channel_is_unguessable_and_never_in_a_url():
 
 
 def test_ids_differ_and_are_long(served):
-    ids = {open_channel(served) for _ in range(5)}
+    ids = {channel_of(served) for _ in range(5)}
     assert len(ids) == 5
     assert all(len(channel) >= 32 for channel in ids)
 
@@ -154,7 +159,7 @@ def test_a_repeated_send_is_refused_and_not_delivered_twice(served):
 
 
 def test_sends_out_of_order_are_put_in_order(served):
-    channel = open_channel(served)
+    channel = channel_of(served)
     assert served.arrived.acquire(timeout=60)
     from djinn.transports import encode_frame
 
@@ -170,7 +175,7 @@ def test_sends_out_of_order_are_put_in_order(served):
 
 
 def test_a_broken_request_ends_the_channel(served):
-    channel = open_channel(served)
+    channel = channel_of(served)
     assert served.arrived.acquire(timeout=60)
     host, port = served.listener.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as sock:
@@ -227,7 +232,7 @@ def test_the_pulse_thread_calls_and_lets_go(monkeypatch):
 
 def test_a_client_that_never_comes_back_is_given_up(served, monkeypatch):
     monkeypatch.setattr(dialect, "EXPIRY_SECONDS", 0.5)
-    open_channel(served)
+    channel_of(served)
     assert served.arrived.acquire(timeout=60)
     with pytest.raises(TransportError, match="not been heard of"):
         served.connections[0].receive(60)
@@ -236,8 +241,11 @@ def test_a_client_that_never_comes_back_is_given_up(served, monkeypatch):
 def test_a_killed_client_is_noticed(served, monkeypatch, python, plain_environment):
     monkeypatch.setattr(dialect, "LINGER_SECONDS", 0.5)
     script = (
-        "import sys; from djinn.transports import Limits, Frame; from djinn_http import HttpTransport\n"
-        "c = HttpTransport().connect(sys.argv[1], Limits(), 10); c.send(Frame(b'here')); c.receive()"
+        "import sys; from djinn.transports import Limits, Frame\n"
+        "from djinn_http.client import HttpConnection, open_channel; from djinn_http.exchange import Endpoint\n"
+        "where = Endpoint('127.0.0.1', int(sys.argv[1].rpartition(':')[2]), '')\n"
+        "c = HttpConnection(open_channel(where, Limits(), 10, 's'), where, Limits(), 10, 's')\n"
+        "c.send(Frame(b'here')); c.receive()"
     )
     process = python.start("-c", script, served.listener.url, env=plain_environment)
     try:

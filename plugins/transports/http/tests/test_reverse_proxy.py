@@ -18,8 +18,9 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", 
 class Proxy:
     """Maps /gpu to the server, refuses bodies over 1 MiB, re-chunks answers, hangs up after every 20th request."""
 
-    def __init__(self, target):
+    def __init__(self, target, refuses_upgrades=False):
         self.target = target
+        self.refuses_upgrades = refuses_upgrades
         self.paths = []
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -57,6 +58,8 @@ class Proxy:
         self.paths.append(request.raw_path)
         if (request.content_length or 0) > 1 << 20:
             return web.Response(status=413)
+        if self.refuses_upgrades and "Upgrade" in request.headers:
+            return web.Response(status=502)
         body = await request.read()
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP | {"host"}}
         url = self.target + request.path.removeprefix("/gpu")
@@ -135,6 +138,20 @@ def test_the_proxy_sees_no_secret():
             sending.result()
         assert opened.is_set()
         assert not any(connections[0].id in path for path in proxy.paths)
+        client.close()
+    finally:
+        proxy.close()
+        listener.close()
+
+
+def test_a_proxy_that_refuses_an_upgrade_is_asked_without():
+    listener = HttpTransport().listen(
+        "http://127.0.0.1:0", Limits(), lambda connection: connection.send(Frame(b"here"))
+    )
+    proxy = Proxy(listener.url, refuses_upgrades=True)
+    try:
+        client = HttpTransport().connect(proxy.url, Limits(), 10)
+        assert client.receive(60).head == b"here"
         client.close()
     finally:
         proxy.close()

@@ -1,0 +1,65 @@
+"""Connections that the server has upgraded: frames on the socket itself, as over TCP, in place of requests.
+
+The client asks for it when it opens a channel, with HTTP's `Upgrade` (RFC 9110, section 7.8), which proxies know from WebSocket. What
+forwards no upgrade leaves the header out, and the server opens a channel of requests. Proxies close connections over which nothing
+comes for a minute, so either end says now and then that it is idle.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import Final
+
+from djinn.transports import DONTWAIT, AcceptedConnection, Frame, Limits, SocketConnection, encode_frame
+from djinn_http.dialect import UPGRADE, WAIT_SECONDS
+
+ASKING: Final = f"Connection: Upgrade\r\nUpgrade: {UPGRADE}\r\n"
+ACCEPTING: Final = f"HTTP/1.1 101 Switching Protocols\r\n{ASKING}\r\n".encode("ascii")
+# Heads of Djinn's frames are MessagePack, which no 0xC1 occurs in as a first byte.
+_IDLE: Final = b"\xc1idle"
+_IDLE_BYTES: Final = b"".join(encode_frame(Frame(_IDLE), Limits()))
+
+
+class UpgradedConnection(SocketConnection):
+    """A client's end. `pulse` is to be called now and then."""
+
+    def __init__(
+        self, sock: socket.socket, limits: Limits, peer: str, sent: int, received: int, rest: bytes = b""
+    ) -> None:
+        """`sent` and `received`: bytes that the socket has carried; `rest`: those of them that are the first ones of frames."""
+        super().__init__(sock, limits, peer)
+        self._decoder.feed(rest)
+        self.bytes_sent, self.bytes_received = sent, received
+        self._sent_by_then, self._since = sent, time.monotonic()
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        frame = super().receive(timeout)
+        while frame.head == _IDLE:
+            frame = super().receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return frame
+
+    def pulse(self) -> None:
+        """Say that this end is idle, where nothing was sent for a while. Never blocks; trouble is left to the next call."""
+        now = time.monotonic()
+        if self.bytes_sent != self._sent_by_then:
+            self._sent_by_then, self._since = self.bytes_sent, now
+        idle = now - self._since >= WAIT_SECONDS and self._process == os.getpid()
+        if not idle or not self._sending.acquire(blocking=False):
+            return
+        with suppress(OSError):
+            try:
+                if not (self._ended or self._mute or self._rest):
+                    count = self._socket.send(_IDLE_BYTES, DONTWAIT)
+                    self.bytes_sent += count
+                    self._rest = [_IDLE_BYTES[count:]] if count < len(_IDLE_BYTES) else []
+            finally:
+                self._sending.release()
+
+
+class AcceptedUpgrade(UpgradedConnection, AcceptedConnection):
+    """A server's end."""
