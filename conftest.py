@@ -35,8 +35,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where Windows is simulated, no Python is forked from another one."""
+    """Long forms run where they are asked for. Where Windows is simulated, no Python is forked from another one."""
+    from long_forms import LONG
+
     for item in items:
+        if not LONG and item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="a long form: make test-long"))
         if not hasattr(os, "fork") and "python" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason="it starts processes by forking"))
 
@@ -48,6 +52,13 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_other_modules():
+    """Full collections, which libraries ask for, look at what this module makes: what is there at its beginning stays."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,13 @@ FROZEN = {"frozen", "attrs.frozen"}
 VALUES = {"Enum", "IntEnum", "StrEnum", "IntFlag", "NamedTuple"}
 
 
+def is_of_self(target: ast.expr) -> bool:
+    """True of `self`, of `self.a`, `self.a[0].b` and so on."""
+    while isinstance(target, ast.Attribute | ast.Subscript | ast.Call):
+        target = target.func if isinstance(target, ast.Call) else target.value
+    return isinstance(target, ast.Name) and target.id == "self"
+
+
 def mutable_classes(nodes: Iterable[ast.AST]) -> set[str]:
     """Names of classes whose instances can change: neither frozen nor a kind of value."""
 
@@ -42,7 +49,7 @@ def mutable_classes(nodes: Iterable[ast.AST]) -> set[str]:
         if any(keyword.arg == "frozen" for keyword in node.keywords):
             return True
         writes = (  # a class whose methods set no attribute and hold no container cannot change
-            ast.unparse(target).startswith("self.")
+            not isinstance(target, ast.Name) and is_of_self(target)
             for inner in ast.walk(node)
             if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
             for target in (inner.targets if isinstance(inner, ast.Assign) else [inner.target])

@@ -259,7 +259,7 @@ def executors_forked(forks):
         def __new__(cls, command, *_, **options):
             if tuple(command[-3:]) == HOLDER:  # whatever stands before it
                 return start_piped(forks, HOLDER, options["env"])
-            if isinstance(command, list) and options.keys() <= {"env", "stdout", "stderr"}:
+            if isinstance(command, list) and options.keys() <= {"env", "stdin", "stdout", "stderr"}:
                 for serve in SERVE:
                     if command[: len(serve)] == serve:
                         return start_server(forks, command[len(serve) :], **options)
@@ -278,7 +278,7 @@ def executors_forked(forks):
     return Popen
 
 
-def start_server(forks, arguments, env=None, stdout=None, stderr=None):
+def start_server(forks, arguments, env=None, stdin=None, stdout=None, stderr=None):
     """`djinn serve` with its output in files, or nowhere."""
     streams = {"stdout": stdout, "stderr": stderr}
     with contextlib.ExitStack() as inherited:
