@@ -150,8 +150,8 @@ $(VENV)-libraries/ready.stamp: $(READY)
 	$(VENV)-libraries/bin/python -m pip install -c $(KEEP) $(PINS) --no-build-isolation -e '.[libraries]'
 	touch $@
 
-test-libraries: $(VENV)-libraries/ready.stamp ## programs of peft, trl, torchao and stable-baselines3; installs these beside the environment; ARGS="-k trl"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-libraries/bin/python -m pytest tests/libraries $(or $(ARGS),-k "peft or trl or torchao or baselines")
+test-libraries: $(VENV)-libraries/ready.stamp ## programs of twelve libraries; installs peft, trl, torchao and stable-baselines3 beside the environment; ARGS="-k trl"
+	LONG_FORMS=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-libraries/bin/python -m pytest tests/libraries $(ARGS)
 
 test-ray: $(VENV)-ray/ready.stamp ## executors on a Ray cluster of three nodes on this machine; installs Ray beside the environment; ARGS="-k gateway"
 	OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest plugins/launchers/ray $(ARGS)

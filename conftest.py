@@ -54,13 +54,6 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def garbage_of_other_modules():
-    """Full collections, which libraries ask for, look at what this module makes: what is there at its beginning stays."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="session")
 def plain_environment(cache_directory):
     """Variables for child processes, as if the person had configured nothing; one thread each."""
@@ -121,26 +114,25 @@ def served_environment(plain_environment, serving):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def settings_of_the_module():
-    """Settings that tests of a module left, also by variables that are gone, do not reach the next module."""
+def module_of_its_own():
+    """What one module leaves does not reach the next: garbage, settings, and the log that commands of `djinn` showed."""
+    gc.collect()
+    gc.freeze()  # full collections, which libraries ask for, look at what this module makes, and at nothing before it
     yield
-    if (client := sys.modules.get("djinn_core.runtime.client")) is None or client.context.settings is None:
-        return
+    if (client := sys.modules.get("djinn_core.runtime.client")) is not None and client.context.settings is not None:
+        _leave_no_settings(client.context)
+    if (logs := sys.modules.get("djinn_core.logs")) is not None:
+        logs.hide()  # a log that is shown is kept from `caplog`
+
+
+def _leave_no_settings(context):
+    """Configure anew where a test has left settings, also by variables that are gone."""
     from configured import configure_anew
 
     from djinn_core.config import resolve
 
-    overrides = client.context.overrides
-    if overrides not in ({}, _EMBEDDED) or resolve(overrides).settings != client.context.settings:
+    if context.overrides not in ({}, _EMBEDDED) or resolve(context.overrides).settings != context.settings:
         configure_anew()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def log_of_the_module():
-    """Commands of `djinn` that ran in this process showed Djinn's log, and kept it from `caplog`; not in the next module."""
-    yield
-    if (logs := sys.modules.get("djinn_core.logs")) is not None:
-        logs.hide()
 
 
 @pytest.fixture
