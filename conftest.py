@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+gc.disable()  # until tests run: what is imported and collected stays
 for _name in [name for name in os.environ if name.startswith("DJINN_")]:
     del os.environ[_name]
 os.environ["DJINN_CONFIG"] = os.devnull
@@ -32,6 +33,12 @@ def pytest_collection_finish() -> None:
     """Collections leave alone what importing and collecting have made, which stays: each would look at all of it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collections begin, also in the process that hands tests to others and collects none."""
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

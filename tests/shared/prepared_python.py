@@ -328,6 +328,7 @@ def prepare(control):
 
     Ends after the last of its forks, once it is told to.
     """
+    gc.disable()  # what is imported stays
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # builds of torch may lack some; forks that need it say so themselves
             importlib.import_module(name)
@@ -335,6 +336,7 @@ def prepare(control):
     import_transformers()
     gc.collect()
     gc.freeze()  # collections in forks would copy all of it
+    gc.enable()
     running = {}  # by the descriptor of a fork's process: where its end is told
     events = select.poll()
     events.register(control, select.POLLIN)
