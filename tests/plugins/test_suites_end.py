@@ -154,7 +154,7 @@ SAYS = {
 def failures(
     python: Any, plain_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """What the tests said that failed, by test; empty of those that passed. They run in one process, which ends."""
+    """Text of each test's failure, empty of those that passed. They run in one process, which ends."""
     folder = tmp_path_factory.mktemp("suites")
     (folder / "test_suite.py").write_text(SUITE)
     options = ["-q", "-p", "no:cacheprovider", "--junitxml=found.xml", *(f"test_suite.py::{test}" for test in SAYS)]

@@ -60,14 +60,15 @@ def mutable_classes(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def changed_names(nodes: Iterable[ast.AST]) -> set[str]:
-    """Names of which a function of the module changes an item, or calls a method that changes a container."""
-    found = set()
+    """Names of which a function of the module changes an item, or calls a method that changes a container; `.a` of a member."""
+    changed = []
     for node in nodes:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            found.add(ast.unparse(node.value))
+            changed.append(node.value)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
-            found.add(ast.unparse(node.func.value))
-    return found
+            changed.append(node.func.value)
+    names = {node.id for node in changed if isinstance(node, ast.Name)}
+    return names | {f".{node.attr}" for node in changed if isinstance(node, ast.Attribute)}
 
 
 def module_level(tree: ast.Module) -> Iterator[tuple[str, ast.expr, str]]:
