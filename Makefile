@@ -49,7 +49,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
+.PHONY: help venv demo test pytest test-long lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -64,6 +64,9 @@ test: lint pytest ## lint, then the whole default test suite
 
 pytest: $(READY) ## the test suite alone; ARGS="..." is handed to pytest
 	$(BIN)/python -m pytest $(or $(ARGS),$(WHOLE))
+
+test-long: $(READY) ## the suite with the long forms of its tests, in a quarter more time; ARGS="tests/zoo" takes a part
+	LONG_FORMS=1 $(BIN)/python -m pytest $(or $(ARGS),$(WHOLE))
 
 lint: $(READY) ## style, types and import layers
 	$(BIN)/ruff check .
@@ -147,8 +150,8 @@ $(VENV)-libraries/ready.stamp: $(READY)
 	$(VENV)-libraries/bin/python -m pip install -c $(KEEP) $(PINS) --no-build-isolation -e '.[libraries]'
 	touch $@
 
-test-libraries: $(VENV)-libraries/ready.stamp ## programs of peft, trl, torchao and stable-baselines3; installs these beside the environment; ARGS="-k trl"
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-libraries/bin/python -m pytest tests/libraries $(or $(ARGS),-k "peft or trl or torchao or baselines")
+test-libraries: $(VENV)-libraries/ready.stamp ## programs of twelve libraries; installs peft, trl, torchao and stable-baselines3 beside the environment; ARGS="-k trl"
+	LONG_FORMS=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-libraries/bin/python -m pytest tests/libraries $(ARGS)
 
 test-ray: $(VENV)-ray/ready.stamp ## executors on a Ray cluster of three nodes on this machine; installs Ray beside the environment; ARGS="-k gateway"
 	OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest plugins/launchers/ray $(ARGS)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+gc.disable()  # until tests run: what is imported and collected stays
 for _name in [name for name in os.environ if name.startswith("DJINN_")]:
     del os.environ[_name]
 os.environ["DJINN_CONFIG"] = os.devnull
@@ -34,9 +35,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collections begin, also in the process that hands tests to others and collects none."""
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where Windows is simulated, no Python is forked from another one."""
+    """Long forms run where they are asked for. Where Windows is simulated, no Python is forked from another one."""
+    from long_forms import LONG
+
     for item in items:
+        if not LONG and item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="a long form: make test-long"))
         if not hasattr(os, "fork") and "python" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason="it starts processes by forking"))
 
@@ -110,26 +121,25 @@ def served_environment(plain_environment, serving):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def settings_of_the_module():
-    """Settings that tests of a module left, also by variables that are gone, do not reach the next module."""
+def module_of_its_own():
+    """What one module leaves does not reach the next: garbage, settings, and the log that commands of `djinn` showed."""
+    gc.collect()
+    gc.freeze()  # full collections, which libraries ask for, look at what this module makes, and at nothing before it
     yield
-    if (client := sys.modules.get("djinn_core.runtime.client")) is None or client.context.settings is None:
-        return
+    if (client := sys.modules.get("djinn_core.runtime.client")) is not None and client.context.settings is not None:
+        _leave_no_settings(client.context)
+    if (logs := sys.modules.get("djinn_core.logs")) is not None:
+        logs.hide()  # a log that is shown is kept from `caplog`
+
+
+def _leave_no_settings(context):
+    """Configure anew where a test has left settings, also by variables that are gone."""
     from configured import configure_anew
 
     from djinn_core.config import resolve
 
-    overrides = client.context.overrides
-    if overrides not in ({}, _EMBEDDED) or resolve(overrides).settings != client.context.settings:
+    if context.overrides not in ({}, _EMBEDDED) or resolve(context.overrides).settings != context.settings:
         configure_anew()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def log_of_the_module():
-    """Commands of `djinn` that ran in this process showed Djinn's log, and kept it from `caplog`; not in the next module."""
-    yield
-    if (logs := sys.modules.get("djinn_core.logs")) is not None:
-        logs.hide()
 
 
 @pytest.fixture

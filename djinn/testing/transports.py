@@ -23,6 +23,7 @@ LIMITS = Limits(head=1 << 20, body=256 << 20, buffers=4096)
 SMALL = Limits(head=1000, body=100_000, buffers=8)
 
 _SENDING = "`send` must return once the other end has received the frame"
+_CLOSING = "`close` must return once the other end has closed, too"
 _BOTH = (
     "`send` and `receive` of a connection wait for each other while both ends send. A thread that sends must not hold what a "
     "thread that receives needs, such as a lock; and where one thread does both, it must go on reading while it cannot write"
@@ -261,13 +262,16 @@ class TransportConformance(Ending):
     def test_connections_are_independent(self, served: Served) -> None:
         """Closing one of several leaves the others as they were."""
         pairs = [served.connect() for _ in range(6)]
-        pairs[2][0].close()
-        pairs[4][1].close()
+        closing = [start(pairs[2][0].close), start(pairs[4][1].close)]  # one may wait for the other end to close, too
         for n in (0, 1, 3, 5):
             client, server = pairs[n]
             client.send(Frame(b"ping %d" % n))
             server.send(server.receive(SECONDS))
             assert client.receive(SECONDS).head == b"ping %d" % n
+        pairs[2][1].close()
+        pairs[4][0].close()
+        for one in closing:
+            outcome(one, _CLOSING)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -350,10 +354,12 @@ class TransportConformance(Ending):
         receiver.send(Frame(b"this stays unread"))
         for n in range(5):
             sender.send(Frame(b"%d" % n, [bytes(10_000)]))
-        sender.close()
+        closing = start(sender.close)
         assert [receiver.receive(SECONDS).head for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
         with pytest.raises(TransportError):
             receiver.receive(SECONDS)
+        receiver.close()
+        outcome(closing, _CLOSING)
 
     def test_a_broken_connection_fails_the_sender(self, way: tuple[Connection, Connection]) -> None:
         """`send` raises `TransportError`, at the latest after a few frames."""

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from hostile_ops import PROGRAM_EVERY, REMOTE, run
+from long_forms import long_or
 
 import djinn
 from djinn.testing import open_session
@@ -19,8 +20,8 @@ from djinn_core.wire.messages import Submit, encode
 
 @pytest.mark.timeout(900)  # a machine that does other things besides
 def test_no_op_costs_a_session(embedded):
-    found = run(160, seed=1, first=PROGRAM_EVERY // 2 - 80)
-    assert found["raised"] > 100
+    found = run(count := long_or(60, 160), seed=1, first=(PROGRAM_EVERY - count) // 2)
+    assert found["raised"] > count * 0.6
     assert found["programs"] == 1
 
 

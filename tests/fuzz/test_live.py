@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from live import run
+from long_forms import long_or
 from recording import indexing, views
 
 
 def test_a_live_executor_takes_what_it_is_sent():
-    found = run(250, 2, seed=1, programs=(views, indexing))
+    found = run(count := long_or(120, 250), 2, seed=1, programs=(views, indexing))
     assert found["bugs"] == []
-    assert found["mutations"] >= 250
-    assert found["completed"] > 50
+    assert found["mutations"] >= count
+    assert found["completed"] > count / 5
     assert found["witness_rounds"] > 0
     assert sum(found["failures"].values()) > 0
     assert sum(found["broken"].values()) > 0

@@ -81,11 +81,11 @@ def fused(lists, number):
 
 def test_an_element_of_fused_lists_costs_as_many_calls_in_long_ones(embedded):
     counts = []
-    for length in (100, 300, 900):
+    for length in (50, 150, 450):
         lists = [[torch.full((4,), float(which), device=REMOTE) for _ in range(length)] for which in range(4)]
         djinn.synchronize()
         counts.append(calls_of(lambda there=lists, rate=1 / length: fused(there, rate)))
-    short, long = (counts[1] - counts[0]) / 200, (counts[2] - counts[1]) / 600
+    short, long = (counts[1] - counts[0]) / 100, (counts[2] - counts[1]) / 300
     assert long < 1.2 * short
 
 

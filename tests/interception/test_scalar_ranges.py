@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from long_forms import LONG
 
 import djinn
 from djinn_core.interception.dispatch import forget_calls
@@ -112,7 +113,9 @@ def in_turn(call, device, dtype):
 def test_what_the_cpu_refuses_is_refused_at_the_op(embedded, name):
     call = CALLS[name]
     differing = []
-    for dtype in DTYPES:
+    for dtype in (
+        DTYPES if LONG else DTYPES[list(CALLS).index(name) % 2 :: 2]
+    ):  # floats of one size, integers of another
         here, there = (torch.ones(6, 2, dtype=dtype).to(device) for device in ("cpu", embedded))
         answers = [said(call, here, number) for number in NUMBERS]
         for number in in_turn(call, embedded, dtype):

@@ -48,7 +48,7 @@ def fresh():
     return made
 
 
-@pytest.mark.parametrize("generator", ["cpu", REMOTE])
+@pytest.mark.parametrize("generator", [pytest.param("cpu", marks=pytest.mark.long), REMOTE])
 def test_a_pipeline_with_a_generator_of_either_device(generator):
     expected = images(fresh())
     pipeline = fresh().to(REMOTE)
@@ -67,6 +67,7 @@ def test_a_pipeline_whose_models_are_on_the_device_while_they_are_used():
     assert pipeline.unet.device == torch.device("cpu")
 
 
+@pytest.mark.long  # plugins/integrations/diffusers loads pipelines, and saves them
 def test_a_pipeline_saved_and_loaded_onto_the_device(tmp_path):
     from diffusers import StableDiffusionPipeline
 

@@ -33,7 +33,6 @@ def results(python):
     return results
 
 
-@pytest.mark.slow
 def test_outcomes_are_told_apart(results):
     assert {name: outcome.outcome for name, outcome in results.remote.items()} == {
         "TestSampleCPU.test_adds_cpu_float32": "passed",
@@ -70,7 +69,6 @@ def test_each_exception_is_named_with_its_reason(results):
     assert "- device_generic: `TestSampleCPU.test_fails_on_the_device`" in markdown([results])
 
 
-@pytest.mark.slow
 def test_plain_test_cases_run_on_the_device_of_the_environment(python):
     results = FileResults("plain")
     run_pytorch_tests.run_file(SAMPLE.with_name("plain.py"), results, options(families=True), python.start)

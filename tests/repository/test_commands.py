@@ -32,7 +32,7 @@ INDENTED = re.compile(r"^    (?:[A-Z_]+=\S+ )*(?:djinn|pip|make|ssh|scp|export|p
 SERVES = re.compile(r"\bdjinn serve\b")
 PORTS = ("5556", "5557", "5558")
 # Those of the other documents plan and explain large models, which takes minutes: `make documents` runs them as well.
-SHORT = {"README.md", "plugins.md", "run.md", "security.md"}
+SHORT = {"README.md", "plugins.md", "security.md"}
 EVERYTHING = bool(os.environ.get("ALL_DOCUMENTS"))
 SECONDS = 2900 if EVERYTHING else 500
 LONG = re.compile(
@@ -138,7 +138,6 @@ def run(folder, plain_environment, python):
 RUN = [path for path in DOCUMENTS if commands(path.read_text()) and (EVERYTHING or path.name in SHORT)]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 100)
 @pytest.mark.parametrize("path", RUN, ids=label)
 def test_commands_run(path, folder, run):

@@ -29,6 +29,13 @@ FROZEN = {"frozen", "attrs.frozen"}
 VALUES = {"Enum", "IntEnum", "StrEnum", "IntFlag", "NamedTuple"}
 
 
+def is_of_self(target: ast.expr) -> bool:
+    """True of `self`, of `self.a`, `self.a[0].b` and so on."""
+    while isinstance(target, ast.Attribute | ast.Subscript | ast.Call):
+        target = target.func if isinstance(target, ast.Call) else target.value
+    return isinstance(target, ast.Name) and target.id == "self"
+
+
 def mutable_classes(nodes: Iterable[ast.AST]) -> set[str]:
     """Names of classes whose instances can change: neither frozen nor a kind of value."""
 
@@ -42,7 +49,7 @@ def mutable_classes(nodes: Iterable[ast.AST]) -> set[str]:
         if any(keyword.arg == "frozen" for keyword in node.keywords):
             return True
         writes = (  # a class whose methods set no attribute and hold no container cannot change
-            ast.unparse(target).startswith("self.")
+            not isinstance(target, ast.Name) and is_of_self(target)
             for inner in ast.walk(node)
             if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
             for target in (inner.targets if isinstance(inner, ast.Assign) else [inner.target])
@@ -53,14 +60,15 @@ def mutable_classes(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def changed_names(nodes: Iterable[ast.AST]) -> set[str]:
-    """Names of which a function of the module changes an item, or calls a method that changes a container."""
-    found = set()
+    """Names of which a function of the module changes an item, or calls a method that changes a container; `.a` of a member."""
+    changed = []
     for node in nodes:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            found.add(ast.unparse(node.value))
+            changed.append(node.value)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
-            found.add(ast.unparse(node.func.value))
-    return found
+            changed.append(node.func.value)
+    names = {node.id for node in changed if isinstance(node, ast.Name)}
+    return names | {f".{node.attr}" for node in changed if isinstance(node, ast.Attribute)}
 
 
 def module_level(tree: ast.Module) -> Iterator[tuple[str, ast.expr, str]]:

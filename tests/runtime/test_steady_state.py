@@ -8,6 +8,7 @@ from collections import Counter
 import attrs
 import pytest
 import torch
+from long_forms import long_or
 
 import djinn
 from djinn.hooks import Event, OptimizationContext, OptimizationResult, Rewrite, Substitution
@@ -192,8 +193,8 @@ def test_many_sizes_make_few_plans(embedded):
             loss.item()
         return djinn.stats()["plans_made"] - before
 
-    steps(60)
-    assert steps(60) <= 3
+    steps(long_or(30, 60))
+    assert steps(long_or(25, 60)) <= 3
 
 
 class Innocent:

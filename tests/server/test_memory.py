@@ -10,6 +10,7 @@ import pytest
 import torch
 from compared_layouts import equal, plain
 from configured import configured
+from long_forms import long_or
 from torch import nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -189,7 +190,7 @@ def test_the_cache_of_a_decode_counts_what_it_holds(limited, done, ballast):
     ids = torch.randint(1, 512, (4, 20), generator=torch.Generator().manual_seed(0)).to(limited)
     cache = DynamicCache(config=config)
     with torch.no_grad():
-        for step in range(48):
+        for step in range(long_or(20, 48)):
             ids = model(ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
             ids.cpu()  # what is known by then is sent in several pieces
             figures = executor_figures()

@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from configured import configured
+from long_forms import long_or
 from safetensors.torch import load_file, save_file
 
 import djinn
@@ -87,7 +88,7 @@ def test_random_programs_of_several_sessions_are_right(limited, folder, python, 
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(limited.file)}
     clients = [python.start_talking("-c", CLIENT, env=env) for _ in range(3)]
     try:
-        for turn in range(2):
+        for turn in range(long_or(1, 2)):
             for number, client in enumerate(clients):
                 client.stdin.write(f"{10 * turn + number} {folder}\n")
                 client.stdin.flush()

@@ -98,7 +98,7 @@ def test_tokens_are_compared_whole():
 
 def test_readers_find_the_connection_file_whole(tmp_path):
     path = tmp_path / "new" / "connection.json"
-    contents = [ConnectionFile((f"tcp://host:{n}",) * n, str(n)) for n in range(0, 300, 3)]
+    contents = [ConnectionFile((f"tcp://host:{n}",) * n, str(n)) for n in range(0, 300, 10)]
     write_connection_file(path, contents[0])
     done = threading.Event()
 

@@ -259,7 +259,7 @@ def executors_forked(forks):
         def __new__(cls, command, *_, **options):
             if tuple(command[-3:]) == HOLDER:  # whatever stands before it
                 return start_piped(forks, HOLDER, options["env"])
-            if isinstance(command, list) and options.keys() <= {"env", "stdout", "stderr"}:
+            if isinstance(command, list) and options.keys() <= {"env", "stdin", "stdout", "stderr"}:
                 for serve in SERVE:
                     if command[: len(serve)] == serve:
                         return start_server(forks, command[len(serve) :], **options)
@@ -278,7 +278,7 @@ def executors_forked(forks):
     return Popen
 
 
-def start_server(forks, arguments, env=None, stdout=None, stderr=None):
+def start_server(forks, arguments, env=None, stdin=None, stdout=None, stderr=None):
     """`djinn serve` with its output in files, or nowhere."""
     streams = {"stdout": stdout, "stderr": stderr}
     with contextlib.ExitStack() as inherited:
@@ -328,6 +328,7 @@ def prepare(control):
 
     Ends after the last of its forks, once it is told to.
     """
+    gc.disable()  # what is imported stays
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # builds of torch may lack some; forks that need it say so themselves
             importlib.import_module(name)
@@ -335,6 +336,7 @@ def prepare(control):
     import_transformers()
     gc.collect()
     gc.freeze()  # collections in forks would copy all of it
+    gc.enable()
     running = {}  # by the descriptor of a fork's process: where its end is told
     events = select.poll()
     events.register(control, select.POLLIN)

@@ -55,6 +55,7 @@ def on(plain_environment):
     return run
 
 
+@pytest.mark.long  # `make test-simulated` has executors of its own, too
 def test_an_executor_of_its_own_a_server_under_tls_and_what_macos_does_not_tell(on, secure):
     said = on("darwin", ["client_program.py", "macos_answers.py"], secure.file, "here", "tcp")
     assert "unix://" in said

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_forms import long_or
 
 from djinn_core.errors import ProtocolError
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
@@ -60,7 +61,7 @@ def test_single_bytes_give_the_same_frames():
     assert [plain(frame) for frame in decoder.frames] == [plain(frame) for frame in sent]
 
 
-@settings(max_examples=300)
+@settings(max_examples=long_or(100, 300))
 @given(outlines, st.data())
 def test_a_mutation_gives_frames_or_a_protocol_error(outline, data):
     stream = bytearray(wire_bytes(*frames_of(outline)))

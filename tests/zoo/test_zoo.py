@@ -10,9 +10,13 @@ import warnings
 import pytest
 from catalogue import SHORT_FORM, ZOO
 from likeness import compare
+from long_forms import long_or
+
+# Three ways of attending, one of convolving, one of recurring and one with an encoder of its own.
+SHORTEST = ("llama", "qwen3_moe", "mamba2", "t5", "resnet", "clip")
 
 
-@pytest.mark.parametrize("name", SHORT_FORM)
+@pytest.mark.parametrize("name", long_or(SHORTEST, SHORT_FORM))
 def test_inference_and_a_training_step(over_tcp, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what libraries say about themselves while they are imported

@@ -9,6 +9,7 @@ import os
 import attrs
 import pytest
 import torch
+from long_forms import long_or
 from rich.console import Console
 
 import djinn_demo
@@ -66,6 +67,8 @@ def test_training_remotely_equals_training_here(python, tmp_path):
     picture = tmp_path / "demo.svg"
     # In a process of its own: it configures Djinn and ends a server.
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DJINN_")}
+    (tmp_path / "sitecustomize.py").write_text(f"from djinn_demo import training\ntraining.EPOCHS = {long_or(2, 6)}\n")
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), environ.get("PYTHONPATH")]))
     done = python.run(
         "-m", "djinn_core.cli", "demo", "--json", "--only", "training", "--threads", "1", "--svg", picture, env=environ
     )

@@ -33,7 +33,6 @@ def process():
     process.close()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(bool(missing_toolchain()), reason=missing_toolchain())
 class TestInductor(CompilerConformance):
     @pytest.fixture

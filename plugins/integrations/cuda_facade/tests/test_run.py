@@ -36,20 +36,6 @@ def start(python, served_environment, plain_environment, tmp_path):
         yield start
 
 
-@pytest.fixture
-def run_afresh(plain_environment, tmp_path):
-    """Run a command in a fresh interpreter, as a user starts it; returns how it ended."""
-
-    def run_afresh(runner, *arguments):
-        command = [sys.executable, *(REMOTE if runner == "remote" else []), *arguments]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=plain_environment, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    return run_afresh
-
-
 def end(process, status=0):
     """Output of a command that ended as it should."""
     said, complaints = process.communicate(timeout=SECONDS)
@@ -82,6 +68,7 @@ def assert_alike(remote, local, tolerance):
         )
 
 
+@pytest.mark.long
 def test_training_in_mixed_precision_and_its_checkpoint(on_both, tmp_path):
     files = {"remote": ("--checkpoint", "remote.pt"), "local": ("--checkpoint", "local.pt")}
     # bfloat16 has three digits, and autocasting for CUDA casts other ops than that for CPUs.
@@ -97,6 +84,7 @@ def test_training_in_mixed_precision_and_its_checkpoint(on_both, tmp_path):
     assert remote["scaler"]["scale"] == 2.0**16
 
 
+@pytest.mark.long
 def test_generation(on_both):
     remote, local = on_both("generate_gpt2.py")
     assert len(remote) == 4
@@ -112,6 +100,7 @@ def test_a_gpt_with_a_scaler_workers_a_checkpoint_and_resuming(on_both, tmp_path
     assert remote[0].startswith("step 3 ")
 
 
+@pytest.mark.long
 def test_the_trainer_with_workers(on_both):
     assert_alike(*on_both("trainer.py", local=("--cpu",)), 0.01)
 
@@ -122,6 +111,7 @@ def test_a_pipeline_that_streams(on_both):
     assert len(remote) == 2
 
 
+@pytest.mark.long
 def test_compiled_models_infer_and_train(on_both):
     assert_alike(*on_both("compiled.py", local=("--device", "cpu")), 1e-3)
 
@@ -161,7 +151,7 @@ def test_what_programs_ask_of_cuda(start):
     assert "compiled without cuDNN" not in told
 
 
-def test_the_script_is_run_as_python_runs_it(run_afresh, tmp_path):
+def test_the_script_is_run_as_python_runs_it(start, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
@@ -177,11 +167,12 @@ def test_the_script_is_run_as_python_runs_it(run_afresh, tmp_path):
         """)
     )
     for how, status in (("--fail", 1), ("--interrupt", -signal.SIGINT)):
-        remote, local = (run_afresh(runner, "script.py", how) for runner in ("remote", "local"))
-        assert remote == local
-        assert remote[0] == status
-        assert remote[1].endswith("tidied\n")
-        assert "script.py" in remote[2]
+        remote, command = start("remote", "script.py", how, served=False), [sys.executable, "script.py", how]
+        local = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert end(remote, status) == (local.stdout, local.stderr)
+        assert local.returncode == status
+        assert local.stdout.endswith("tidied\n")
+        assert "script.py" in local.stderr
 
 
 def test_modules_options_and_mistakes(start, tmp_path):

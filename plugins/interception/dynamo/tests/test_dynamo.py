@@ -250,7 +250,7 @@ def test_decoding_with_a_static_cache(dispatched):
     from transformers import GPT2Config, GPT2LMHeadModel, StaticCache
 
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(n_layer=1, n_embd=32, n_head=4, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0)
     local = GPT2LMHeadModel(config).eval()
     remote = copy.deepcopy(local).to(REMOTE)
 

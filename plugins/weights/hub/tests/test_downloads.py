@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ import torch
 from configured import configured
 from huggingface_hub import constants
 from safetensors.torch import save
-from servers import fresh_python, start_server
+from servers import start_server
 
 import djinn
 from djinn import WeightsUnavailable
@@ -263,15 +264,27 @@ def test_a_download_ends_when_no_client_waits(hub, source):
     assert told[0][1] == 100
 
 
-def test_an_executor_downloads_a_model(hub, plain_environment, tmp_path):
+# In forks huggingface_hub has read the environment of the process that was forked.
+READ_AGAIN = """
+import importlib, djinn_hub
+from huggingface_hub import constants
+importlib.reload(constants)
+djinn_hub.HF_HUB_CACHE = constants.HF_HUB_CACHE
+"""
+
+
+def test_an_executor_downloads_a_model(hub, python, plain_environment, tmp_path):
     tensors = {"a": torch.randn(50, 60), "b": torch.arange(7)}
     hub.put("org/model", {"model.safetensors": save(tensors), "config.json": b"{}"})
     environment = plain_environment | {
         "HF_ENDPOINT": hub.endpoint,
         "HF_HUB_OFFLINE": "0",
         "HF_HUB_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path / "site"), os.environ.get("PYTHONPATH")])),
     }
-    server = start_server(fresh_python, tmp_path, "--threads", "1", "--allow-weights", "hf://org/*", env=environment)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(READ_AGAIN)
+    server = start_server(python.start, tmp_path, "--threads", "1", "--allow-weights", "hf://org/*", env=environment)
     try:
         with configured(connection_file=server.file):
             weights = djinn.open_weights("hf://org/model")

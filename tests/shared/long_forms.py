@@ -1,0 +1,15 @@
+"""Tests that take long have a short form in the suite; `make test-long` runs the long ones, which set LONG_FORMS."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+LONG = bool(os.environ.get("LONG_FORMS"))
+
+
+def long_or(short: Value, long: Value) -> Value:
+    """The number, or the choice, that a test takes in the form that runs."""
+    return long if LONG else short
