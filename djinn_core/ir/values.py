@@ -6,7 +6,6 @@ import functools
 import math
 import threading
 import weakref
-from functools import cached_property
 from typing import Any, Final
 
 import attrs
@@ -59,7 +58,9 @@ class TensorMeta:
     neg: bool = False
     numel: int = attrs.field(init=False, repr=False)
     nbytes: int = attrs.field(init=False, repr=False)
+    # Not cached properties, for which attrs gives the class a `__getattr__`: with one, each field that is read is found the long way.
     _class: TensorClass | None = attrs.field(default=None, init=False, repr=False)
+    _extent: int | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         # Nearly all are asked for, and programs of varying sizes make many: a property costs more than the values.
@@ -76,12 +77,16 @@ class TensorMeta:
             object.__setattr__(self, "_class", found)
         return found
 
-    @cached_property
+    @property
     def extent(self) -> int:
         """Elements of storage from its start to the last element that is viewed."""
-        if self.numel == 0:
-            return 0
-        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        found = self._extent
+        if found is None:
+            found = 0
+            if self.numel:
+                found = self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+            object.__setattr__(self, "_extent", found)
+        return found
 
 
 CLASSES_LIMIT: Final = 65536  # interned classes; all are forgotten when there are as many

@@ -10,7 +10,13 @@ import torch
 
 import djinn
 from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.recording.entry import Entry
+from djinn_core.interception.recording.recorder import Recorder, current
+from djinn_core.interception.runtime_interface import Port
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.ir.program import Call
+from djinn_core.ir.values import TensorMeta
 from djinn_core.torch_private import without_modes
 
 DEVICE = "remote_accelerator:0"
@@ -223,3 +229,11 @@ def test_numbers_times_narrow_tensors_ask_no_executor(embedded, dtype, look):
     expected = look(here) * 0.35
     assert found.stride() == expected.stride()
     assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize(
+    "kind", [Call, Entry, LazyTensor, Port, Recorder, Storage, TensorMeta, Value], ids=lambda k: k.__name__
+)
+def test_fields_that_recording_reads_are_found_the_short_way(kind):
+    """A cached property of a class with slots is a `__getattr__`, with which the interpreter finds every field the long way."""
+    assert not any({"__getattr__", "__getattribute__"} & vars(base).keys() for base in kind.__mro__[:-1])

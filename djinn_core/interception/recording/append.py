@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -24,7 +23,6 @@ from djinn_core.ir.values import TensorMeta
 from djinn_core.reference_counts import counts_beside
 
 is_inference_mode_enabled: Final = torch.is_inference_mode_enabled  # looked up for each view
-_handle_of: Final = attrgetter("remote.handle")
 _MANY: Final = 1024  # results; making them starts collections
 
 
@@ -44,9 +42,11 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     if watcher is not None:
         watcher.before(call, operands)
     epoch = recorder.epoch
-    handles: list[int] = [*map(_handle_of, operands)]
+    handles: list[int] = []
     for operand in operands:
-        storage = operand.remote.storage
+        value = operand.remote
+        handles.append(value.handle)
+        storage = value.storage
         if storage.user is not recorder:
             recorder.order_after(storage)
     if call.writes:
@@ -65,11 +65,10 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
             base = operands[alias]
             storage = base.remote.storage
             storage.last = handle = storage.last + 1
-            value = Value(handle, meta, storage)
             handles.append(handle)
             # Not a write, but another thread that uses the view needs this program first.
             storage.written, storage.written_at = recorder, epoch
-            results.append(wrap_view(value, base))
+            results.append(wrap_view(Value(handle, meta, storage), base))
     module = recorder.module
     if module is None and recorder.differentiating:
         module = at_node(recorder)
