@@ -94,8 +94,6 @@ _QUICKLY_BUILT: Final[Mapping[str, object]] = {
     "aot_inductor.compile_wrapper_opt_level": "O0",
     "aot_inductor.enable_line_tables": False,
 }
-
-
 _PRECOMPILED: Final = (".gch", ".pch")
 
 
