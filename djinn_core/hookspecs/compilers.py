@@ -65,7 +65,7 @@ class PreparedCompiler(Compiler, Protocol):
     """A compiler that takes seconds before it can begin with its first template."""
 
     def prepare(self) -> None:
-        """Get ready. Called once on the thread in the background, when the executor is given its first template and nothing is hot yet."""
+        """Get ready. Called on the thread in the background when the executor starts, and again when it is given its first template."""
 
 
 @hookspec

@@ -496,6 +496,7 @@ def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequenc
     """
     if names:
         context.device.compiling = CompilationQueue(chosen(registry.compilers, names), context.device.runtime)
+        context.device.compiling.prepare()
 
 
 def begin_batching(context: ExecutorContext) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,11 +133,22 @@ def test_what_runs_often_is_compiled_and_gives_the_same(compiling_with, operands
     before = compiler.runs
     torch.testing.assert_close(repeat(gated, *remote, times=3)[0], gated(*operands))
     assert compiler.runs == before + 3
-    assert compiler.prepared == 1
+    assert compiler.prepared == 2
     (context,) = compiler.contexts
     assert not context.writes
     assert not context.grows
     assert [tuple(meta.shape) for meta in context.metas] in ([(8, 16), (16, 16)], [(16, 16), (8, 16)])
+
+
+def test_compilers_are_prepared_before_a_program_comes():
+    class Waiting(Compiler):
+        def prepare(self):
+            called.set()
+
+    called = threading.Event()
+    context = SimpleNamespace(device=SimpleNamespace(runtime=None))
+    begin_compiling(context, SimpleNamespace(compilers=[Waiting()]), ["counting"])
+    assert called.wait(30)
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "stride", "number"])

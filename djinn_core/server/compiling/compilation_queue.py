@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import queue
 import threading
@@ -198,9 +199,8 @@ class CompilationQueue:
         self._thresholds = thresholds or Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
-        self._jobs: queue.PriorityQueue[tuple[float, int, CompilationJob]] = (
-            queue.PriorityQueue()
-        )  # what takes longest first
+        # What takes longest first; None: compilers are to be prepared.
+        self._jobs: queue.PriorityQueue[tuple[float, int, CompilationJob | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._told: set[tuple[str, str]] = set()
@@ -215,7 +215,8 @@ class CompilationQueue:
                 hot = HotTemplate(template, self._thresholds, self._ask, synchronize, name, self.counts)
                 for evicted in self._templates.store(digest, hot):
                     evicted.leave("others are used more")
-                self._work()
+                if len(self._templates) == 1:
+                    self.prepare()
         return hot
 
     def figures(self) -> dict[str, int]:
@@ -237,20 +238,28 @@ class CompilationQueue:
         else:
             self._jobs.put((-job.seconds, next(self._numbers), job))
 
-    def _work(self) -> None:
+    def prepare(self) -> None:
+        """Have compilers prepared, on the thread in the background, which starts with the first call."""
+        self._jobs.put((-math.inf, next(self._numbers), None))
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="djinn-compiling", daemon=True)
             self._thread.start()
 
     def _serve(self) -> None:
+        while True:
+            job = self._jobs.get()[-1]
+            if job is None:
+                self._prepare()
+            else:
+                self._compile(job)
+
+    def _prepare(self) -> None:
         for compiler in self._compilers:
             if isinstance(compiler, PreparedCompiler):
                 try:
                     compiler.prepare()
                 except Exception as error:  # it says so again where it is asked to compile
                     _log.debug("a compiler is not prepared", compiler=compiler.name, error=repr(error))
-        while True:
-            self._compile(self._jobs.get()[-1])
 
     def _compile(self, job: CompilationJob) -> None:
         compiler = self._compilers[job.compiler]

@@ -21,7 +21,7 @@ from djinn.compiling import (
     unpack,
 )
 from djinn.hooks import CompilerContext, Replay, UnsupportedOperation
-from djinn_inductor.toolchain import missing_toolchain
+from djinn_inductor.toolchain import missing_toolchain, quick_linker
 
 PACKAGE: Final = f"{__name__}:package"
 PREPARE: Final = f"{__name__}:prepare"
@@ -35,7 +35,7 @@ class Inductor:
 
     def __init__(self, process: CompileProcess | None = None) -> None:
         self._process = process or CompileProcess()
-        self._kept = DiskLibraryCache("inductor 1")
+        self._kept = DiskLibraryCache("inductor 2")
 
     def prepare(self) -> None:
         """Start the process, and have it import inductor; not where earlier processes have compiled, whose libraries may be all that it takes."""
@@ -75,9 +75,10 @@ def package(packed: bytes) -> bytes:
     """A library of what was packed. Runs in a process of its own."""
     context = unpack(packed)
     torch.set_num_threads(context.threads)  # loops are written for this number
-    options = {"compile_threads": 1}
+    # Inductor would first ask a Python that imports PyTorch whether the processor's vectors work: what is made here is tried here.
+    options = {"compile_threads": 1, "cpp.vec_isa_ok": True}
     try:
-        # Inductor would first ask a Python that imports PyTorch whether the processor's vectors work: what is made here is tried here.
-        return compile_library(context.graph_module, context.inputs, context.grows, options | {"cpp.vec_isa_ok": True})
-    except Exception:  # one of the C++ compiler, if it does not know these vectors
-        return compile_library(context.graph_module, context.inputs, context.grows, options)
+        with quick_linker():
+            return compile_library(context.graph_module, context.inputs, context.grows, options)
+    except Exception:  # one of the C++ compiler, if it does not know these vectors or cannot use that linker
+        return compile_library(context.graph_module, context.inputs, context.grows, {"compile_threads": 1})

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 _COMPILERS: Final = ("g++", "clang++", "c++")
+_QUICK_LINKERS: Final = ("ld.mold", "ld.lld", "ld.gold")
+_PROGRAMS: Final = "COMPILER_PATH"  # folders in which C++ compilers look for a linker first
 
 
 def missing_toolchain() -> str:
@@ -19,3 +25,19 @@ def missing_toolchain() -> str:
         f"inductor needs a C++ compiler, and this machine has none of {', '.join((wanted,) if wanted else _COMPILERS)}: "
         "install one (`apt-get install g++`), or set CXX"
     )
+
+
+@contextmanager
+def quick_linker() -> Iterator[None]:
+    """Have C++ compilers use a linker that takes a third of the usual one's time for a library next to PyTorch's, where there is one."""
+    found = next(filter(None, map(shutil.which, _QUICK_LINKERS)), None)
+    if found is None or _PROGRAMS in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="djinn-linker-") as folder:
+        (Path(folder) / "ld").symlink_to(found)
+        os.environ[_PROGRAMS] = folder
+        try:
+            yield
+        finally:
+            del os.environ[_PROGRAMS]

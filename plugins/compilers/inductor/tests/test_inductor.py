@@ -14,7 +14,7 @@ from djinn.hooks import CompilerContext, UnsupportedOperation
 from djinn.testing import CompilerConformance, PluginConformance
 from djinn_inductor import compiler as module
 from djinn_inductor.compiler import Inductor
-from djinn_inductor.toolchain import missing_toolchain
+from djinn_inductor.toolchain import missing_toolchain, quick_linker
 
 REQUESTED = "TEST_INDUCTOR" in os.environ
 ALWAYS = {"test_it_is_a_compiler", "test_sizes_that_grow"}
@@ -57,3 +57,22 @@ def test_without_a_toolchain_it_says_what_to_install(monkeypatch):
     graph.output((graph.placeholder("x"),))
     with pytest.raises(UnsupportedOperation, match="apt-get install"):
         Inductor().compile(CompilerContext(torch.fx.GraphModule({}, graph), (), torch.device("cpu")))
+
+
+def test_the_first_quick_linker_is_used_as_long_as_the_block_lasts(monkeypatch, tmp_path):
+    for name in ("ld.gold", "ld.lld"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("COMPILER_PATH", raising=False)
+    with quick_linker():
+        linker = Path(os.environ["COMPILER_PATH"]) / "ld"
+        assert linker.resolve() == (tmp_path / "ld.lld").resolve()
+    assert "COMPILER_PATH" not in os.environ
+    assert not linker.is_symlink()
+
+
+def test_the_usual_linker_stays_where_there_is_no_other(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("COMPILER_PATH", raising=False)
+    with quick_linker():
+        assert "COMPILER_PATH" not in os.environ
