@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Any
 
 import attrs
+import msgspec
 
 from djinn_core.directories import configuration_directory
 from djinn_core.errors import ConfigurationError
@@ -418,8 +419,7 @@ _SECRET = frozenset({"token", "runtime_env"})  # whose values are shown nowhere:
 NAMES = tuple(name for name in attrs.fields_dict(Settings) if name != "plugin_settings")
 
 
-@attrs.frozen
-class SettingRow:
+class SettingRow(msgspec.Struct, frozen=True):
     """One setting as `djinn doctor` shows it: the value as text, without secrets, and where it came from."""
 
     name: str
@@ -427,8 +427,7 @@ class SettingRow:
     origin: str
 
 
-@attrs.frozen
-class ResolvedSettings:
+class ResolvedSettings(msgspec.Struct, frozen=True):
     """The settings in force.
 
     Attributes:
