@@ -419,7 +419,8 @@ _SECRET = frozenset({"token", "runtime_env"})  # whose values are shown nowhere:
 NAMES = tuple(name for name in attrs.fields_dict(Settings) if name != "plugin_settings")
 
 
-class SettingRow(msgspec.Struct, frozen=True):
+@attrs.frozen
+class SettingRow:
     """One setting as `djinn doctor` shows it: the value as text, without secrets, and where it came from."""
 
     name: str
