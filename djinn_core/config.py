@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Any
 
 import attrs
+import msgspec
 
 from djinn_core.directories import configuration_directory
 from djinn_core.errors import ConfigurationError
@@ -427,8 +428,7 @@ class SettingRow:
     origin: str
 
 
-@attrs.frozen
-class ResolvedSettings:
+class ResolvedSettings(msgspec.Struct, frozen=True):
     """The settings in force.
 
     Attributes:

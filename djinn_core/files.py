@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import attrs
+import msgspec
 
 from djinn_core.system.processes import lock_file
 
@@ -36,8 +36,7 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
 
 
-@attrs.frozen
-class FileVersion:
+class FileVersion(msgspec.Struct, frozen=True):
     """Version of a file: differs after each write and each replacement."""
 
     written: int

@@ -27,8 +27,7 @@ def unknown_meta(operands: Sequence[LazyTensor]) -> TensorMeta:
     return tensor_meta((), (), 0, torch.uint8, operands[0].remote.meta.device if operands else 0)
 
 
-@attrs.frozen
-class RemoteInference:
+class RemoteInference(msgspec.Struct, frozen=True):
     """The executor's reply: the results, and the call as it can be cached."""
 
     results: Any
@@ -81,7 +80,7 @@ def described_on(index: int, described: DescribedValue) -> DescribedValue:
     """An executor's description of a value, moved to the logical device on which the client has it."""
     meta = described.meta
     moved = tensor_meta(meta.shape, meta.stride, meta.offset, meta.dtype, index, meta.conj, meta.neg)
-    return attrs.evolve(described, meta=moved)
+    return msgspec.structs.replace(described, meta=moved)
 
 
 def _known_call(call: Call, reply: SubmissionReply, targets: Sequence[int]) -> Call:

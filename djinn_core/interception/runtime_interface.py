@@ -18,8 +18,7 @@ from djinn_core.wire.messages import DeviceInfo
 from djinn_core.wire.numeric_messages import NumericSettings
 
 
-@attrs.frozen
-class DescribedValue:
+class DescribedValue(msgspec.Struct, frozen=True):
     """A result that only the executor could know: its metadata, or the Python type of a scalar (`bool`, `int`...)."""
 
     meta: TensorMeta
@@ -79,8 +78,7 @@ class CacheMemory:
     refused: str = ""
 
 
-@attrs.frozen
-class SavedWeights:
+class SavedWeights(msgspec.Struct, frozen=True):
     """Outcome of saving weights: `nbytes` were written, or none, because an op failed to compute the tensor called `poisoned`."""
 
     nbytes: int
@@ -264,8 +262,7 @@ def _not_installed(*_: Any) -> NoReturn:
     raise StartupError("remote_accelerator is not registered in this process: `import djinn` before using it")
 
 
-@attrs.define
-class RuntimeFunctions:
+class RuntimeFunctions(msgspec.Struct, eq=False):
     """Functions of the runtime that interception calls.
 
     Attributes:
@@ -293,8 +290,7 @@ def no_session() -> bool:
     return False
 
 
-@attrs.define
-class Port(RuntimeFunctions):
+class Port(RuntimeFunctions, eq=False):
     """The one object of a process that interception and the runtime meet at: what each sets for the other, and counters.
 
     Attributes:
@@ -317,7 +313,7 @@ class Port(RuntimeFunctions):
     copy_into_later: Callable[[torch.Tensor, Any], bool] = _not_installed
     bound_state: Callable[[int], Any] = _not_installed
     early: Any = None
-    traced_by: list[Callable[..., Any]] = attrs.field(factory=list)
+    traced_by: list[Callable[..., Any]] = msgspec.field(default_factory=list)
     ending: bool = False
 
     checkpoint_instructions: int = 4096
@@ -330,14 +326,16 @@ class Port(RuntimeFunctions):
     ops_captured: int = 0
     ops_inferred: int = 0  # ops for which a meta kernel was run
     fallback: Fallback | None = None
-    numeric_settings: NumericSettings = attrs.field(factory=NumericSettings)
+    numeric_settings: NumericSettings = msgspec.field(default_factory=NumericSettings)
     timeline: CaptureRecorder | None = None
-    missing: Mapping[str, str] = attrs.field(factory=dict)  # ops that a server of the session lacks, and which server
+    missing: Mapping[str, str] = msgspec.field(
+        default_factory=dict
+    )  # ops that a server of the session lacks, and which server
     forked: bool = False
 
     def take(self, functions: RuntimeFunctions) -> None:
         """Put all functions of the runtime in the place of those from before."""
-        for name, function in attrs.asdict(functions, recurse=False).items():
+        for name, function in msgspec.structs.asdict(functions).items():
             setattr(self, name, function)
 
     def runtime(self) -> Runtime:

@@ -6,7 +6,7 @@ import math
 from types import MappingProxyType
 from typing import Final
 
-import attrs
+import msgspec
 import torch
 
 # By their names in safetensors files the dtypes that have whole bytes; a file may name others (F4, F6_E2M3), which PyTorch has no tensors of.
@@ -33,8 +33,7 @@ SAFETENSORS_DTYPES: Final = MappingProxyType(
 )
 
 
-@attrs.frozen
-class StoredTensor:
+class StoredTensor(msgspec.Struct, frozen=True):
     """A reference to stored bytes, which are read as a new contiguous tensor.
 
     Attributes:
@@ -60,19 +59,17 @@ class StoredTensor:
     def part(self, first: int, end: int) -> StoredTensor:
         """The rows `first` to `end` of the first dimension."""
         row = math.prod(self.shape[1:]) * self.dtype.itemsize
-        return attrs.evolve(self, shape=(end - first, *self.shape[1:]), start=self.start + first * row)
+        return msgspec.structs.replace(self, shape=(end - first, *self.shape[1:]), start=self.start + first * row)
 
 
-@attrs.frozen
-class UnfinishedOpening:
+class UnfinishedOpening(msgspec.Struct, frozen=True):
     """The progress of an address that an executor is still opening: bytes that were downloaded, of those that are expected."""
 
     done: int
     expected: int
 
 
-@attrs.frozen
-class WeightListing:
+class WeightListing(msgspec.Struct, frozen=True):
     """The tensors at an address, as an executor found them.
 
     Attributes:
@@ -83,4 +80,4 @@ class WeightListing:
 
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
-    unreadable: dict[str, str] = attrs.Factory(dict)
+    unreadable: dict[str, str] = msgspec.field(default_factory=dict)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-import attrs
+import msgspec
 
 from djinn_core.errors import PluginError
 from djinn_core.plugins.entry_points import installed_points
@@ -25,8 +25,7 @@ RUN: Final = "djinn-run"  # in place of a library, for plugins with integrations
 CORE_DISTRIBUTION: Final = "djinn"
 
 
-@attrs.frozen
-class PluginCandidate:
+class PluginCandidate(msgspec.Struct, frozen=True):
     """A plugin that may be loaded.
 
     Attributes:

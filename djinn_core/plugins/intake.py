@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-import attrs
+import msgspec
 
 from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
@@ -18,8 +18,7 @@ from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import DeclaredSettings
 
 
-@attrs.frozen
-class PluginFailure:
+class PluginFailure(msgspec.Struct, frozen=True):
     """A plugin that cannot be used. `fatal` where the person asked for it by name, or where it is built in."""
 
     row: PluginRow
@@ -38,21 +37,20 @@ def warn_of_hooks(failures: Iterable[PluginFailure]) -> None:
             failure.warn()
 
 
-@attrs.define
-class PluginLoader:
+class PluginLoader(msgspec.Struct):
     """Takes in one plugin after the other and refuses what clashes with those before it."""
 
     disable: frozenset[str]
     kinds: Collection[str]
     trace: bool
     given: Sequence[PluginSetting] = ()
-    rows: list[PluginRow] = attrs.field(factory=list)
-    failures: list[PluginFailure] = attrs.field(factory=list)
-    names: dict[str, PluginCandidate] = attrs.field(factory=dict)
-    claims: dict[tuple[str, str], PluginCandidate] = attrs.field(factory=dict)
-    objects: dict[str, list[Any]] = attrs.field(factory=lambda: defaultdict(list))
-    owners: dict[tuple[str, str], PluginRow] = attrs.field(factory=dict)
-    settings: list[DeclaredSettings] = attrs.field(factory=list)
+    rows: list[PluginRow] = msgspec.field(default_factory=list)
+    failures: list[PluginFailure] = msgspec.field(default_factory=list)
+    names: dict[str, PluginCandidate] = msgspec.field(default_factory=dict)
+    claims: dict[tuple[str, str], PluginCandidate] = msgspec.field(default_factory=dict)
+    objects: dict[str, list[Any]] = msgspec.field(default_factory=lambda: defaultdict(list))
+    owners: dict[tuple[str, str], PluginRow] = msgspec.field(default_factory=dict)
+    settings: list[DeclaredSettings] = msgspec.field(default_factory=list)
     kinds_cache: KindsCache | None = None  # with it, plugins without a hook of `kinds` are not imported
 
     def take(self, candidate: PluginCandidate, requested: bool = False) -> None:

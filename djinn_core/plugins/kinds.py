@@ -7,11 +7,10 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final, get_type_hints
 
-import attrs
+import msgspec
 
 
-@attrs.frozen
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """One kind of plugin.
 
     What declares its hook is imported when it is asked for: that of commands needs no PyTorch.

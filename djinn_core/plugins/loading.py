@@ -11,7 +11,7 @@ from functools import cache
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-import attrs
+import msgspec
 import pluggy
 
 from djinn_core.config import PluginSetting
@@ -57,14 +57,13 @@ class HookError(PluginError):
     """A hook raised, or what it returned cannot be used: only processes that call this hook know of it."""
 
 
-@attrs.frozen
-class LoadedPlugin:
+class LoadedPlugin(msgspec.Struct, frozen=True):
     """A plugin that passed all checks: the kinds of hook that it implements, and the objects that it registers."""
 
     candidate: PluginCandidate
     kinds: tuple[str, ...]
     objects: Mapping[str, tuple[Any, ...]]
-    settings: DeclaredSettings = attrs.field(factory=DeclaredSettings)
+    settings: DeclaredSettings = msgspec.field(default_factory=DeclaredSettings)
 
 
 def load(

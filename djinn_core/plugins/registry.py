@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 
 from djinn_core.config import PluginSetting, SettingRow, Settings
 from djinn_core.errors import PluginError
@@ -44,8 +45,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.weights import WeightSource
 
 
-@attrs.frozen
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """Selection of plugins.
 
     Attributes:
@@ -71,7 +71,7 @@ class Selection:
 
     def sendable(self) -> Selection:
         """The same with values of settings that JSON can hold."""
-        return attrs.evolve(self, plugin_settings=tuple(given.sendable() for given in self.plugin_settings))
+        return msgspec.structs.replace(self, plugin_settings=tuple(given.sendable() for given in self.plugin_settings))
 
 
 @attrs.frozen
@@ -124,14 +124,13 @@ class Registry:
         return row.label if row else "no plugin"
 
 
-@attrs.frozen
-class LoadReport:
+class LoadReport(msgspec.Struct, frozen=True):
     """The registry that can be had, and what stands in the way of more."""
 
     registry: Registry
     failures: tuple[PluginFailure, ...]
-    unknown_settings: Mapping[str, str] = attrs.field(
-        factory=dict
+    unknown_settings: Mapping[str, str] = msgspec.field(
+        default_factory=dict
     )  # given to no plugin's setting, and what was probably meant
 
     def usable(self, strict: bool) -> Registry:
@@ -199,7 +198,9 @@ def load_later(selection: Selection, opening: Registry, *, builtins: Mapping[str
     """All plugins, of which `opening` has those that were asked first; their objects stay, and what failed then is out."""
     active = {row.name for row in opening.rows if row.status == "active"}
     failed = {row.name: row for row in opening.rows if row.status == "failed" and row.name not in active}
-    found = survey(attrs.evolve(selection, disable=frozenset(failed)), builtins=builtins, kinds=opening.later)
+    found = survey(
+        msgspec.structs.replace(selection, disable=frozenset(failed)), builtins=builtins, kinds=opening.later
+    )
     registry = found.usable(selection.strict)
     for failure in found.failures:
         if failure.row not in opening.rows:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
+import msgspec
 
 from djinn_core.config import CONVERTERS, HIDDEN, PLUGIN_PREFIX, PluginSetting, SettingRow
 from djinn_core.errors import ConfigurationError, PluginError
@@ -17,8 +18,7 @@ from djinn_core.errors import ConfigurationError, PluginError
 ATTRIBUTE: Final = "djinn_settings"  # beside `djinn_api_version`
 
 
-@attrs.frozen
-class DeclaredSettings:
+class DeclaredSettings(msgspec.Struct, frozen=True):
     """A plugin's settings: an instance of the class that it declares, and a row for each as `djinn doctor` shows it."""
 
     values: Any = None

@@ -10,8 +10,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
-import attrs
-
 from djinn_core.errors import DjinnError
 from djinn_core.interception import interpreter_shutdown
 from djinn_core.interception.install import install
@@ -42,7 +40,7 @@ def attach(early: EarlyStart | None) -> None:
             call_on_import(library, partial(_integrate, candidates))
     handle_interrupts()
     warn_without_lock()
-    port.take(RuntimeFunctions(**{field.name: _loading(field.name) for field in attrs.fields(RuntimeFunctions)}))
+    port.take(RuntimeFunctions(**{name: _loading(name) for name in RuntimeFunctions.__struct_fields__}))
     port.is_open, port.early = no_session, early
     _IMPORTING.register()
     in_forked_child(_after_fork)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+import msgspec
 
 from djinn_core.config import Settings
 from djinn_core.interception.recording.gc_pause import collect_later
@@ -94,7 +95,7 @@ class ClientContext:
 
     def counters(self) -> Mapping[str, int]:
         """Counters since the start or the last reset, for users; sizes in bytes."""
-        counts = {k: int(v) for k, v in attrs.asdict(self.stats).items() if k != "server_seconds"}
+        counts = {k: int(v) for k, v in msgspec.structs.asdict(self.stats).items() if k != "server_seconds"}
         for plugin in self.asked_by_size:
             counts[f"plans_for_sizes, {plugin}"] = counts["plans_for_sizes"]
         names = ("ops_captured", "bytes_sent", "bytes_received", "ops_inferred")
@@ -109,6 +110,6 @@ class ClientContext:
     def reset_counters(self) -> None:
         """Start counting from zero."""
         fresh = Stats()
-        for field in attrs.fields(Stats):
-            setattr(self.stats, field.name, getattr(fresh, field.name))
+        for name in Stats.__struct_fields__:
+            setattr(self.stats, name, getattr(fresh, name))
         self.baseline = self._totals()

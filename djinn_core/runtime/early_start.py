@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from djinn_core.config import Settings, resolve
 from djinn_core.directories import cache_directory
@@ -29,8 +29,7 @@ SCRIPTS_LIMIT: Final = 512
 _log = get_logger("djinn.client")
 
 
-@attrs.define(eq=False)
-class EarlyStart:
+class EarlyStart(msgspec.Struct, eq=False):
     """Executors that were started at the import, until a session takes them.
 
     Attributes:

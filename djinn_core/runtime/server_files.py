@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import ConfigurationError, ProtocolError, UnsupportedOperation, WeightsUnavailable
@@ -163,12 +163,11 @@ def _on_server(value: object) -> bool:
     return isinstance(value, list | tuple) and any(map(_on_server, value))
 
 
-@attrs.define
-class _Encoder:
+class _Encoder(msgspec.Struct):
     """Turns an object into what JSON can say, and names its tensors."""
 
-    tensors: dict[str, torch.Tensor] = attrs.field(factory=dict)
-    _known: dict[int, str] = attrs.field(factory=dict)
+    tensors: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
+    _known: dict[int, str] = msgspec.field(default_factory=dict)
 
     def encode(self, value: Any, where: str) -> Any:
         """The text for a value at a place, such as `state.0.step`.
@@ -214,14 +213,13 @@ class _Encoder:
         return told
 
 
-@attrs.define
-class _Decoder:
+class _Decoder(msgspec.Struct):
     """Makes an object of its description."""
 
     _opened: Mapping[str, torch.Tensor]
     _device: torch.device | None  # None: where they were
-    _fetched: dict[str, torch.Tensor] = attrs.field(factory=dict)
-    _made: dict[str, torch.Tensor] = attrs.field(factory=dict)
+    _fetched: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
+    _made: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
 
     def decode(self, text: Any) -> Any:
         """The object; tensors that are wanted here come in one round trip."""

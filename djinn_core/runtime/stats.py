@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import PRESSURE, Timing
@@ -10,8 +10,7 @@ from djinn_core.wire.messages import PRESSURE, Timing
 _log = get_logger("djinn.runtime")
 
 
-@attrs.define
-class Stats:
+class Stats(msgspec.Struct):
     """Counts since the start or the last reset; sizes in bytes.
 
     `client_fallbacks` are ops that were computed on this machine because the executor cannot do them. `optimizations_tried`

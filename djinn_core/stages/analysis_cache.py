@@ -13,7 +13,7 @@ import threading
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from djinn_core.lru import LruCache
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.result import PipelineResult
 
 
-@attrs.define
-class _HitCounts:
+class _HitCounts(msgspec.Struct):
     hits: int = 0
     misses: int = 0
 
@@ -43,8 +42,7 @@ class _Level(LruCache[Hashable, "CachedAnalysis"]):
         return found
 
 
-@attrs.frozen
-class CachedAnalysis:
+class CachedAnalysis(msgspec.Struct, frozen=True):
     """A cached result, and the values of the program that it was made for, in order of first appearance."""
 
     result: PipelineResult

@@ -10,7 +10,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-import attrs
+import msgspec
 
 from djinn_core.ir.handles import storages_of
 from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, NORMALISATION
@@ -21,8 +21,7 @@ _WEIGHED = CONVOLUTION | NORMALISATION | {"linear"}  # the first operand is data
 _MATRIX = 2
 
 
-@attrs.frozen
-class Fingerprint:
+class Fingerprint(msgspec.Struct, frozen=True):
     """Everything that a program's plan depends on, with its values numbered by first appearance. Valid in this process only.
 
     Attributes:
@@ -57,14 +56,15 @@ def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(map(numbers.__getitem__, storages))
 
 
-@attrs.define
-class _LookedAt:
+class _LookedAt(msgspec.Struct):
     """The parts of calls that a fingerprint contains, as numbers: form and classes, and sizes."""
 
-    marks: dict[Call, int] = attrs.field(factory=dict)
-    sizes: dict[Call, int] = attrs.field(factory=dict)
-    numbered: dict[object, int] = attrs.field(factory=dict)
-    numbers: Iterator[int] = attrs.field(factory=itertools.count)  # never gives two threads the same, nor one twice
+    marks: dict[Call, int] = msgspec.field(default_factory=dict)
+    sizes: dict[Call, int] = msgspec.field(default_factory=dict)
+    numbered: dict[object, int] = msgspec.field(default_factory=dict)
+    numbers: Iterator[int] = msgspec.field(
+        default_factory=itertools.count
+    )  # never gives two threads the same, nor one twice
 
     def number(self, key: object) -> int:
         return self.numbered.setdefault(key, next(self.numbers))

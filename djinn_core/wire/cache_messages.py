@@ -1,7 +1,5 @@
 """Messages about KV caches under a memory limit: a client pins, evicts and restores them, and asks where they are."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from djinn_core.wire.binding_delta import Handles

@@ -1,7 +1,5 @@
 """Cancellation message: the client stops submissions that it does not need any more."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

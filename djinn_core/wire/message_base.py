@@ -1,7 +1,5 @@
 """Building blocks of messages: their base class, the types of their fields, and failures, which several of them carry."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 import msgspec

@@ -4,8 +4,6 @@ Messages are msgspec structs, encoded as MessagePack with a type tag: decoding b
 every field. Tensor data travels beside the message, as the body of the frame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar
 

@@ -1,7 +1,5 @@
 """Numeric settings of a client's PyTorch: they choose kernels and precisions, and so results."""
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal
 
 import msgspec

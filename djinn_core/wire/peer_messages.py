@@ -1,7 +1,5 @@
 """Peer-to-peer transfer messages: the client's orders, and the transfers from executor to executor."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -1,7 +1,5 @@
 """Messages of session resumption: a client returns to its session over a new connection."""
 
-from __future__ import annotations
-
 from djinn_core.wire.message_base import Count, Message, Name, Ticket
 
 

@@ -3,8 +3,6 @@
 It travels in pieces: first what it is (a snapshot, in MessagePack), then the memory of its values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 

@@ -1,7 +1,5 @@
 """Timing messages: while a client draws a timeline, an executor says with each reply when it did what, by its own clock."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -1,7 +1,5 @@
 """Upload messages: bytes of values are sent to an executor, or recalled from its store by digest."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -1,7 +1,5 @@
 """Messages about weights that an executor reads or writes itself, at an address that the client names."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -46,8 +46,13 @@ def mutable_classes(nodes: Iterable[ast.AST]) -> set[str]:
             called = decorator.func if isinstance(decorator, ast.Call) else decorator
             if ast.unparse(called) in FROZEN or "frozen=True" in ast.unparse(decorator):
                 return True
-        if any(keyword.arg == "frozen" for keyword in node.keywords):
+        keywords = {keyword.arg for keyword in node.keywords}
+        if "frozen" in keywords:
             return True
+        if "eq" in keywords or "msgspec.Struct" in map(
+            ast.unparse, node.bases
+        ):  # a struct, or a class that extends one
+            return False
         writes = (  # a class whose methods set no attribute and hold no container cannot change
             not isinstance(target, ast.Name) and is_of_self(target)
             for inner in ast.walk(node)
@@ -148,6 +153,9 @@ def test_lists_are_sorted_and_apart(documented, to_move):
         ("import threading\nlocal = threading.local()", {"m:local"}),
         ("class A:\n    def __init__(self): self.x = 1\na = A()", {"m:a"}),
         ("@attrs.frozen\nclass A:\n    x: int\na = A(1)", set()),
+        ("class A(msgspec.Struct, frozen=True):\n    x: int\na = A(1)", set()),
+        ("class A(msgspec.Struct):\n    x: int\na = A(1)", {"m:a"}),
+        ("class B(A, eq=False):\n    y: int\nb = B(1, 2)", {"m:b"}),
         ("one = None\ndef f():\n    global one\n    one = 2", {"m:one"}),
         ("none: Mapping[str, str] = {}", set()),
     ],

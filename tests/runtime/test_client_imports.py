@@ -10,6 +10,7 @@ WHERE_NEEDED = ("networkx", "psutil", "rich", "statistics", "structlog")
 # Of Djinn itself: what plans, and other servers that stand by. The server has loaded the same plugins, so that their kinds are kept.
 OWN = ("djinn_core.ir.graph", "djinn_core.runtime.standby.connection")
 MODULES_LIMIT = 170  # of Djinn after `import djinn`: 169
+ATTRS_LIMITS = 17, 32  # classes that attrs has compiled, after `import djinn` and after a first tensor: 16 and 31
 LIBRARIES = (
     "accelerate",
     "diffusers",
@@ -21,6 +22,9 @@ LIBRARIES = (
 )
 PROGRAM = f"""
 import gc, logging, sys
+def compiled():
+    found = {{one for name, m in list(sys.modules.items()) if name.startswith("djinn_core") for one in vars(m).values() if isinstance(one, type)}}
+    return sorted(f"{{one.__module__}}.{{one.__name__}}" for one in found if "__attrs_attrs__" in vars(one) and one.__module__.startswith("djinn"))
 handlers, before = list(logging.root.handlers), set(sys.modules)  # a simulated macOS has psutil by now
 import torch
 full = []  # collections that look at everything, of which one is due after PyTorch's import
@@ -33,7 +37,9 @@ assert not found, found
 assert "pluggy" not in sys.modules
 modules = sum(name.partition(".")[0] in ("djinn", "djinn_core") for name in sys.modules)
 assert modules <= {MODULES_LIMIT}, modules
+assert len(found := compiled()) <= {ATTRS_LIMITS[0]}, (len(found), found)
 layer = torch.nn.Linear(4, 4).to("remote_accelerator:0")
+assert len(found := compiled()) <= {ATTRS_LIMITS[1]}, (len(found), found)
 assert not full, full
 layer(torch.ones(2, 4, device="remote_accelerator:0")).sum().backward()
 assert layer.weight.grad.cpu().sum() == 32

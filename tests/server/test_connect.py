@@ -260,7 +260,9 @@ def test_different_torch_is_said_with_both_versions(begin, caplog):
     opened = begin(Settings(executor="inline"))
     connect._compare_torch(opened)
     assert caplog.text == ""
-    connect._compare_torch(attrs.evolve(opened, attached=msgspec.structs.replace(opened.attached, torch="1.0.0")))
+    connect._compare_torch(
+        msgspec.structs.replace(opened, attached=msgspec.structs.replace(opened.attached, torch="1.0.0"))
+    )
     assert "1.0.0" in caplog.text
     assert "different torch" in caplog.text
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core.interception.dispatch import handles, record
@@ -162,8 +162,7 @@ def record_factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return made
 
 
-@attrs.frozen
-class _FetchedNumber:
+class _FetchedNumber(msgspec.Struct, frozen=True):
     """A number that is fetched when something that follows from it is asked for.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 import msgspec
 
 from djinn_core.ir.module_path import ModuleCall
@@ -40,9 +39,8 @@ class Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
         return [self.handles[position] for position in self.call.writes]
 
 
-@attrs.define(eq=False)
-class SentEntries:
+class SentEntries(msgspec.Struct, eq=False):
     """Entries that were sent while a capture is under way, and handles of the values that were waited for."""
 
-    entries: list[Entry] = attrs.field(factory=list)
-    fetched: set[int] = attrs.field(factory=set)
+    entries: list[Entry] = msgspec.field(default_factory=list)
+    fetched: set[int] = msgspec.field(default_factory=set)

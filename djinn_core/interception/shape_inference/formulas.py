@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core.interception.bounded_memo import keep
@@ -43,8 +43,7 @@ LARGEST: Final = 1 << 60  # bytes of a result; beyond that PyTorch's own arithme
 _NUMBERS: Final = frozenset({int, float})
 
 
-@attrs.frozen
-class _Layout:
+class _Layout(msgspec.Struct, frozen=True):
     """Memory layout of a result, independent of its sizes.
 
     It is dense, with its dimensions in `order` (None: row-major); or has the strides of the first operand (`as_first`), also in
@@ -76,8 +75,7 @@ class _Layout:
         return tensor_meta(shape, stride, 0, self.dtype, self.device)
 
 
-@attrs.define(eq=False)
-class KindOfCalls:
+class KindOfCalls(msgspec.Struct, eq=False):
     """Calls that differ in sizes and scalars only.
 
     Attributes:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core import torch_private
@@ -60,13 +60,12 @@ _NEEDS_DATA = "cannot be called on meta tensors"
 SIGNATURES_LIMIT = 16384  # remembered signatures; one that was forgotten and comes again has another id
 
 
-@attrs.define
-class MetaConverter:
+class MetaConverter(msgspec.Struct):
     """Meta tensors that stand for remote tensors, and the storages they share."""
 
-    storages: dict[Storage, torch.Tensor] = attrs.field(factory=dict)
-    tensors: list[torch.Tensor] = attrs.field(factory=list)
-    sources: list[LazyTensor | torch.Tensor] = attrs.field(factory=list)
+    storages: dict[Storage, torch.Tensor] = msgspec.field(default_factory=dict)
+    tensors: list[torch.Tensor] = msgspec.field(default_factory=list)
+    sources: list[LazyTensor | torch.Tensor] = msgspec.field(default_factory=list)
 
     def convert(self, argument: Any) -> Any:
         """`argument` with remote and CPU tensors replaced by meta tensors and the device by `meta`."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core import torch_private
@@ -82,8 +82,7 @@ _SHAPES_MATTER: Final = frozenset({aten.multi_margin_loss.default, aten.segment_
 _NUMBERS: Final = frozenset({"number", "float", "Optional[number]", "Optional[float]"})
 
 
-@attrs.frozen
-class ScalarRange:
+class ScalarRange(msgspec.Struct, frozen=True):
     """Range, with both ends, of one scalar of an op: the argument at `position`, or called `name`.
 
     `whole`: only integers. `finite`: neither infinities nor NaN beyond the ends.
@@ -108,8 +107,7 @@ class ScalarRange:
         return self.low <= value <= self.high or not (self.finite or math.isfinite(value))
 
 
-@attrs.frozen
-class ScalarRule:
+class ScalarRule(msgspec.Struct, frozen=True):
     """Ranges of the scalars of an op. `any_float`: each holds the floats that all of `LEAST_MAXIMUM` and below do."""
 
     ranges: tuple[ScalarRange, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core import torch_private
@@ -48,8 +48,7 @@ def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             torch.default_generator.set_state(state)
 
 
-@attrs.frozen
-class PointwiseResult:
+class PointwiseResult(msgspec.Struct, frozen=True):
     """The metadata of a pointwise op's result, and the operand that is written, to which it gives this metadata; None if it is new."""
 
     meta: TensorMeta

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any, Final
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import RemoteError
@@ -26,8 +26,7 @@ from djinn_core.wire.limits import BUFFERS
 GROUP_BYTES: Final = 32 << 20  # what travels in one reply; a larger tensor is fetched by itself
 
 
-@attrs.frozen
-class _ExpectedValue:
+class _ExpectedValue(msgspec.Struct, frozen=True):
     """A requested value: its position in the reply, and the last writer of its storage at the request."""
 
     pending: Pending

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import attrs
+import msgspec
 
 from djinn_core import torch_layouts, torch_private
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
@@ -22,8 +22,7 @@ from djinn_core.tracebacks import for_users
 Sizes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
-@attrs.frozen
-class Places:
+class Places(msgspec.Struct, frozen=True):
     """Strides and first elements of the tensors of a nested one in its memory, where they do not lie one after the other."""
 
     strides: Sizes

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core import torch_private
@@ -22,8 +22,7 @@ ELEMENTS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
 DTYPES: Final = tuple(ELEMENTS)
 
 
-@attrs.frozen
-class PerTensor:
+class PerTensor(msgspec.Struct, frozen=True):
     """One scale and zero point for all elements."""
 
     scale: float
@@ -35,8 +34,7 @@ class PerTensor:
         return torch.per_tensor_affine
 
 
-@attrs.frozen(eq=False)
-class PerChannel:
+class PerChannel(msgspec.Struct, frozen=True, eq=False):
     """A scale and a zero point for each place of dimension `axis`."""
 
     scales: LazyTensor

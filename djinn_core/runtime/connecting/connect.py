@@ -48,8 +48,7 @@ _log = get_logger("djinn.runtime")
 T = TypeVar("T")
 
 
-@attrs.frozen
-class _NewSession:
+class _NewSession(msgspec.Struct, frozen=True):
     """A session that has begun on an executor of a server."""
 
     channel: ClientChannel
@@ -152,7 +151,7 @@ def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tup
             continue
         others = [*every[position + 1 :], *every[:position]]
         fallbacks = tuple(given_up(", ".join(other.urls), error) for other, error in zip(every, failed, strict=False))
-        first = attrs.evolve(opened[0], fallbacks=(*fallbacks, *opened[0].fallbacks))
+        first = msgspec.structs.replace(opened[0], fallbacks=(*fallbacks, *opened[0].fallbacks))
         return _stood_by_others(settings, registry, one, others, (first, *opened[1:]))
     raise unreachable(failed)
 
@@ -217,7 +216,7 @@ def _stood_by(
         connection = with_standby(one.connection, name, others, settings, len(opened))
         # Another server does not have what this one caches: everything is sent, and logged.
         attached = msgspec.structs.replace(one.attached, caches_weights=False)
-        taken.append(attrs.evolve(one, connection=connection, attached=attached))
+        taken.append(msgspec.structs.replace(one, connection=connection, attached=attached))
     return tuple(taken)
 
 
@@ -265,7 +264,7 @@ def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> t
             member.connection.close()
         raise
     fallbacks = tuple(given_up(*pair) for pair in failed)
-    return (attrs.evolve(opened[0], fallbacks=(*fallbacks, *opened[0].fallbacks)), *opened[1:])
+    return (msgspec.structs.replace(opened[0], fallbacks=(*fallbacks, *opened[0].fallbacks)), *opened[1:])
 
 
 def _in_order(settings: Settings, registry: Registry, servers: Servers) -> list[tuple[str, ...]]:

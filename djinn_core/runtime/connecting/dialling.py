@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import SplitResult
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import (
@@ -65,8 +65,7 @@ _log = get_logger("djinn.runtime")
 M = TypeVar("M", bound=Message)
 
 
-@attrs.frozen
-class GatewayConnection:
+class GatewayConnection(msgspec.Struct, frozen=True):
     """A gateway that let this client in."""
 
     connection: Connection
@@ -76,8 +75,7 @@ class GatewayConnection:
     fallbacks: tuple[str, ...]
 
 
-@attrs.frozen
-class DialledExecutor:
+class DialledExecutor(msgspec.Struct, frozen=True):
     """An executor that let this client in, at `url`, after the addresses in `fallbacks` did not work.
 
     `relayed`: the gateway passes frames on. `fingerprint`: as in `Welcome`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.wire.messages import Attached
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from djinn_core.launch.own_executor import OwnExecutor
 
 
-@attrs.frozen
-class OpenSession:
+class OpenSession(msgspec.Struct, frozen=True):
     """A session that has begun.
 
     Attributes:

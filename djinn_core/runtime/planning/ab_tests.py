@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from djinn_core.ir.program import Program
 from djinn_core.logs import get_logger
@@ -68,12 +68,11 @@ def _key(program: Program | ProgramGraph) -> tuple[str, str]:
     return graph.topology_hash, graph.shape_hash
 
 
-@attrs.define(eq=False)
-class Variant:
+class Variant(msgspec.Struct, eq=False):
     """One arm of a comparison: its plan, and the seconds that the executor took for it."""
 
     plan: PreparedTemplate
-    seconds: list[float] = attrs.field(factory=list)
+    seconds: list[float] = msgspec.field(default_factory=list)
     skipped: int = 0
 
     def took(self, seconds: float) -> None:
@@ -84,8 +83,7 @@ class Variant:
             self.seconds.append(seconds)
 
 
-@attrs.define(eq=False)
-class Experiment:
+class Experiment(msgspec.Struct, eq=False):
     """The plan of one structure, and what is found out about its optimizations, one after the other.
 
     Attributes:
@@ -101,7 +99,7 @@ class Experiment:
     program: Program
     planning: float
     names: list[str]
-    out: dict[str, str] = attrs.field(factory=dict)
+    out: dict[str, str] = msgspec.field(default_factory=dict)
     runs: int = 0
     spent: float = 0.0
     arms: tuple[Variant, Variant] | None = None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, Final, Generic, TypeVar
 
-import attrs
+import msgspec
 
 from djinn_core.ir.handles import storages_of
 from djinn_core.ir.program import Program, Slot
@@ -27,8 +27,7 @@ _FEW = 2  # positions: below, `itemgetter` returns no tuple
 Take = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
-@attrs.frozen
-class ProgramStructure:
+class ProgramStructure(msgspec.Struct, frozen=True):
     """Structural key of a program: programs of the same calls with equal structures share a plan; comparing runs in C.
 
     Attributes:
@@ -182,14 +181,13 @@ P = TypeVar("P")
 _kind = attrgetter("kind")
 
 
-@attrs.define
-class SizeRangePlans(Generic[P]):
+class SizeRangePlans(msgspec.Struct, Generic[P]):
     """Programs of one structure whose sizes are near each other, and the plans for them."""
 
     sizes: SizeRange
     calls: Sequence[Any]  # of the last program that was found to be in the range
     slots: tuple[Slot, ...]
-    variants: list[P] = attrs.field(factory=list)
+    variants: list[P] = msgspec.field(default_factory=list)
 
     def covers(self, program: Program) -> bool:
         """True if the sizes of a program of the structure are in the range."""
@@ -201,16 +199,14 @@ class SizeRangePlans(Generic[P]):
         return True
 
 
-@attrs.define
-class _StructurePlans(Generic[P]):
+class _StructurePlans(msgspec.Struct, Generic[P]):
     """Programs of one structure, by sizes, the last ones used first."""
 
     structure: ProgramStructure
-    ranges: list[SizeRangePlans[P]] = attrs.field(factory=list)
+    ranges: list[SizeRangePlans[P]] = msgspec.field(default_factory=list)
 
 
-@attrs.frozen
-class PlanLookup(Generic[P]):
+class PlanLookup(msgspec.Struct, Generic[P], frozen=True):
     """Classification of a program: its structure, the classes of its scalars, and its range of sizes."""
 
     structure: ProgramStructure
@@ -218,8 +214,7 @@ class PlanLookup(Generic[P]):
     range: SizeRangePlans[P]
 
 
-@attrs.define
-class _KindPlans(Generic[P]):
+class _KindPlans(msgspec.Struct, Generic[P]):
     """Programs whose calls are of the same kinds, by the classes of their scalars and by structure.
 
     Attributes:
@@ -230,7 +225,9 @@ class _KindPlans(Generic[P]):
     modes: Callable[[Sequence[Slot]], tuple[Slot, ...]]
     quantities: Callable[[Sequence[Slot]], tuple[Slot, ...]]
     sizes: tuple[int, ...]
-    planned: LruCache[Hashable, list[_StructurePlans[P]]] = attrs.field(factory=lambda: LruCache(STRUCTURES_LIMIT))
+    planned: LruCache[Hashable, list[_StructurePlans[P]]] = msgspec.field(
+        default_factory=lambda: LruCache(STRUCTURES_LIMIT)
+    )
 
     def find(self, program: Program, key: Hashable) -> tuple[_StructurePlans[P], tuple[int, ...]]:
         """The plans for programs of the structure that this one has, and its values; `key`: classes of its scalars."""

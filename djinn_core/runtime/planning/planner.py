@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import attrs
+import msgspec
 
 from djinn_core.interrupts import interrupt_mask
 from djinn_core.ir.program import Program
@@ -43,8 +43,7 @@ Recent = deque[tuple[Any, Sequence[int]]]  # plans of whatever kind a session ha
 _SIZES_CHANGE = "the program's sizes keep changing, and this substitution is valid for one size only"
 
 
-@attrs.frozen
-class PlannedProgram:
+class PlannedProgram(msgspec.Struct, frozen=True):
     """A program that was planned, or a piece of one.
 
     Attributes:
@@ -72,8 +71,7 @@ class PlanKeeper(Protocol):
         """A plan was made of `program`."""
 
 
-@attrs.frozen
-class Planning:
+class Planning(msgspec.Struct, frozen=True):
     """Planning of a session's programs, and what plans depend on by the plugins in use.
 
     Attributes:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final
 
-import attrs
+import msgspec
 
 from djinn_core.ir.form import Argument, Form, ListArg, Operand, slots_taken
 from djinn_core.ir.op_families import CONVOLUTION, POOLING
@@ -38,8 +38,7 @@ _TYPED: Final = re.compile(
 _RANGES = frozenset({"arange"})  # numbers of any type, which are the size of the result
 
 
-@attrs.frozen
-class SizeRange:
+class SizeRange(msgspec.Struct, frozen=True):
     """Sizes of values from outside and among the scalars, as a plan's program had them.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import attrs
+import msgspec
 
 from djinn_core.errors import DjinnError, SessionLost
 from djinn_core.ir.program import Program
@@ -138,8 +138,7 @@ class Failures:
         return error
 
 
-@attrs.frozen
-class _Origin:
+class _Origin(msgspec.Struct, frozen=True):
     """Source location of an instruction, in words; empty if that is not known."""
 
     site: str = ""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 import msgspec
 import torch
 
@@ -23,8 +22,7 @@ from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 _LARGEST: Final = 2**63 - 1  # what PyTorch counts to
 
 
-@attrs.frozen
-class ReplyReader:
+class ReplyReader(msgspec.Struct, frozen=True):
     """Reads the replies of one executor, which has `number` in its pool; what failed is raised as the op's error."""
 
     failures: Failures

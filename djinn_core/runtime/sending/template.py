@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 
 from djinn_core.ir.form import Form
 from djinn_core.ir.program import Call, Instruction, Program, Slot, conditions_hold, interchangeable
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.substitution import Recipe, RewrittenProgram
 
 
-@attrs.frozen(eq=False)
-class TemplateRewrite:
+class TemplateRewrite(msgspec.Struct, frozen=True, eq=False):
     """Additions of a prepared template that was made from a rewritten program.
 
     Attributes:

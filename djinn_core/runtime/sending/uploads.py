@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import ProtocolError
@@ -42,8 +42,7 @@ COPY_BYTES: Final = 32 << 20  # a tensor of more is not copied: its upload waits
 HELD_BYTES: Final = 256 << 20  # of the copies that wait for replies, all together
 
 
-@attrs.define
-class _Upload:
+class _Upload(msgspec.Struct):
     """A tensor that is being uploaded: its bytes, and the number of those that were sent."""
 
     header: TensorHeader
@@ -61,8 +60,7 @@ def _content(tensor: torch.Tensor) -> _Content:
     return tensor.data_ptr(), tensor.nbytes, writes_to(tensor)
 
 
-@attrs.frozen
-class _ExpectedUpload:
+class _ExpectedUpload(msgspec.Struct, frozen=True):
     """A tensor that will be uploaded next. While it lives, no other tensor has its memory and could be taken for it."""
 
     tensor: torch.Tensor
