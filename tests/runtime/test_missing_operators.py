@@ -5,7 +5,6 @@ That the server's list of operators is shorter is a fake: there is no other PyTo
 
 from __future__ import annotations
 
-import attrs
 import msgspec
 import pytest
 import torch
@@ -26,7 +25,7 @@ def older_server(embedded, monkeypatch):
 
     def opened(*args):
         return tuple(
-            attrs.evolve(
+            msgspec.structs.replace(
                 one,
                 attached=msgspec.structs.replace(
                     one.attached, torch="2.9.0", operators=tuple(sorted(allowed_operators() - LACKING))

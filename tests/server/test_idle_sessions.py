@@ -20,8 +20,8 @@ from djinn_core.server.context import ExecutorContext
 from djinn_core.server.idle import next_place
 
 MIB = 1 << 20
-EACH = 24 * MIB  # what a session holds
-PLANS = 24 * MIB  # what an executor may take besides, for plans and journals
+EACH = 40 * MIB  # what a session holds
+PLANS = 64 * MIB  # what an executor may take besides: plans, journals, and kernels that run for the first time
 CLIENT = f"""
 import json, psutil, sys, torch, djinn
 from djinn.testing import executor_processes
