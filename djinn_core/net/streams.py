@@ -183,6 +183,19 @@ class StreamConnection(ABC):
             if self._ended:
                 self._release()
 
+    def take_in(self) -> None:
+        """Read what has come, up to the next frame, if no other thread receives. Never blocks; the next call raises what went wrong."""
+        if self._process != os.getpid() or not self._receiving.acquire(blocking=False):
+            return
+        try:
+            now = time.monotonic()
+            while not self._ended and not self._decoder.frames and self._receive_some(now):
+                pass
+        except (OSError, ProtocolError) as error:
+            self._end(str(error))
+        finally:
+            self._receiving.release()
+
     def close(self) -> None:
         """As `Connection.close`."""
         self._end("the connection was closed at this end")

@@ -120,17 +120,8 @@ class HttpConnection(StreamConnection):
         super().close()
 
     def pulse(self) -> None:
-        """Read what has come if no other thread does, so that one `receive` always waits at the server. Never blocks."""
-        if self._process != os.getpid() or not self._receiving.acquire(blocking=False):
-            return
-        try:
-            now = time.monotonic()
-            while not self._ended and not self._decoder.frames and self._receive_some(now):
-                pass
-        except (OSError, ProtocolError) as error:
-            self._end(str(error))  # the next call raises it
-        finally:
-            self._receiving.release()
+        """Have one `receive` wait at the server at all times. Never blocks."""
+        self.take_in()
 
     # --- opening, sending, closing --------------------------------------------------------------------------
 

@@ -224,8 +224,11 @@ class HttpListener:
         self._loop.call_later(_PAUSE_SECONDS, resume)
 
     async def _sweep(self) -> None:
-        """Forget channels that are over and end those that have expired, until the listener is closed and all are gone."""
-        while self._channels or not self._closing.is_set():
+        """Forget channels that are over, end those that have expired, and keep upgraded connections open through proxies.
+
+        Until the listener is closed and all are gone.
+        """
+        while self._channels or self._upgraded or not self._closing.is_set():
             await asyncio.sleep(_SWEEP_SECONDS)
             self._abort_slow()
             self._forget_over()
@@ -300,9 +303,13 @@ class HttpListener:
         return channel
 
     def _upgrade(self, request: web.BaseRequest, transport: CountingTransport) -> web.StreamResponse:
-        """Leave the connection to a thread; what is returned is written to nothing."""
-        sock = transport.get_extra_info("socket").dup()
+        """Leave the connection to a thread; what is returned then is written to nothing."""
         _, received = transport.take()
+        try:
+            sock = transport.get_extra_info("socket").dup()
+        except OSError as error:  # out of file descriptors, say
+            log.warning("cannot serve a connection", url=self.url, peer=str(request.remote), error=str(error))
+            return web.Response(status=503, text="too many connections")
         transport.abort()  # of this copy of the socket
         peer = f"client {request.remote} by HTTP"
         arguments = (sock, peer, received)

@@ -18,7 +18,7 @@ from djinn_http.dialect import UPGRADE, WAIT_SECONDS
 
 ASKING: Final = f"Connection: Upgrade\r\nUpgrade: {UPGRADE}\r\n"
 ACCEPTING: Final = f"HTTP/1.1 101 Switching Protocols\r\n{ASKING}\r\n".encode("ascii")
-# Heads of Djinn's frames are MessagePack, which no 0xC1 occurs in as a first byte.
+# Heads of Djinn's frames are MessagePack, which never begins with 0xC1.
 _IDLE: Final = b"\xc1idle"
 _IDLE_BYTES: Final = b"".join(encode_frame(Frame(_IDLE), Limits()))
 
@@ -35,16 +35,26 @@ class UpgradedConnection(SocketConnection):
         self.bytes_sent, self.bytes_received = sent, received
         self._sent_by_then, self._since = sent, time.monotonic()
 
-    def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        frame = super().receive(timeout)
-        while frame.head == _IDLE:
-            frame = super().receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return frame
+    def _receive_undated(self) -> bool:
+        came = super()._receive_undated()
+        self._leave_out_idle()
+        return came
+
+    def _receive_some(self, deadline: float | None) -> bool:
+        came = super()._receive_some(deadline)
+        self._leave_out_idle()
+        return came
+
+    def _leave_out_idle(self) -> None:
+        """Drop frames that say that the other end is idle, each in one step, so that an interrupt loses no other."""
+        frames = self._decoder.frames
+        for position in reversed(range(len(frames))):
+            if frames[position].head == _IDLE:
+                del frames[position]
 
     def pulse(self) -> None:
-        """Say that this end is idle, where nothing was sent for a while. Never blocks; trouble is left to the next call."""
+        """Say that this end is idle, where nothing was sent for a while, and take in where the other end says so. Never blocks."""
+        self.take_in()
         now = time.monotonic()
         if self.bytes_sent != self._sent_by_then:
             self._sent_by_then, self._since = self.bytes_sent, now

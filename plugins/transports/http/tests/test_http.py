@@ -330,7 +330,11 @@ def test_a_page_that_is_no_djinn_server():
 
 
 @pytest.mark.parametrize(
-    "reply", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n"]
+    "reply",
+    [
+        *(b"SSH-2.0-OpenSSH_9.2\r\n", b"", b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n"),
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    ],
 )
 def test_something_else_altogether(reply):
     def answer(server):
