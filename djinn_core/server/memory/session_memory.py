@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -34,7 +35,11 @@ Plain = Callable[[CompiledTemplate, RunRequest, Sequence[Any], ValueTable], RunO
 
 
 class SessionMemory:
-    """The holdings of one session, and the choice of how each of its programs runs."""
+    """The holdings of one session, and the choice of how each of its programs runs.
+
+    Attributes:
+        ahead: bytes that programs hold which run before their submissions come. give_way: frees them; called with the lock.
+    """
 
     def __init__(self, ledger: Ledger, values: ValueTable, name: str = "") -> None:
         self.values = values
@@ -49,8 +54,15 @@ class SessionMemory:
         self._kinds: dict[int, str] = {}
         self._usage = Usage(values)
         self._pinned: set[int] = set()  # storages
+        self.ahead = 0
+        self.give_way: Callable[[], None] = _nothing
         with ledger.lock:
             ledger.sessions.append(self)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """As `Ledger.lock`."""
+        return self._ledger.lock
 
     def idle(self, now: float) -> bool:
         """True if the session has done nothing for `IDLE_SECONDS`."""
@@ -223,6 +235,21 @@ class SessionMemory:
             self._used = time.monotonic()
             return outcome
 
+    def needed_ahead(self, digest: bytes, inputs: Sequence[torch.Tensor], slots: Sequence[Any]) -> int | None:
+        """Bytes that a template needs beside these inputs, where it may run before its submission comes; None where it may not.
+
+        It may where the inputs are in memory and a run stays far from the limit, with room for what the submission itself would take.
+        """
+        ledger, known = self._ledger, self._estimates.get(digest)
+        found: Holdings = {}
+        for value in inputs:
+            if has_memory(value):
+                ledger.look(found, value)
+        held = found.values()
+        if known is None or not known.fits(sum(h.nbytes for h in held), slots) or not all(h.resident for h in held):
+            return None
+        return known.peak if ledger.resident() + 2 * known.peak <= ledger.comfort else None
+
     def _observe(self, work: RunRequest, estimate: MemoryEstimate) -> None:
         """Report the memory that a run of this phase has used to the budgets."""
         used = self._usage.end(self.phase, self._with_kinds(work.outputs), estimate.peak)
@@ -268,6 +295,8 @@ class SessionMemory:
         wanted = sum(h.nbytes for h in inputs.values() if not h.resident) + estimate.peak
         resident = ledger.resident()
         if resident + wanted > ledger.comfort:
+            resident = ledger.without_runs_ahead()
+        if resident + wanted > ledger.comfort:
             holdings = ledger.survey()
             hints = ledger.hints(holdings)
             idle = [h for key, h in holdings.items() if key not in inputs and hints.of(h).idle]
@@ -289,6 +318,10 @@ class SessionMemory:
                 self._ledger.restore(holding)
             if not written.isdisjoint(holding.places):
                 self._ledger.written(holding.key)
+
+
+def _nothing() -> None:
+    """Nothing runs ahead."""
 
 
 def _letters(hints: ValueHints) -> int:
