@@ -191,6 +191,11 @@ class Ledger:
         return sum(nbytes for count, nbytes in list(self._shared.values()) if count > 1)
 
     @property
+    def all_resident(self) -> bool:
+        """True if all values are in memory, and nothing of them lies elsewhere as well that would have to change with them."""
+        return not self._away and not self.space.used
+
+    @property
     def evicted(self) -> int:
         """Bytes of values whose memory was taken."""
         return self._away
@@ -370,6 +375,8 @@ class Ledger:
 
     def hints(self, holdings: Holdings) -> Hints:
         """Hints about the holdings that outlive the running program, if there is one."""
+        for session in self.sessions:
+            session.catch_up()
         held = holdings.values()
         return Hints(self.sessions, held, time.monotonic(), self.steps, self.budgets, self.budget)
 
