@@ -40,7 +40,7 @@ class LastUses:
             self._steps = {storage: step for storage, step in steps.items() if self._values.bytes_of(storage)}
 
     def forgot(self, step: int) -> None:
-        """What was used before that step is not known any more: it counts as the last use of all that no program is known to have used."""
+        """Note that uses before a step are not known any more: it counts as the last use of what no program is known to have used."""
         for handle in list(self._values.table):
             self._steps.setdefault(storage_of(handle), step)
 

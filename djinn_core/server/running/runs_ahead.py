@@ -267,7 +267,7 @@ class RunsAhead:
         return run
 
     def running(self, known: BoundTemplate, otherwise: Plain) -> Plain:
-        """How a submission that has come runs: over what has run ahead if it is the next one that was expected, else as `otherwise`."""
+        """The way a submission that has come runs: over what has run ahead if it is the next one that was expected, else `otherwise`."""
 
         def run(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
             ahead = self._take(known, work)
