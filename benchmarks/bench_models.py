@@ -187,12 +187,12 @@ CASES = (
     case("decode", 1.05, 24, decode()),
     case("own_loop", 1.05, 24, own_loop()),
     case("generate", 1.00, 2, generate()),
-    case("toy_decode", 5.0, 48, decode(48, **TOY)),
+    case("toy_decode", 3.0, 48, decode(48, **TOY)),
     case("toy_own_loop", None, 48, own_loop(48, **TOY)),
-    case("toy_decode_compiled", 2.0, 48, compiled_decode),
+    case("toy_decode_compiled", 1.3, 48, compiled_decode),
     case("train", 1.02, 2, train),
-    case("resnet50", 1.03, 3, forward(resnet50)),
-    case("bert", 1.03, 8, forward(bert)),
+    case("resnet50", 1.02, 3, forward(resnet50)),
+    case("bert", 1.02, 8, forward(bert)),
 )
 
 if __name__ == "__main__":
