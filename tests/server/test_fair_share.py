@@ -54,6 +54,38 @@ def test_equal_pieces_take_turns():
     assert all(19 <= had.count(index) <= 21 for index in range(3)), had
 
 
+class Looked(FairShare):
+    """Counts how often a waiting session's thread looks for its turn."""
+
+    looks = 0
+
+    def _patience(self, share):
+        type(self).looks += 1
+        return super()._patience(share)
+
+
+def test_the_end_of_a_turn_wakes_one_thread(monkeypatch):
+    monkeypatch.setattr(Looked, "looks", 0)
+    turns, sessions, rounds = Looked(moment=0.0), 8, 10
+
+    def session():
+        share = turns.share()
+        for number in range(rounds):
+            turns.begin(share, 0.0)
+            if number < rounds - 1:
+                until(lambda: turns.waiting == sessions - 1)
+            turns.end(share, share.began + 1.0)
+
+    threads = [threading.Thread(target=session) for _ in range(sessions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sessions * rounds - 1 <= Looked.looks <= 2 * sessions * rounds, (
+        "when it begins to wait, and when it is woken"
+    )
+
+
 def test_who_comes_late_begins_level():
     turns = FairShare()
     old, late = turns.share(), turns.share()

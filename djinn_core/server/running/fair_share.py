@@ -17,12 +17,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from types import TracebackType
 from typing import Final
 
 import attrs
 
 MOMENT_SECONDS: Final = 0.001
+_used = attrgetter("used")
 
 
 @attrs.define(eq=False)
@@ -33,6 +35,7 @@ class Share:
         pending: what it wants its turn for, where another session may do it.
         joined: True while another session does it. served: True from when that is done until the turn ends, which is none of its own then.
         group: the sessions of which one did the work of all the last time.
+        woken: notified where it may be its turn; no other session's thread is woken for that.
     """
 
     turns: FairShare
@@ -43,6 +46,9 @@ class Share:
     joined: bool = False
     served: bool = False
     group: Sequence[Share] = ()
+    woken: threading.Condition = attrs.field(
+        init=False, default=attrs.Factory(lambda self: self.turns.condition(), takes_self=True)
+    )
 
     def __enter__(self) -> None:
         self.turns.begin(self, time.perf_counter())
@@ -77,7 +83,7 @@ class FairShare:
     moment: float = MOMENT_SECONDS
     clock: float = 0.0  # device seconds of the running session when its turn began
     _lock: threading.RLock = attrs.field(factory=threading.RLock)
-    _changed: threading.Condition = attrs.field(
+    _gathered: threading.Condition = attrs.field(
         init=False, default=attrs.Factory(lambda self: threading.Condition(self._lock), takes_self=True)
     )
     _taken: bool = False
@@ -89,6 +95,10 @@ class FairShare:
     def share(self) -> Share:
         """The share of a new session."""
         return Share(self)
+
+    def condition(self) -> threading.Condition:
+        """A condition of the queue."""
+        return threading.Condition(self._lock)
 
     @property
     def busy(self) -> bool:
@@ -103,7 +113,7 @@ class FairShare:
     @property
     def longest_wait(self) -> float:
         """Seconds that the longest waiting session has waited."""
-        with self._changed:
+        with self._lock:
             since = min((share.asked for share in self._waiting), default=0.0)
         return time.perf_counter() - since if since else 0.0
 
@@ -124,13 +134,13 @@ class FairShare:
         share.began = now
 
     def _wait(self, share: Share) -> None:
-        with self._changed:
+        with self._lock:
             share.used = max(share.used, self.clock)
             self._waiting.append(share)
             if self._gathering:
-                self._changed.notify_all()
+                self._gathered.notify()
             while not share.served and (patience := self._patience(share)) != 0.0:
-                self._changed.wait(patience)
+                share.woken.wait(patience)
             if share.served:
                 return
             self._waiting.remove(share)
@@ -151,7 +161,7 @@ class FairShare:
             share.used += seconds
             self._taken = False
             if self._waiting:
-                self._changed.notify_all()
+                self._first().woken.notify()
 
     def gather(self, share: Share, wanted: Callable[[object], bool], patience: float, others: range) -> Sequence[Share]:
         """Join waiting sessions whose `pending` is wanted to the turn of `share`. `others`: how many, at least and at most.
@@ -159,7 +169,7 @@ class FairShare:
         Those of its group that do not wait for their turns yet are waited for: as long as another one comes within `patience` seconds, and
         four times as long at most.
         """
-        with self._changed:
+        with self._lock:
             until = time.perf_counter() + 4 * patience
             while True:
                 found = [other for other in self._waiting if other.pending is not None and wanted(other.pending)]
@@ -180,19 +190,19 @@ class FairShare:
             return False
         self._gathering, count = True, len(waiting)
         try:
-            return self._changed.wait_for(lambda: len(self._waiting) > count, patience)
+            return self._gathered.wait_for(lambda: len(self._waiting) > count, patience)
         finally:
             self._gathering = False
 
     def release(self, share: Share, joined: Collection[Share], seconds: float) -> None:
         """Let joined sessions go on, after `share` has done their work in `seconds` of its turn."""
         each = seconds / (len(joined) + 1)
-        with self._changed:
+        with self._lock:
             share.began += seconds - each
             for other in joined:
                 other.joined, other.served = False, True
                 other.used += each
-            self._changed.notify_all()
+                other.woken.notify()
 
     def end(self, share: Share, now: float) -> None:
         """End a turn at `now` on the clock `time.perf_counter`; the next one begins."""
@@ -204,11 +214,15 @@ class FairShare:
             self._taken = False
             if self._waiting:
                 self._awaited, self._until = share, time.perf_counter() + self.moment
-                self._changed.notify_all()
+                self._first().woken.notify()
+
+    def _first(self) -> Share:
+        """The waiting session that has had least."""
+        return min(self._waiting, key=_used)
 
     def _patience(self, share: Share) -> float | None:
         """Seconds that `share` has to wait: 0 if it may run now; None: until the queue changes."""
-        if self._taken or share.joined or min(self._waiting, key=lambda other: other.used) is not share:
+        if self._taken or share.joined or self._first() is not share:
             return None
         awaited = self._awaited
         if awaited is None or awaited is share or awaited.used >= share.used:
