@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 
@@ -73,7 +73,13 @@ class CompilationCounters:
 
 
 class Phase(Protocol):
-    """A phase of a template's compilation."""
+    """A phase of a template's compilation.
+
+    Attributes:
+        settled: True if a run may begin before its submission has come, and be dropped: nothing but its time is looked at.
+    """
+
+    settled: ClassVar[bool]
 
     def shortcut(self) -> Shortcut | None:
         """The shortcut that the next run is offered."""
@@ -128,9 +134,13 @@ class HotTemplate:
         outcome = run.finish()
         if isinstance(phase, TimingPhase):
             self.synchronize()
-        self.slots = slots
-        phase.ran(time.perf_counter() - began)
+        self.ran(phase, slots, time.perf_counter() - began)
         return outcome
+
+    def ran(self, phase: Phase, slots: Sequence[Any], seconds: float) -> None:
+        """A run that began in this phase, with these slots, took so long."""
+        self.slots = slots
+        phase.ran(seconds)
 
     def check(self, job: CompilationJob, compiled: CompiledRegion) -> None:
         """A compiler has made something. Called from the background."""
@@ -179,6 +189,8 @@ class HotTemplate:
 class NotCompiledPhase:
     """Phase of a template that runs uncompiled, for good or until a compiler answers."""
 
+    settled: ClassVar[bool] = True
+
     def shortcut(self) -> Shortcut | None:
         """None."""
         return None
@@ -195,6 +207,7 @@ class CompilingPhase(NotCompiledPhase):
 class ColdPhase:
     """Initial phase: counts the runs and their time."""
 
+    settled: ClassVar[bool] = True
     hot: HotTemplate
     runs: int = 0
     seconds: float = 0.0
@@ -225,6 +238,7 @@ class ColdPhase:
 class _ShortcutPhase:
     """A phase that is itself the shortcut."""
 
+    settled: ClassVar[bool] = False
     hot: HotTemplate
     region: Region
 
@@ -398,6 +412,8 @@ def _ratio(before: Sequence[float], compiled: Sequence[float], limits: Threshold
 
 class AdoptedPhase(_RegionPhase):
     """Final phase: the compiled region replaces the instructions."""
+
+    settled: ClassVar[bool] = True
 
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         super().__init__(hot, job, compiled)
