@@ -199,7 +199,7 @@ class CompilationQueue:
         self._thresholds = thresholds or Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
-        # What takes longest first; None: compilers are to be prepared.
+        # What takes most of the time first; None: compilers are to be prepared.
         self._jobs: queue.PriorityQueue[tuple[float, int, CompilationJob | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
@@ -236,7 +236,7 @@ class CompilationQueue:
         elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
             job.hot.leave(f"{COMPILED_LIMIT} templates are compiled already")
         else:
-            self._jobs.put((-job.seconds, next(self._numbers), job))
+            self._jobs.put((-job.share, next(self._numbers), job))
 
     def prepare(self) -> None:
         """Have compilers prepared, on the thread in the background, which starts with the first call."""

@@ -93,7 +93,7 @@ class CompilationJob:
     """A compilation job.
 
     Attributes:
-        seconds: what a run of the template takes uncompiled.
+        share: of the time since the template came, what its runs took: what compiling it may save.
         aliases: inputs that look into memory which it writes.
         compiler: which of the compilers is asked.
     """
@@ -102,7 +102,7 @@ class CompilationJob:
     template: CompiledTemplate
     region: Region
     law: SizeRelation
-    seconds: float = 0.0
+    share: float = 0.0
     aliases: tuple[WrittenView, ...] = ()
     compiler: int = 0
 
@@ -211,6 +211,7 @@ class ColdPhase:
     hot: HotTemplate
     runs: int = 0
     seconds: float = 0.0
+    since: float = attrs.field(factory=time.perf_counter)
 
     def shortcut(self) -> Shortcut | None:
         """None."""
@@ -226,7 +227,8 @@ class ColdPhase:
         if region is None:
             self.hot.leave("it has no ops in a row that can be compiled")
         else:
-            self.hot.phase = ObservingPhase(self.hot, region, self.seconds / self.runs)
+            share = self.seconds / max(time.perf_counter() - self.since, self.seconds)
+            self.hot.phase = ObservingPhase(self.hot, region, share)
 
     def _is_hot(self) -> bool:
         limits, factor = self.hot.thresholds, float(4**self.hot.tries)
@@ -257,8 +259,8 @@ class _ShortcutPhase:
 class ObservingPhase(_ShortcutPhase):
     """Phase that observes how sizes and slots differ between runs."""
 
-    def __init__(self, hot: HotTemplate, region: Region, seconds: float) -> None:
-        self.hot, self.region, self._seconds = hot, region, seconds
+    def __init__(self, hot: HotTemplate, region: Region, share: float) -> None:
+        self.hot, self.region, self._share = hot, region, share
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
         self._observed: list[ObservedRun] = []
         self._aliases: tuple[WrittenView, ...] = ()  # of the latest run
@@ -286,7 +288,7 @@ class ObservingPhase(_ShortcutPhase):
                 self.hot.again("what differs from run to run follows no law")
             else:
                 self.hot.begin(
-                    CompilationJob(self.hot, self.hot.template, self.region, law, self._seconds, self._still(law))
+                    CompilationJob(self.hot, self.hot.template, self.region, law, self._share, self._still(law))
                 )
 
     def _still(self, law: SizeRelation) -> tuple[WrittenView, ...]:
