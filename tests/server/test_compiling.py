@@ -193,6 +193,35 @@ def _scores(cache):
     return (cache.tanh() * 3.0 + cache.sigmoid()).sum(0, keepdim=True)
 
 
+def test_numbers_without_a_law_leave_out_their_ops_alone(compiling_with, operands):
+    compiler = compiling_with(Compiler())
+    rows = torch.randn(7, 8, 16)
+    remote, w = rows.to(DEVICE), operands[1].to(DEVICE)
+    for step in range(2 * RUNS):
+        at = step * step % 7
+        torch.testing.assert_close(gated(remote[at], w).cpu(), gated(rows[at], operands[1]))
+        phases()
+    (context,) = compiler.contexts
+    assert compiler.runs > RUNS
+    assert "aten.select.int" not in [str(node.target) for node in context.graph_module.graph.nodes]
+
+
+def test_numbers_of_ops_outside_of_the_region_may_be_any(compiling_with, operands):
+    compiler = compiling_with(Compiler())
+    x, w = (tensor.to(DEVICE) for tensor in operands)
+
+    def step(chance):
+        torch.manual_seed(3)
+        kept = torch.nn.functional.dropout(x, chance)
+        return gated(kept, w)
+
+    repeat(lambda: step(0.5))
+    for number in range(RUNS):
+        repeat(step, 0.1 + number / 32, times=1)
+    assert any(isinstance(phase, AdoptedPhase) for phase in phases())
+    assert compiler.runs > RUNS
+
+
 def test_writes_and_views_are_as_they_were(compiling_with, operands):
     compiler = compiling_with(Compiler())
 

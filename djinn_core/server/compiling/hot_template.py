@@ -17,7 +17,7 @@ from djinn_core.server.compiling.comparison import difference
 from djinn_core.server.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.scalars import movable_slots
-from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
+from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
 from djinn_core.server.compiling.written_views import WrittenView, written_views
 from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, TemplateRun
 from djinn_core.server.running.run_request import RunRequest
@@ -259,8 +259,9 @@ class _ShortcutPhase:
 class ObservingPhase(_ShortcutPhase):
     """Phase that observes how sizes and slots differ between runs."""
 
-    def __init__(self, hot: HotTemplate, region: Region, share: float) -> None:
-        self.hot, self.region, self._share = hot, region, share
+    def __init__(self, hot: HotTemplate, region: Region, share: float, unruly: frozenset[int] = frozenset()) -> None:
+        """`unruly`: slots that kept a larger region from being compiled."""
+        self.hot, self.region, self._share, self._unruly = hot, region, share, unruly
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
         self._observed: list[ObservedRun] = []
         self._aliases: tuple[WrittenView, ...] = ()  # of the latest run
@@ -283,13 +284,20 @@ class ObservingPhase(_ShortcutPhase):
             self.hot.leave("its inputs are not plain tensors of real numbers")
         elif len(self._observed) >= self.hot.thresholds.observed:
             # What was compiled before was dropped, for a number that changes seldom among other things: now those may that can.
-            law = find_law(self._observed, movable_slots(self.hot.template, self.region), still=not self.hot.tries)
-            if law is None:
+            template, region = self.hot.template, self.region
+            law = find_law(self._observed, movable_slots(template, region), not self.hot.tries, region.slots)
+            if isinstance(law, SizeRelation):
+                self.hot.begin(CompilationJob(self.hot, template, region, law, self._share, self._still(law)))
+            elif not (isinstance(law, UnrulySlots) and self._go_around(law.slots)):
                 self.hot.again("what differs from run to run follows no law")
-            else:
-                self.hot.begin(
-                    CompilationJob(self.hot, self.hot.template, self.region, law, self._share, self._still(law))
-                )
+
+    def _go_around(self, slots: frozenset[int]) -> bool:
+        """Look at a region without the instructions of these slots; False if there is none."""
+        unruly = self._unruly | slots
+        region = find_region(self.hot.template, self.hot.slots, unruly)
+        if region is not None:
+            self.hot.phase = ObservingPhase(self.hot, region, self._share, unruly)
+        return region is not None
 
     def _still(self, law: SizeRelation) -> tuple[WrittenView, ...]:
         """The aliases whose sizes do not differ."""
