@@ -222,6 +222,30 @@ def test_numbers_of_ops_outside_of_the_region_may_be_any(compiling_with, operand
     assert compiler.runs > RUNS
 
 
+def test_a_cache_that_begins_empty_is_laid_out_as_it_is_uncompiled(compiling_with):
+    compiler = compiling_with(Compiler())
+    rows, nothing = torch.randn(1, 4, 3, 8).transpose(1, 2), torch.empty(0)
+    remote, empty = rows.to(DEVICE), nothing.to(DEVICE)
+    found = repeat(lambda x, start: torch.cat([start, (x * 2 + 1).abs().neg()], 2), remote, empty)
+    assert torch.equal(found[0], torch.cat([nothing, (rows * 2 + 1).abs().neg()], 2))
+    assert any(isinstance(phase, AdoptedPhase) for phase in phases())
+    (context,) = compiler.contexts
+    unpack(pack(context))
+    assert "aten.cat.default" not in [str(node.target) for node in context.graph_module.graph.nodes]
+
+
+def test_memory_that_a_kernel_leaves_beyond_its_result_is_not_asked_for(compiling_with, operands):
+    def loss(x, w):
+        return torch.nn.functional.mse_loss(gated(x, w), x)
+
+    assert loss(*operands).untyped_storage().nbytes() > 4, "else this tests nothing"
+    compiler = compiling_with(Compiler())
+    (found,) = repeat(loss, *[tensor.to(DEVICE) for tensor in operands])
+    torch.testing.assert_close(found, loss(*operands))
+    assert any(isinstance(phase, AdoptedPhase) for phase in phases())
+    assert compiler.runs > 2
+
+
 def test_writes_and_views_are_as_they_were(compiling_with, operands):
     compiler = compiling_with(Compiler())
 
