@@ -193,6 +193,59 @@ def _scores(cache):
     return (cache.tanh() * 3.0 + cache.sigmoid()).sum(0, keepdim=True)
 
 
+def test_numbers_without_a_law_leave_out_their_ops_alone(compiling_with, operands):
+    compiler = compiling_with(Compiler())
+    rows = torch.randn(7, 8, 16)
+    remote, w = rows.to(DEVICE), operands[1].to(DEVICE)
+    for step in range(2 * RUNS):
+        at = step * step % 7
+        torch.testing.assert_close(gated(remote[at], w).cpu(), gated(rows[at], operands[1]))
+        phases()
+    (context,) = compiler.contexts
+    assert compiler.runs > RUNS
+    assert "aten.select.int" not in [str(node.target) for node in context.graph_module.graph.nodes]
+
+
+def test_numbers_of_ops_outside_of_the_region_may_be_any(compiling_with, operands):
+    compiler = compiling_with(Compiler())
+    x, w = (tensor.to(DEVICE) for tensor in operands)
+
+    def step(chance):
+        torch.manual_seed(3)
+        kept = torch.nn.functional.dropout(x, chance)
+        return gated(kept, w)
+
+    repeat(lambda: step(0.5))
+    for number in range(RUNS):
+        repeat(step, 0.1 + number / 32, times=1)
+    assert any(isinstance(phase, AdoptedPhase) for phase in phases())
+    assert compiler.runs > RUNS
+
+
+def test_a_cache_that_begins_empty_is_laid_out_as_it_is_uncompiled(compiling_with):
+    compiler = compiling_with(Compiler())
+    rows, nothing = torch.randn(1, 4, 3, 8).transpose(1, 2), torch.empty(0)
+    remote, empty = rows.to(DEVICE), nothing.to(DEVICE)
+    found = repeat(lambda x, start: torch.cat([start, (x * 2 + 1).abs().neg()], 2), remote, empty)
+    assert torch.equal(found[0], torch.cat([nothing, (rows * 2 + 1).abs().neg()], 2))
+    assert any(isinstance(phase, AdoptedPhase) for phase in phases())
+    (context,) = compiler.contexts
+    unpack(pack(context))
+    assert "aten.cat.default" not in [str(node.target) for node in context.graph_module.graph.nodes]
+
+
+def test_memory_that_a_kernel_leaves_beyond_its_result_is_not_asked_for(compiling_with, operands):
+    def loss(x, w):
+        return torch.nn.functional.mse_loss(gated(x, w), x)
+
+    assert loss(*operands).untyped_storage().nbytes() > 4, "else this tests nothing"
+    compiler = compiling_with(Compiler())
+    (found,) = repeat(loss, *[tensor.to(DEVICE) for tensor in operands])
+    torch.testing.assert_close(found, loss(*operands))
+    assert any(isinstance(phase, AdoptedPhase) for phase in phases())
+    assert compiler.runs > 2
+
+
 def test_writes_and_views_are_as_they_were(compiling_with, operands):
     compiler = compiling_with(Compiler())
 

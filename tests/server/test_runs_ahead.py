@@ -15,13 +15,18 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand, SlotArg
 from djinn_core.net.sockets import SocketConnection
+from djinn_core.server.compiling import region
+from djinn_core.server.compiling.compilation_queue import CompilationQueue
+from djinn_core.server.compiling.hot_template import AdoptedPhase, CheckingPhase, Thresholds
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.memory import allocation, ledger
 from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running import expected_runs, runs_ahead
+from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import compile_template
+from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session import ExecutorSession
 from djinn_core.wire.binding_delta import diff_inputs, diff_slots, pack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
@@ -60,10 +65,13 @@ WRITING = Template((form("mul_.Scalar", Operand(), SlotArg(), made="none"),), (0
 class Dialogue:
     """A client of a session in a thread of this process."""
 
-    def __init__(self, ahead_bytes, limit=None):
+    def __init__(self, ahead_bytes, limit=None, compiler=None):
         ours, theirs = socket.socketpair()
         runtime = CpuRuntime() if limit is None else LimitedRuntime(CpuRuntime(), limit, DiskQuota())
         self.context = attrs.evolve(ExecutorContext.of(runtime), ahead_bytes=ahead_bytes)
+        if compiler is not None:
+            limits = Thresholds(runs=2, seconds=0.0, observed=2, checks=1, timed=1, gain=float("inf"))
+            self.context.device.compiling = CompilationQueue([compiler], runtime, limits)
         self.session = ExecutorSession(self.context)
         self.connection = SocketConnection(ours, Limits(), "test")
         self.channel = PlainExecutorChannel(SocketConnection(theirs, Limits(), "test"))
@@ -135,8 +143,8 @@ def dialogue(monkeypatch):
     monkeypatch.setattr(expected_runs, "LEAST_SECONDS", 0.0)
     begun = []
 
-    def begin(ahead_bytes=1 << 20, limit=None):
-        begun.append(Dialogue(ahead_bytes, limit))
+    def begin(ahead_bytes=1 << 20, limit=None, compiler=None):
+        begun.append(Dialogue(ahead_bytes, limit, compiler))
         return begun[-1]
 
     yield begin
@@ -293,6 +301,77 @@ def test_what_is_too_large_runs_ahead_once(dialogue):
     for number in range(20):
         found.step(number)
     assert found.counts[0] <= 1
+
+
+class RunAsItIs:
+    """Stands for a compiler; counts the runs of what it has compiled."""
+
+    name, runs = "as it is", 0
+
+    def compile(self, context):
+        def replay(inputs):
+            self.runs += 1
+            return context.graph_module(*inputs)
+
+        return replay
+
+
+@pytest.fixture
+def compiled(dialogue, monkeypatch):
+    """One with a compiler, whose next step has run ahead, and that compiler."""
+    monkeypatch.setattr(region, "SHORTEST", 1)
+    compiler = RunAsItIs()
+    found = dialogue(compiler=compiler)
+    for number in range(20):
+        found.step(0.5)
+        if number == 3:
+            wait_for(lambda: type(hot(found).phase).__name__ != "CompilingPhase", "the compiler")
+    assert type(hot(found).phase) is AdoptedPhase
+    wait_for(lambda: found.pending and found.pending[0].over, "the run ahead")
+    return found, compiler
+
+
+def hot(dialogue):
+    return next(iter(dialogue.context.device.compiling._templates.values()))
+
+
+def test_what_is_compiled_runs_ahead(compiled):
+    found, compiler = compiled
+    (taken, dropped), runs = found.counts, compiler.runs
+    for _ in range(4):
+        found.step(0.5)
+        wait_for(lambda: found.pending and found.pending[0].over, "the next run ahead")
+    assert found.counts == (taken + 4, dropped)
+    assert compiler.runs == runs + 4
+
+
+def test_a_run_ahead_that_has_begun_goes_on_with_what_is_compiled(compiled):
+    found, compiler = compiled
+    pending, runs = found.pending[0], compiler.runs
+    again = runs_ahead.RunAhead(pending.known, pending.expected, pending.slots, pending.inputs)
+    assert again.step == 0
+    work = RunRequest(0, outputs=[5 << 32 | 1], fetch=[], describe=[], free=[], claims=(), synchronize=False)
+    work.inputs = list(pending.known.inputs)
+    again.finish(work, ValueTable(), 1 << 20)
+    assert compiler.runs == runs + 1
+    assert torch.equal(again.output(0), pending.output(0))
+
+
+def test_while_a_compiler_watches_a_template_it_does_not_run_ahead(compiled):
+    found, _ = compiled
+    (known,) = [known for _, known in found.session._templates.everything()]
+    assert found.session._ahead._may_run(known)
+    known.hot.phase = CheckingPhase(known.hot, known.hot.phase.job, known.hot.phase.compiled)
+    assert not found.session._ahead._may_run(known)
+
+
+def test_long_compiled_code_waits_for_its_submission(compiled, monkeypatch):
+    found, _ = compiled
+    monkeypatch.setattr(runs_ahead, "LONGEST_AT_ONCE", 0.0)
+    taken = found.counts[0]
+    for _ in range(4):
+        found.step(0.5)
+    assert found.counts[0] == taken + 1
 
 
 LIMIT = 1 << 20

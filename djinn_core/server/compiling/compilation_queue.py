@@ -62,6 +62,8 @@ class _RegionGraphBuilder:
         self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in self.region.inputs}
         self.floats = self.graph.placeholder("floats") if self.law.floats else None
         self._look_into_written(job.aliases)
+        places = zip(self.region.inputs, self.law.example.metas, strict=True)
+        self._empty = [self.nodes[place] for number, (place, meta) in enumerate(places) if self._is_empty(number, meta)]
         self.moved = False  # whether the call that is being made has one of them
         self.slot = 0  # the next one to be taken
         self.n: Any = None
@@ -73,6 +75,9 @@ class _RegionGraphBuilder:
             base, meta = self.nodes[inputs[alias.base]], metas[alias.view]
             view = (base, list(meta.shape), list(meta.stride), alias.offset)
             self.nodes[inputs[alias.view]] = self.graph.call_function(torch.ops.aten.as_strided.default, view)
+
+    def _is_empty(self, number: int, meta: TensorMeta) -> bool:
+        return meta.shape == (0,) and number not in self.law.sizes
 
     def make(self) -> fx.GraphModule:
         source = self.template.source
@@ -91,12 +96,22 @@ class _RegionGraphBuilder:
         self.moved = False
         args = tuple([self._argument(a, operands) for a in form.args])
         kwargs = {name: self._argument(a, operands) for name, a in form.kwargs}
-        if self.moved:
+        if form.op == "aten::cat" and not kwargs:
+            result = self._joined(*args)
+        elif self.moved:
             result = call_with_tensors(form.op, args, kwargs, self.graph.call_function)
         else:
             result = self.graph.call_function(resolve(form.op), args, kwargs)
         for number, place in step.makes:
             self.nodes[place] = self._taken(result, number) if form.sequence else result
+
+    def _joined(self, tensors: Sequence[Any], *dimension: Any) -> Any:
+        """A concatenation without empty tensors, such as a KV cache before its first token: with them, inductor lays out the result otherwise."""
+        some = [tensor for tensor in tensors if tensor not in self._empty]
+        if len(some) == 1:
+            clone = torch.ops.aten.clone.default
+            return self.graph.call_function(clone, (*some,), {"memory_format": torch.contiguous_format})
+        return self.graph.call_function(torch.ops.aten.cat.default, (some or tensors, *dimension))
 
     def _taken(self, result: Any, number: int) -> Any:
         if isinstance(result, list):
@@ -199,7 +214,7 @@ class CompilationQueue:
         self._thresholds = thresholds or Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
-        # What takes longest first; None: compilers are to be prepared.
+        # What takes most of the time first; None: compilers are to be prepared.
         self._jobs: queue.PriorityQueue[tuple[float, int, CompilationJob | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
@@ -236,7 +251,7 @@ class CompilationQueue:
         elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
             job.hot.leave(f"{COMPILED_LIMIT} templates are compiled already")
         else:
-            self._jobs.put((-job.seconds, next(self._numbers), job))
+            self._jobs.put((-job.share, next(self._numbers), job))
 
     def prepare(self) -> None:
         """Have compilers prepared, on the thread in the background, which starts with the first call."""

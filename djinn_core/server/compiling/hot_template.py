@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 
@@ -17,7 +17,7 @@ from djinn_core.server.compiling.comparison import difference
 from djinn_core.server.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.scalars import movable_slots
-from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, find_law, observe
+from djinn_core.server.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
 from djinn_core.server.compiling.written_views import WrittenView, written_views
 from djinn_core.server.running.run import RunOutcome, Shortcut, ShortcutError, TemplateRun
 from djinn_core.server.running.run_request import RunRequest
@@ -73,7 +73,13 @@ class CompilationCounters:
 
 
 class Phase(Protocol):
-    """A phase of a template's compilation."""
+    """A phase of a template's compilation.
+
+    Attributes:
+        settled: True if a run may begin before its submission has come, and be dropped: nothing but its time is looked at.
+    """
+
+    settled: ClassVar[bool]
 
     def shortcut(self) -> Shortcut | None:
         """The shortcut that the next run is offered."""
@@ -87,7 +93,7 @@ class CompilationJob:
     """A compilation job.
 
     Attributes:
-        seconds: what a run of the template takes uncompiled.
+        share: of the time since the template came, what its runs took: what compiling it may save.
         aliases: inputs that look into memory which it writes.
         compiler: which of the compilers is asked.
     """
@@ -96,7 +102,7 @@ class CompilationJob:
     template: CompiledTemplate
     region: Region
     law: SizeRelation
-    seconds: float = 0.0
+    share: float = 0.0
     aliases: tuple[WrittenView, ...] = ()
     compiler: int = 0
 
@@ -128,9 +134,13 @@ class HotTemplate:
         outcome = run.finish()
         if isinstance(phase, TimingPhase):
             self.synchronize()
-        self.slots = slots
-        phase.ran(time.perf_counter() - began)
+        self.ran(phase, slots, time.perf_counter() - began)
         return outcome
+
+    def ran(self, phase: Phase, slots: Sequence[Any], seconds: float) -> None:
+        """A run that began in this phase, with these slots, took so long."""
+        self.slots = slots
+        phase.ran(seconds)
 
     def check(self, job: CompilationJob, compiled: CompiledRegion) -> None:
         """A compiler has made something. Called from the background."""
@@ -179,6 +189,8 @@ class HotTemplate:
 class NotCompiledPhase:
     """Phase of a template that runs uncompiled, for good or until a compiler answers."""
 
+    settled: ClassVar[bool] = True
+
     def shortcut(self) -> Shortcut | None:
         """None."""
         return None
@@ -195,9 +207,11 @@ class CompilingPhase(NotCompiledPhase):
 class ColdPhase:
     """Initial phase: counts the runs and their time."""
 
+    settled: ClassVar[bool] = True
     hot: HotTemplate
     runs: int = 0
     seconds: float = 0.0
+    since: float = attrs.field(factory=time.perf_counter)
 
     def shortcut(self) -> Shortcut | None:
         """None."""
@@ -213,7 +227,8 @@ class ColdPhase:
         if region is None:
             self.hot.leave("it has no ops in a row that can be compiled")
         else:
-            self.hot.phase = ObservingPhase(self.hot, region, self.seconds / self.runs)
+            share = self.seconds / max(time.perf_counter() - self.since, self.seconds)
+            self.hot.phase = ObservingPhase(self.hot, region, share)
 
     def _is_hot(self) -> bool:
         limits, factor = self.hot.thresholds, float(4**self.hot.tries)
@@ -225,6 +240,7 @@ class ColdPhase:
 class _ShortcutPhase:
     """A phase that is itself the shortcut."""
 
+    settled: ClassVar[bool] = False
     hot: HotTemplate
     region: Region
 
@@ -243,8 +259,9 @@ class _ShortcutPhase:
 class ObservingPhase(_ShortcutPhase):
     """Phase that observes how sizes and slots differ between runs."""
 
-    def __init__(self, hot: HotTemplate, region: Region, seconds: float) -> None:
-        self.hot, self.region, self._seconds = hot, region, seconds
+    def __init__(self, hot: HotTemplate, region: Region, share: float, unruly: frozenset[int] = frozenset()) -> None:
+        """`unruly`: slots that kept a larger region from being compiled."""
+        self.hot, self.region, self._share, self._unruly = hot, region, share, unruly
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
         self._observed: list[ObservedRun] = []
         self._aliases: tuple[WrittenView, ...] = ()  # of the latest run
@@ -267,13 +284,20 @@ class ObservingPhase(_ShortcutPhase):
             self.hot.leave("its inputs are not plain tensors of real numbers")
         elif len(self._observed) >= self.hot.thresholds.observed:
             # What was compiled before was dropped, for a number that changes seldom among other things: now those may that can.
-            law = find_law(self._observed, movable_slots(self.hot.template, self.region), still=not self.hot.tries)
-            if law is None:
+            template, region = self.hot.template, self.region
+            law = find_law(self._observed, movable_slots(template, region), not self.hot.tries, region.slots)
+            if isinstance(law, SizeRelation):
+                self.hot.begin(CompilationJob(self.hot, template, region, law, self._share, self._still(law)))
+            elif not (isinstance(law, UnrulySlots) and self._go_around(law.slots)):
                 self.hot.again("what differs from run to run follows no law")
-            else:
-                self.hot.begin(
-                    CompilationJob(self.hot, self.hot.template, self.region, law, self._seconds, self._still(law))
-                )
+
+    def _go_around(self, slots: frozenset[int]) -> bool:
+        """Look at a region without the instructions of these slots; False if there is none."""
+        unruly = self._unruly | slots
+        region = find_region(self.hot.template, self.hot.slots, unruly)
+        if region is not None:
+            self.hot.phase = ObservingPhase(self.hot, region, self._share, unruly)
+        return region is not None
 
     def _still(self, law: SizeRelation) -> tuple[WrittenView, ...]:
         """The aliases whose sizes do not differ."""
@@ -398,6 +422,8 @@ def _ratio(before: Sequence[float], compiled: Sequence[float], limits: Threshold
 
 class AdoptedPhase(_RegionPhase):
     """Final phase: the compiled region replaces the instructions."""
+
+    settled: ClassVar[bool] = True
 
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         super().__init__(hot, job, compiled)

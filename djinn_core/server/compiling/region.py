@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Final
 
 import attrs
@@ -34,6 +34,7 @@ class Region:
         inputs: values from before the region that it reads. written: those of them whose memory it writes.
         fresh: results with memory of their own that are needed afterwards.
         views: instructions that make the other results that are needed afterwards, as views of inputs and fresh values.
+        slots: range of the template's slots that its instructions take.
     """
 
     start: int
@@ -42,16 +43,27 @@ class Region:
     written: tuple[int, ...]
     fresh: tuple[int, ...]
     views: tuple[int, ...]
+    slots: range
 
 
-def find_region(template: CompiledTemplate, slots: Sequence[int | float]) -> Region | None:
-    """The longest run of instructions that can be compiled with such slots; None if there is none to speak of."""
+def find_region(
+    template: CompiledTemplate, slots: Sequence[int | float], unruly: Collection[int] = ()
+) -> Region | None:
+    """The longest run of instructions that can be compiled with such slots; None if there is none to speak of.
+
+    `unruly`: slots whose instructions are not to be in it.
+    """
     forms = [template.source.forms[code] for code in template.source.code]
-    firsts = accumulate([form.slot_count for form in forms], initial=0)
-    start, stop = _longest([_compilable(form, slots[first:]) for form, first in zip(forms, firsts, strict=False)])
+    firsts = [*accumulate([form.slot_count for form in forms], initial=0)]
+    taken = [range(first, end) for first, end in pairwise(firsts)]
+    wanted = [
+        not any(slot in own for slot in unruly) and _compilable(form, slots[own.start :])
+        for form, own in zip(forms, taken, strict=True)
+    ]
+    start, stop = _longest(wanted)
     if stop - start < SHORTEST:
         return None
-    return _AliasAnalysis(template, start, stop).region()
+    return _AliasAnalysis(template, start, stop).region(range(firsts[start], firsts[stop]))
 
 
 def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
@@ -112,8 +124,8 @@ class _AliasAnalysis:
         self.inputs = tuple(inputs)
         self.needed = sorted(later & self.maker.keys())
 
-    def region(self) -> Region:
-        """The part as a region."""
+    def region(self, slots: range) -> Region:
+        """The part as a region, which takes these slots."""
         fresh: set[int] = set()
         views: set[int] = set()
         waiting = list(self.needed)
@@ -134,6 +146,7 @@ class _AliasAnalysis:
             tuple(place for place in self.inputs if place in written),
             tuple(sorted(fresh)),
             tuple(sorted(views)),
+            slots,
         )
 
     def _roots(self, place: int) -> Iterable[int]:

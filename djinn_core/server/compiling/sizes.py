@@ -49,6 +49,7 @@ class SizeRelation:
         sizes: by input the dimensions that differ. strides: likewise. slots: the slots that differ.
         smallest: the least `n` for which no size is below 2.
         floats: slots that may be any numbers with a fraction.
+        used: the slots that matter.
     """
 
     example: ObservedRun
@@ -58,22 +59,38 @@ class SizeRelation:
     slots: dict[int, LinearSize] = attrs.field(factory=dict)
     smallest: int = 0
     floats: tuple[int, ...] = ()
+    used: range = attrs.field()
+
+    @used.default
+    def _all_slots(self) -> range:
+        return range(len(self.example.slots))
 
     def guard(self) -> SizeGuard:
         """A guard that checks this law."""
         return SizeGuard(self)
 
 
-def find_law(observed: Sequence[ObservedRun], movable: Collection[int] = (), still: bool = True) -> SizeRelation | None:
-    """The law that all of `observed` follow, the last of which is the example; None if there is none.
+@attrs.frozen
+class UnrulySlots:
+    """Slots that differ from run to run and follow no law, where all else follows one."""
+
+    slots: frozenset[int]
+
+
+def find_law(
+    observed: Sequence[ObservedRun], movable: Collection[int] = (), still: bool = True, used: range | None = None
+) -> SizeRelation | UnrulySlots | None:
+    """The law that all of `observed` follow, the last of which is the example; None if sizes follow none.
 
     Args:
         observed: some runs.
         movable: slots that need follow none as long as they are numbers with a fraction.
         still: those of them that do not differ have to stay as they are.
+        used: the slots that matter; None: all.
     """
     example = observed[-1]
-    flat = [_flat(run) for run in observed]
+    used = range(len(example.slots)) if used is None else used
+    flat = [_flat(run, used) for run in observed]
     if len({len(numbers) for numbers in flat}) > 1 or len({tuple(m.dtype for m in run.metas) for run in observed}) > 1:
         return None
     differing = [key for key in flat[-1] if len({_exact(numbers.get(key)) for numbers in flat}) > 1]
@@ -81,21 +98,33 @@ def find_law(observed: Sequence[ObservedRun], movable: Collection[int] = (), sti
     floats = tuple([i for i in fractions if not still or ("slot", i) in differing])
     differing = [key for key in differing if key[0] != "slot" or key[1] not in floats]
     if not differing:
-        return SizeRelation(example, floats=floats)
-    base = next((key for key in differing if key[0] == "size"), None)
-    if base is None or any(not isinstance(numbers.get(key), int) for numbers in flat for key in differing):
-        return None
-    found = {key: _line([numbers[base] for numbers in flat], [numbers[key] for numbers in flat]) for key in differing}
-    lines = {key: line for key, line in found.items() if line is not None}
-    return attrs.evolve(_law(example, base, lines), floats=floats) if len(lines) == len(found) else None
+        return SizeRelation(example, floats=floats, used=used)
+    lines = _lines(flat, differing)
+    if len(lines) < len(differing):
+        unruly = [key for key in differing if key not in lines]
+        slots = frozenset([key[1] for key in unruly if key[0] == "slot"])
+        return UnrulySlots(slots) if len(slots) == len(unruly) else None
+    base = next(key for key in differing if key[0] == "size")
+    return attrs.evolve(_law(example, base, lines), floats=floats, used=used)
 
 
 Key = tuple[Any, ...]
 
 
-def _flat(run: ObservedRun) -> dict[Key, int | float]:
-    """All numbers of a run by what they are: sizes, strides and slots."""
-    flat: dict[Key, int | float] = {("slot", i): slot for i, slot in enumerate(run.slots)}
+def _lines(flat: Sequence[dict[Key, int | float]], differing: Sequence[Key]) -> dict[Key, LinearSize]:
+    """Those of the numbers that differ which are linear functions of the first size that does."""
+    base = next((key for key in differing if key[0] == "size"), None)
+    if base is None:
+        return {}
+    n = [numbers[base] for numbers in flat]
+    values = {key: [numbers.get(key) for numbers in flat] for key in differing}
+    found = {key: _line(n, some) for key, some in values.items() if all(isinstance(value, int) for value in some)}
+    return {key: line for key, line in found.items() if line is not None}
+
+
+def _flat(run: ObservedRun, used: range) -> dict[Key, int | float]:
+    """All numbers of a run by what they are: sizes, strides, and the slots that are used."""
+    flat: dict[Key, int | float] = {("slot", i): run.slots[i] for i in used}
     for index, meta in enumerate(run.metas):
         flat |= {("size", index, dim): size for dim, size in enumerate(meta.shape)}
         flat |= {("stride", index, dim): stride for dim, stride in enumerate(meta.stride)}
@@ -136,13 +165,13 @@ class SizeGuard:
         moving = set(law.sizes) | set(law.strides)
         self._still = [(i, m.shape, m.stride, m.dtype) for i, m in enumerate(metas) if i not in moving]
         self._moving = [(i, metas[i], law.sizes.get(i, {}), law.strides.get(i, {})) for i in sorted(moving)]
-        self._free = {*law.slots, *law.floats}
+        self._used, self._free = law.used, {*law.slots, *law.floats}
         self._slots = _exact(self._fixed(law.example.slots))
 
     def _fixed(self, slots: Sequence[int | float]) -> list[int | float]:
         if not self._free:
-            return list(slots)
-        return [0 if i in self._free else slot for i, slot in enumerate(slots)]
+            return list(slots[self._used.start : self._used.stop])
+        return [0 if i in self._free else slots[i] for i in self._used]
 
     def check(self, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
         """The run's `n` (0 if nothing differs), or None if it does not follow the law."""

@@ -42,6 +42,7 @@ from djinn_core.wire.templates import TemplateCache
 KEPT_SECONDS: Final = 1.0  # after which results that no submission has taken are dropped
 MOST_RUNS: Final = 8  # ahead of the client
 LONGEST_SECONDS: Final = 0.25  # of a program that is run ahead
+LONGEST_AT_ONCE: Final = 0.05  # of one with compiled code, in which nothing looks for a message
 _NO_INPUTS: Final[Sequence[int]] = ()
 _LOOK_SECONDS: Final = 0.001  # between looks for a message
 
@@ -51,16 +52,19 @@ class RunAhead:
 
     Attributes:
         inputs, slots: what it uses. env: its environment. step: its next instruction.
+        phase: of its template's compilation; None where nothing is compiled. shortcut: what takes the place of instructions in that.
         seconds: how long it has run. nbytes: bytes that it is expected to need; those of its outputs, once it is over.
     """
 
-    __slots__ = ("env", "expected", "inputs", "known", "nbytes", "seconds", "slots", "step")
+    __slots__ = ("env", "expected", "inputs", "known", "nbytes", "phase", "seconds", "shortcut", "slots", "step")
 
     def __init__(
         self, known: BoundTemplate, expected: ExpectedSubmission, slots: list[Slot], inputs: list[torch.Tensor]
     ) -> None:
         template = known.template
         self.known, self.expected, self.slots, self.inputs = known, expected, slots, inputs
+        self.phase = None if known.hot is None else known.hot.phase
+        self.shortcut = None if self.phase is None else self.phase.shortcut()
         self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
         self.step = self.nbytes = 0
         self.seconds = 0.0
@@ -73,10 +77,15 @@ class RunAhead:
     def advance(self, until: float) -> None:
         """Run instructions until a time on the clock `time.perf_counter`, at least one."""
         steps, env, step, count = self.known.template.steps, self.env, self.step, len(self.known.template.steps)
+        shortcut = self.shortcut
+        compiled = -1 if shortcut is None else shortcut.start
         with inference_mode(True):
             while step < count:
-                steps[step].run(env)
-                step += 1
+                if step == compiled and shortcut is not None and shortcut.take(env):
+                    step = shortcut.stop
+                else:
+                    steps[step].run(env)
+                    step += 1
                 if time.perf_counter() > until:
                     break
         self.step = step
@@ -101,11 +110,14 @@ class RunAhead:
 
     def finish(self, work: RunRequest, values: ValueTable, limit: int) -> RunOutcome:
         """As `run_template` for the submission that has come; the template runs ahead no more where it makes more than `limit` bytes."""
-        run = TemplateRun(self.known.template, work, self.slots, values)
+        began = time.perf_counter()
+        run = TemplateRun(self.known.template, work, self.slots, values, self.shortcut)
         run.env, run.step = self.env, self.step
         run.advance()
         if not self.over and self.made() > limit:
             self.known.runs_ahead = False
+        if self.known.hot is not None and self.known.hot.phase is self.phase:
+            self.known.hot.ran(self.phase, self.slots, self.seconds + time.perf_counter() - began)
         return run.finish()
 
 
@@ -223,6 +235,8 @@ class RunsAhead:
         known = self._templates.get(expected.digest)
         if known is None or not self._may_run(known):
             return None
+        if known.hot is not None and expected.seconds > LONGEST_AT_ONCE and known.hot.phase.shortcut() is not None:
+            return None
         try:
             run = self._begun(known, expected)
         except IndexError:  # where outputs were expected, another template has run
@@ -232,14 +246,14 @@ class RunsAhead:
         return run
 
     def _may_run(self, known: BoundTemplate) -> bool:
-        """True if running it leaves nothing but its results, as schemas of PyTorch's own ops tell. What a compiler looks at is left to that."""
+        """True if running it leaves nothing but its results, as schemas of PyTorch's own ops tell, and no compiler watches its runs."""
         if known.runs_ahead is None:
             template = known.template
             known.draws = draws_of(template)
-            alone = not known.draws.always and not template.moves and known.hot is None and known.batched is None
+            alone = not known.draws.always and not template.moves and known.batched is None
             alone = alone and all(step.op.startswith("aten::") for step in template.steps)
             known.runs_ahead = alone and not known.input_aliases(self._device.own).written
-        return known.runs_ahead
+        return known.runs_ahead and (known.hot is None or known.hot.phase.settled)
 
     def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:
         pending, get = self.pending, self._values.table.get
