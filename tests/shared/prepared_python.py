@@ -18,6 +18,7 @@ import atexit
 import builtins
 import contextlib
 import copy
+import ctypes
 import fcntl
 import gc
 import importlib.metadata
@@ -59,6 +60,7 @@ IMPORTED = (
 FOLDER = str(Path.cwd())
 SCRIPT = str(Path(sys.executable).with_name("djinn"))
 SERVE = ([SCRIPT, "serve"], [sys.executable, "-m", "djinn_core.cli", "serve"])
+HUGE, MADV_COLLAPSE = 2 << 20, 25
 HOLDER = ("-P", "-m", "djinn_core.launch.piped_holder")
 
 
@@ -337,6 +339,7 @@ def prepare(control):
     gc.collect()
     gc.freeze()  # collections in forks would copy all of it
     gc.enable()
+    use_huge_pages()
     running = {}  # by the descriptor of a fork's process: where its end is told
     events = select.poll()
     events.register(control, select.POLLIN)
@@ -367,6 +370,20 @@ def prepare(control):
             running[process] = status
             events.register(process, select.POLLIN)
     os._exit(0)
+
+
+def use_huge_pages():
+    """Put the heap into huge pages, where the system can: a fork and its end then take a third of the time."""
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError, OSError):
+        libc.malloc_trim(0)
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            span, permissions, _, _, inode, *name = line.split()
+            if "w" in permissions and inode == "0" and name in ([], ["[heap]"]):
+                begin, end = (int(address, 16) for address in span.split("-"))
+                begin, end = -(-begin // HUGE) * HUGE, end // HUGE * HUGE
+                if begin < end:
+                    libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_COLLAPSE)
 
 
 def import_djinn():
@@ -516,9 +533,10 @@ def end_of(order):
 
 
 def leave(status, finalize):
-    """End as an interpreter does, but for taking its modules apart: that would copy all that the fork shares."""
+    """End as an interpreter does, but for taking its modules and kernels apart: that would copy all that the fork shares."""
     if finalize:
         sys.exit(status)
+    keep_kernels()
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -530,6 +548,14 @@ def leave(status, finalize):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(status & 255)
+
+
+def keep_kernels():
+    """Leave what libraries of kernels registered in the dispatcher, which goes through all of its tables."""
+    for finalizer in list(weakref.finalize._registry):
+        found = finalizer.peek()
+        if found is not None and found[1].__name__ == "_del_library":
+            finalizer.atexit = False
 
 
 if __name__ == "__main__":
