@@ -52,6 +52,7 @@ IMPORTED = (
     "networkx",
     "numpy",
     "pluggy",
+    "psutil",
     "rich.console",
     "scipy.optimize",  # transformers imports it
     "structlog",
