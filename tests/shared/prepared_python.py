@@ -112,23 +112,6 @@ class Forks:
         ours.sendall(json.dumps(order).encode() + b"\n")
         return StartedPython(arguments, ours)
 
-
-class PreparedPython(Forks):
-    """The process that is forked. Each started process belongs to its starter; this one ends with `close`."""
-
-    def __init__(self, environment):
-        control, other = socket.socketpair()
-        super().__init__(control)
-        with other:
-            self._process = subprocess.Popen(
-                # `djinn.testing` knows executors, which are forks, by the last word.
-                [sys.executable, __file__, str(other.fileno()), "djinn"],
-                pass_fds=[other.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-
     def start_captured(self, *arguments, env, cwd=None, **others):
         """The same; `communicate` gives what it wrote to its two streams."""
         out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when they were read
@@ -155,7 +138,47 @@ class PreparedPython(Forks):
     def close(self):
         with self._control:
             self._control.sendall(b".")  # forks that run still have this end of it, too
+
+
+class PreparedPython(Forks):
+    """The process that is forked. Each started process belongs to its starter; this one ends with `close`.
+
+    Args:
+        environment: its own, until it is forked.
+        address: of a Unix socket at which other processes order forks, too (`SharedPython`); empty: they do not.
+    """
+
+    def __init__(self, environment, address=""):
+        control, other = socket.socketpair()
+        super().__init__(control)
+        with contextlib.ExitStack() as theirs:
+            given = [theirs.enter_context(other).fileno()]
+            if address:
+                listener = theirs.enter_context(socket.socket(socket.AF_UNIX))
+                listener.bind(address)
+                listener.listen()
+                given.append(listener.fileno())
+            self._process = subprocess.Popen(
+                # `djinn.testing` knows executors, which are forks, by the last word.
+                [sys.executable, __file__, *map(str, given), "djinn"],
+                pass_fds=given,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def close(self):
+        super().close()
         self._process.wait(300)
+
+
+class SharedPython(Forks):
+    """The same process, which another one has started and ends."""
+
+    def __init__(self, address):
+        control = socket.socket(socket.AF_UNIX)
+        control.connect(address)
+        super().__init__(control)
 
 
 class StartedPython:
@@ -326,10 +349,10 @@ def start_piped(forks, arguments, environment, errors=None):
 # --- in the process that is forked, and in its forks -----------------------------------------------------------------
 
 
-def prepare(control):
+def prepare(control, listener=None):
     """Import, then fork for every order that comes, and tell how each fork ends. Returns in forks only: the order.
 
-    Ends after the last of its forks, once it is told to.
+    Ends after the last of its forks, once it is told to by `control`. Others that order forks connect to `listener`.
     """
     gc.disable()  # what is imported stays
     for name in IMPORTED:
@@ -342,26 +365,34 @@ def prepare(control):
     gc.enable()
     use_huge_pages()
     running = {}  # by the descriptor of a fork's process: where its end is told
+    ended = []  # open still, for forks that run and have their other ends
     events = select.poll()
-    events.register(control, select.POLLIN)
-    closing = False
-    while running or not closing:
+    sources = {one.fileno(): one for one in (control, listener) if one is not None}
+    for source in sources:
+        events.register(source, select.POLLIN)
+    while running or control.fileno() in sources:
         for ready, _ in events.poll():
             if ready in running:
                 events.unregister(ready)
                 tell_end(ready, running.pop(ready))
                 continue
-            _, descriptors, _, _ = socket.recv_fds(control, 1, 16)
-            if not descriptors:
-                events.unregister(control)
-                closing = True
+            if sources[ready] is listener:
+                source = listener.accept()[0]
+                sources[source.fileno()] = source
+                events.register(source, select.POLLIN)
+                continue
+            descriptors = socket.recv_fds(sources[ready], 1, 16)[1]
+            if not descriptors:  # it orders no more
+                events.unregister(ready)
+                ended.append(sources.pop(ready))
                 continue
             fork = os.fork()
             if fork == 0:
                 for process, status in running.items():
                     os.close(process)
                     os.close(status)
-                control.close()
+                for source in (*sources.values(), *ended):
+                    source.close()
                 return begin(*descriptors)
             status, *others = descriptors
             for descriptor in others:
@@ -561,5 +592,5 @@ def keep_kernels():
 
 if __name__ == "__main__":
     this = sys.modules["__main__"]  # stays while its own functions run
-    taken = prepare(socket.socket(fileno=int(sys.argv[1])))
+    taken = prepare(*(socket.socket(fileno=int(number)) for number in sys.argv[1:-1]))
     leave(end_of(taken), taken.get("finalize"))
