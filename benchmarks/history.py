@@ -28,7 +28,9 @@ FILE = HERE / "history.jsonl"
 LEAST_NOISE = 0.05  # of a value: even medians of several rounds differ by that
 ASSUMED_DEVIATION = 0.05  # standard deviation of a value, as if ASSUMED_RUNS differences had shown it
 ASSUMED_RUNS = 2
-DEVIATIONS = 3.0  # what differs by more is no chance: one case in a thousand, if few runs show the deviation
+DEVIATIONS = (
+    4.0  # what differs by more is no chance: at most one or two cases in a hundred, however few runs show the deviation
+)
 AFTER = "after "
 
 
