@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _written(folder: Path, script: Path) -> int:
-    """When a script has written its results last; 0: never. Scripts that can measure nothing here leave those of another run."""
+    """Time at which a script has written its results last; 0: never. Scripts that can measure nothing here leave those of another run."""
     file = folder / f"{script.stem}.json"
     return file.stat().st_mtime_ns if file.exists() else 0
 
