@@ -29,6 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 sys.path.insert(0, str(Path(__file__).parent / "tests" / "shared"))
 
 
+_SHARED = pytest.StashKey[str]()
+
+
 def pytest_collection_finish() -> None:
     """Collections leave alone what importing and collecting have made, which stays: each would look at all of it."""
     gc.collect()
@@ -61,23 +64,41 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+_PLAIN = {"DJINN_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
 @pytest.fixture(scope="session")
 def plain_environment(cache_directory):
     """Variables for child processes, as if the person had configured nothing; one thread each."""
-    return os.environ | {
-        "DJINN_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    return os.environ | _PLAIN
 
 
 @pytest.fixture(scope="session")
-def python(plain_environment):
+def python(plain_environment, request):
     """Starts Python processes that need not import torch first: `run` and `start`, see `shared/prepared_python.py`."""
+    from prepared_python import PreparedPython, SharedPython
+
+    address = getattr(request.config, "workerinput", {}).get("python")
+    with contextlib.closing(SharedPython(address) if address else PreparedPython(plain_environment)) as prepared:
+        yield prepared
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Processes that run tests beside each other have one that is forked; this one starts and ends it."""
     from prepared_python import PreparedPython
 
-    with contextlib.closing(PreparedPython(plain_environment)) as prepared:
-        yield prepared
+    if not hasattr(os, "fork"):
+        return
+    config = node.config
+    if _SHARED not in config.stash:
+        folder = tempfile.TemporaryDirectory(prefix="djinn-tests-")
+        address = str(Path(folder.name, "python"))
+        prepared = PreparedPython(os.environ | _PLAIN | {"XDG_CACHE_HOME": folder.name}, address)
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(prepared.close)
+        config.stash[_SHARED] = address
+    node.workerinput["python"] = config.stash[_SHARED]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,7 +3,8 @@
     python benchmarks/history.py [--file benchmarks/history.jsonl]
 
 Runs are compared with those of the last release on the same kind of machine and with the same effort. All values are
-better the smaller they are. What differs by less than runs of one release differ from each other is noise.
+better the smaller they are. What differs by no more than runs of one release differ from each other is noise; few runs say little
+about that, so it is assumed to be ASSUMED_DEVIATION until they say something else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ import torch
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "history.jsonl"
 LEAST_NOISE = 0.05  # of a value: even medians of several rounds differ by that
-UNKNOWN_NOISE = 0.15  # where the last release was measured once only
+ASSUMED_DEVIATION = 0.05  # standard deviation of a value, as if ASSUMED_RUNS differences had shown it
+ASSUMED_RUNS = 2
+DEVIATIONS = (
+    4.0  # what differs by more is no chance: at most one or two cases in a hundred, however few runs show the deviation
+)
+AFTER = "after "
 
 
 @attrs.frozen
@@ -33,7 +39,8 @@ class BenchRun:
     """One run.
 
     Attributes:
-        commit: what was measured; with a `+` behind it where files had changed since. release: its version.
+        commit: what was measured; with a `+` behind it where files had changed since.
+        release: the version that it is, or will be; with `after ` before it where that was released before.
         machine: what kind of machine it ran on, and with which PyTorch: values of others are no comparison.
         effort: the arguments that shorten runs.
         values: by subject and case.
@@ -60,10 +67,25 @@ class Slower:
 def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun:
     """The run that has just ended, of the commit that is checked out."""
     commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
-    changed = "+" if _git("status", "--porcelain", "--untracked-files=no") else ""
+    changed = "+" if _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{FILE.name}") else ""
     machine = f"{platform.machine()}, {os.cpu_count()} processors, torch {torch.__version__}"
     return BenchRun(
-        commit + changed, release, dt.datetime.now(tz=dt.UTC).date().isoformat(), machine, effort, dict(values)
+        commit + changed,
+        _of_release(release),
+        dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        machine,
+        effort,
+        dict(values),
+    )
+
+
+def _of_release(version: str) -> str:
+    """The version of a commit before or at its tag; `after ` it where the tag is behind the commit."""
+    tagged = _git("rev-list", "-n", "1", f"v{version}")
+    return (
+        AFTER + version
+        if tagged and tagged == _git("merge-base", tagged, "HEAD") != _git("rev-parse", "HEAD")
+        else version
     )
 
 
@@ -90,11 +112,21 @@ def add(file: Path, run: BenchRun) -> None:
 
 
 def last_release(runs: Sequence[BenchRun], now: BenchRun) -> list[BenchRun]:
-    """The runs of the release before the one of `now`, with which it can be compared; the oldest first."""
-    alike = [
-        one for one in runs if (one.machine, one.effort) == (now.machine, now.effort) and one.release != now.release
-    ]
-    return [one for one in alike if one.release == alike[-1].release]
+    """The runs of the release before `now`, with which it can be compared; the oldest first."""
+    kind = now.machine, now.effort
+    alike = [one for one in runs if (one.machine, one.effort) == kind and one.release not in {now.release, ""}]
+    released = [one for one in alike if not one.release.startswith(AFTER)]
+    return [one for one in released if one.release == released[-1].release]
+
+
+def noise(known: Sequence[float]) -> float:
+    """By what share of its median a value may be larger by chance that was measured before with these results."""
+    middle = statistics.median(known)
+    if middle <= 0:
+        return LEAST_NOISE
+    apart = sum((value / middle - 1) ** 2 for value in known) + ASSUMED_RUNS * ASSUMED_DEVIATION**2
+    deviation = (apart / (len(known) - 1 + ASSUMED_RUNS)) ** 0.5
+    return max(LEAST_NOISE, DEVIATIONS * deviation * (1 + 1 / len(known)) ** 0.5)
 
 
 def slower(before: Sequence[BenchRun], now: BenchRun) -> list[Slower]:
@@ -102,13 +134,8 @@ def slower(before: Sequence[BenchRun], now: BenchRun) -> list[Slower]:
     found = []
     for case, value in now.values.items():
         known = [one.values[case] for one in before if case in one.values]
-        if not known:
-            continue
-        middle = statistics.median(known)
-        spread = (max(known) - min(known)) / middle if middle > 0 else 0.0
-        noise = max(LEAST_NOISE, spread) if len(known) > 1 else UNKNOWN_NOISE
-        if value > middle * (1 + noise):
-            found.append(Slower(case, value, middle, noise))
+        if known and value > statistics.median(known) * (1 + noise(known)):
+            found.append(Slower(case, value, statistics.median(known), noise(known)))
     return sorted(found, key=lambda one: one.now / one.before if one.before else one.now, reverse=True)
 
 

@@ -32,7 +32,8 @@ def main() -> None:
     if options.only:
         wanted = {f"bench_{name}" for name in options.only.split(",")}
         scripts = [script for script in scripts if script.stem in wanted]
-    broken = []
+    broken, results = [], Path(options.save)
+    old = {script: _written(results, script) for script in scripts}
     for script in scripts:
         print(f"\n== {script.name}", flush=True)
         command = [sys.executable, "-W", "ignore", str(script), "--save", options.save, *rest]
@@ -43,7 +44,7 @@ def main() -> None:
         print("no picture: `pip install matplotlib`, then `python benchmarks/plot.py`")
     else:
         subprocess.run([sys.executable, str(HERE / "plot.py"), "--results", options.save], check=False)
-    values = values_in(Path(options.save), [script for script in scripts if script.name not in broken])
+    values = values_in(results, [script for script in scripts if _written(results, script) != old[script]])
     if "--small" not in rest:  # which measures nothing
         run = history.this_run(djinn.__version__, " ".join(rest), values)
         print(history.report(history.read(options.history), run))
@@ -52,6 +53,12 @@ def main() -> None:
         print(json.dumps(values))
     if broken:
         sys.exit(f"broken: {', '.join(broken)}")
+
+
+def _written(folder: Path, script: Path) -> int:
+    """Time at which a script has written its results last; 0: never. Scripts that can measure nothing here leave those of another run."""
+    file = folder / f"{script.stem}.json"
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def values_in(folder: Path, scripts: list[Path]) -> dict[str, float]:

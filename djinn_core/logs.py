@@ -245,8 +245,9 @@ def shows_debug() -> bool:
 
 def _reset_levels(root_level: int) -> None:
     logging.getLogger(ROOT).setLevel(root_level)
-    for part in PARTS:
-        logging.getLogger(f"{ROOT}.{part}").setLevel(logging.NOTSET)
+    for logger in [logging.getLogger(f"{ROOT}.{part}") for part in PARTS]:
+        if logger.level != logging.NOTSET:  # setting a level looks at all loggers that there are
+            logger.setLevel(logging.NOTSET)
 
 
 def _logger_of(part: str) -> logging.Logger:

@@ -419,12 +419,21 @@ def _busy(guarded):
 # --- what is written down, and what is not --------------------------------------------------------------------------------
 
 
-def test_the_audit_log_says_who_came_and_what_was_refused(guarded):
+def test_the_audit_log_says_who_came_and_what_was_refused(guarded, secure, registry):
+    shown = ["", *(guarded.tokens[name] for name in ("wrong", "late", "watcher"))]
+    for message in (StatsRequest(), *(Hello(PROTOCOL_VERSION, token, "", "") for token in shown)):
+        assert isinstance(answer_to(secure, guarded.url("tcps"), message), Refused)
+    spare = make_token(guarded.table, "alice")
+    (alice,) = open_connections(guarded.settings(spare), registry)
+    (row,) = (row for row in json.loads(guarded.table.read_text())["tokens"][-1:] if row["tenant"] == "alice")
+    CliRunner().invoke(token_command, ["revoke", row["id"], "--file", str(guarded.table)])
+    assert "revoked" in decode(alice.connection.receive(SECONDS).head).reason
+    alice.connection.close()
     lines = guarded.audit
     kinds = {(line["audit"], line.get("why")) for line in lines}
     expected = {("started", None), ("admitted", None), ("refused", "no_token"), ("refused", "token")}
     assert kinds >= expected | {("refused", "expired"), ("refused", "monitor"), ("evicted", "revoked or expired")}
-    admitted = next(line for line in lines if line["audit"] == "admitted")
+    admitted = [line for line in lines if line["audit"] == "admitted"][-1]
     assert admitted["tenant"] == "alice"
     assert re.fullmatch(r"[0-9a-f]{8}", admitted["key"])
     assert admitted["peer"].startswith("127.0.0.1")

@@ -35,6 +35,17 @@ def test_after_it_has_ended_there_is_another(process):
     assert process._process is not first
 
 
+def test_it_ends_with_what_has_started_it():
+    """An executor in a program's own process has compilers that go with it."""
+    process = CompileProcess(nice=0)
+    process.call("base64:b64encode", b"", 600.0)
+    started = process._process
+    del process
+    assert started.poll() is not None
+    assert started.stdin.closed
+    assert started.stdout.closed
+
+
 def test_a_call_that_takes_too_long_is_ended(process):
     with pytest.raises(UnsupportedOperation, match=r"os:system took more than 0\.05 s"):
         process.call("os:system", b"sleep 1", 0.05)

@@ -28,6 +28,7 @@ from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.running.template_compiler import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session import ExecutorSession
+from djinn_core.server.weights.shared_weights import Origin, WeightKey
 from djinn_core.wire.binding_delta import diff_inputs, diff_slots, pack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import (
@@ -46,6 +47,7 @@ from djinn_core.wire.messages import (
 from djinn_core.wire.templates import digest_of
 
 SECONDS = 60.0
+ORIGIN = Origin("file:x", WeightKey(bytes(32), "x", 0, 16))
 MATRIX, FIRST = 1 << 32 | 1, 2 << 32 | 1
 UNARY = (Operand(),)
 
@@ -205,6 +207,26 @@ def test_what_was_written_since_is_not_used(foreseen, handle):
     assert foreseen.counts == (taken, 1)
     for number in range(6, 12):
         foreseen.step(number)
+
+
+def test_what_another_session_writes_into_shared_weights_is_seen_by_it_alone(dialogue, foreseen):
+    other = dialogue()
+    other.step(0)
+    memory = foreseen.session.values[MATRIX].untyped_storage()
+    with torch.inference_mode():
+        other.session.values[MATRIX] = torch.empty(0).set_(memory, 0, (2, 2), (2, 1))
+    for one in (foreseen, other):
+        one.session._reads.shares.add(MATRIX, ORIGIN)
+    other.submit(WRITING, [MATRIX], [3.0])
+    other.values[MATRIX] = other.values[MATRIX] * 3.0
+    taken, _ = foreseen.counts
+    foreseen.step(6)  # which had run ahead
+    assert foreseen.counts == (taken + 1, 0)
+    for number in range(1, 4):
+        wait_for(lambda: foreseen.pending and foreseen.pending[0].over, "the next run ahead")
+        foreseen.step(6 + number)
+        other.step(number)
+    assert foreseen.counts == (taken + 4, 0)
 
 
 def test_values_that_are_others_now_are_not_used(foreseen):

@@ -18,6 +18,7 @@ import atexit
 import builtins
 import contextlib
 import copy
+import ctypes
 import fcntl
 import gc
 import importlib.metadata
@@ -51,6 +52,7 @@ IMPORTED = (
     "networkx",
     "numpy",
     "pluggy",
+    "psutil",
     "rich.console",
     "scipy.optimize",  # transformers imports it
     "structlog",
@@ -59,6 +61,7 @@ IMPORTED = (
 FOLDER = str(Path.cwd())
 SCRIPT = str(Path(sys.executable).with_name("djinn"))
 SERVE = ([SCRIPT, "serve"], [sys.executable, "-m", "djinn_core.cli", "serve"])
+HUGE, MADV_COLLAPSE = 2 << 20, 25
 HOLDER = ("-P", "-m", "djinn_core.launch.piped_holder")
 
 
@@ -109,23 +112,6 @@ class Forks:
         ours.sendall(json.dumps(order).encode() + b"\n")
         return StartedPython(arguments, ours)
 
-
-class PreparedPython(Forks):
-    """The process that is forked. Each started process belongs to its starter; this one ends with `close`."""
-
-    def __init__(self, environment):
-        control, other = socket.socketpair()
-        super().__init__(control)
-        with other:
-            self._process = subprocess.Popen(
-                # `djinn.testing` knows executors, which are forks, by the last word.
-                [sys.executable, __file__, str(other.fileno()), "djinn"],
-                pass_fds=[other.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-
     def start_captured(self, *arguments, env, cwd=None, **others):
         """The same; `communicate` gives what it wrote to its two streams."""
         out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when they were read
@@ -152,7 +138,47 @@ class PreparedPython(Forks):
     def close(self):
         with self._control:
             self._control.sendall(b".")  # forks that run still have this end of it, too
+
+
+class PreparedPython(Forks):
+    """The process that is forked. Each started process belongs to its starter; this one ends with `close`.
+
+    Args:
+        environment: its own, until it is forked.
+        address: of a Unix socket at which other processes order forks, too (`SharedPython`); empty: they do not.
+    """
+
+    def __init__(self, environment, address=""):
+        control, other = socket.socketpair()
+        super().__init__(control)
+        with contextlib.ExitStack() as theirs:
+            given = [theirs.enter_context(other).fileno()]
+            if address:
+                listener = theirs.enter_context(socket.socket(socket.AF_UNIX))
+                listener.bind(address)
+                listener.listen()
+                given.append(listener.fileno())
+            self._process = subprocess.Popen(
+                # `djinn.testing` knows executors, which are forks, by the last word.
+                [sys.executable, __file__, *map(str, given), "djinn"],
+                pass_fds=given,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def close(self):
+        super().close()
         self._process.wait(300)
+
+
+class SharedPython(Forks):
+    """The same process, which another one has started and ends."""
+
+    def __init__(self, address):
+        control = socket.socket(socket.AF_UNIX)
+        control.connect(address)
+        super().__init__(control)
 
 
 class StartedPython:
@@ -323,10 +349,10 @@ def start_piped(forks, arguments, environment, errors=None):
 # --- in the process that is forked, and in its forks -----------------------------------------------------------------
 
 
-def prepare(control):
+def prepare(control, listener=None):
     """Import, then fork for every order that comes, and tell how each fork ends. Returns in forks only: the order.
 
-    Ends after the last of its forks, once it is told to.
+    Ends after the last of its forks, once it is told to by `control`. Others that order forks connect to `listener`.
     """
     gc.disable()  # what is imported stays
     for name in IMPORTED:
@@ -337,27 +363,36 @@ def prepare(control):
     gc.collect()
     gc.freeze()  # collections in forks would copy all of it
     gc.enable()
+    use_huge_pages()
     running = {}  # by the descriptor of a fork's process: where its end is told
+    ended = []  # open still, for forks that run and have their other ends
     events = select.poll()
-    events.register(control, select.POLLIN)
-    closing = False
-    while running or not closing:
+    sources = {one.fileno(): one for one in (control, listener) if one is not None}
+    for source in sources:
+        events.register(source, select.POLLIN)
+    while running or control.fileno() in sources:
         for ready, _ in events.poll():
             if ready in running:
                 events.unregister(ready)
                 tell_end(ready, running.pop(ready))
                 continue
-            _, descriptors, _, _ = socket.recv_fds(control, 1, 16)
-            if not descriptors:
-                events.unregister(control)
-                closing = True
+            if sources[ready] is listener:
+                source = listener.accept()[0]
+                sources[source.fileno()] = source
+                events.register(source, select.POLLIN)
+                continue
+            descriptors = socket.recv_fds(sources[ready], 1, 16)[1]
+            if not descriptors:  # it orders no more
+                events.unregister(ready)
+                ended.append(sources.pop(ready))
                 continue
             fork = os.fork()
             if fork == 0:
                 for process, status in running.items():
                     os.close(process)
                     os.close(status)
-                control.close()
+                for source in (*sources.values(), *ended):
+                    source.close()
                 return begin(*descriptors)
             status, *others = descriptors
             for descriptor in others:
@@ -367,6 +402,20 @@ def prepare(control):
             running[process] = status
             events.register(process, select.POLLIN)
     os._exit(0)
+
+
+def use_huge_pages():
+    """Put the heap into huge pages, where the system can: a fork and its end then take a third of the time."""
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError, OSError):
+        libc.malloc_trim(0)
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            span, permissions, _, _, inode, *name = line.split()
+            if "w" in permissions and inode == "0" and name in ([], ["[heap]"]):
+                begin, end = (int(address, 16) for address in span.split("-"))
+                begin, end = -(-begin // HUGE) * HUGE, end // HUGE * HUGE
+                if begin < end:
+                    libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_COLLAPSE)
 
 
 def import_djinn():
@@ -516,9 +565,10 @@ def end_of(order):
 
 
 def leave(status, finalize):
-    """End as an interpreter does, but for taking its modules apart: that would copy all that the fork shares."""
+    """End as an interpreter does, but for taking its modules and kernels apart: that would copy all that the fork shares."""
     if finalize:
         sys.exit(status)
+    keep_kernels()
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -532,7 +582,15 @@ def leave(status, finalize):
     os._exit(status & 255)
 
 
+def keep_kernels():
+    """Leave what libraries of kernels registered in the dispatcher, which goes through all of its tables."""
+    for finalizer in list(weakref.finalize._registry):
+        found = finalizer.peek()
+        if found is not None and found[1].__name__ == "_del_library":
+            finalizer.atexit = False
+
+
 if __name__ == "__main__":
     this = sys.modules["__main__"]  # stays while its own functions run
-    taken = prepare(socket.socket(fileno=int(sys.argv[1])))
+    taken = prepare(*(socket.socket(fileno=int(number)) for number in sys.argv[1:-1]))
     leave(end_of(taken), taken.get("finalize"))

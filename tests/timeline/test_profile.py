@@ -157,6 +157,22 @@ def test_threads_have_lanes_of_their_own(embedded):
     assert lanes == {"trainer 0: wait": 4, "trainer 1: wait": 4}
 
 
+def test_a_reply_that_another_thread_has_taken_in_is_a_wait_as_it_is_a_round_trip(embedded, monkeypatch):
+    def wait(number):
+        other = threading.Thread(target=session.replies.receive_until, args=(number,))
+        other.start()
+        other.join()
+        return waiting(number)
+
+    trained()
+    session = client.context.session
+    waiting = session.wait
+    monkeypatch.setattr(session, "wait", wait)
+    prof, waits = profiled(trained)
+    check(prof, waits)
+    assert waits == 4
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_a_checkpoint_computes_again_has_its_names(embedded, reentrant):
     """A reentrant checkpoint has a backward pass of its own, in which the modules of its nodes are named from the outermost inwards as well."""

@@ -155,7 +155,8 @@ class Replies:
                 return self.wait(number)
         deferred, observers = self.deferred, self._observers
         late, there = number in deferred.left, number not in self.pending
-        self._stats.round_trips += not (late and there)
+        counts = not (late and there)  # also where another thread has taken in the reply meanwhile
+        self._stats.round_trips += counts
         begun = time.perf_counter() if "waited" not in observers.unwanted else 0.0
         try:
             if not there:
@@ -165,7 +166,7 @@ class Replies:
             if not late:  # a late one may be waited for again
                 self.abandoned.add(number)
             raise
-        if begun and not there:
+        if begun and counts:
             self.tell_waited(begun, number)
         completed, body, synchronize, spent, seconds = self._arrived.pop(number)
         if late:

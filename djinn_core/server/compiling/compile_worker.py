@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from typing import IO, Final
 
 from djinn_core.errors import UnsupportedOperation
@@ -32,7 +33,7 @@ _REPLY: Final = struct.Struct(">?Q")  # true if the call succeeded, and the leng
 
 
 class CompileProcess:
-    """The process: started at the first call, and again when it has ended. Calls wait for each other.
+    """The process: started at the first call, and again when it has ended. Calls wait for each other. It ends with this object, if not before.
 
     Args:
         nice: by how much its priority is lower than that of this process, as for `os.nice`.
@@ -44,6 +45,7 @@ class CompileProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
+        self._ending: weakref.finalize[..., CompileProcess] | None = None
 
     def call(self, function: str, data: bytes, seconds: float) -> bytes:
         """The result of `function` (`module:name`) there, called with `data`, in at most `seconds`.
@@ -77,17 +79,13 @@ class CompileProcess:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=executor_environment()
         )
+        self._ending = weakref.finalize(self, _end, self._process, self._errors)
         return self._process
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout, self._errors):
-                with contextlib.suppress(OSError):  # what was not written yet
-                    assert pipe is not None
-                    pipe.close()
+        self._process = None
+        if self._ending is not None:
+            self._ending()  # once
 
     def _ask(self, process: subprocess.Popen[bytes], function: str, data: bytes, seconds: float) -> bytes:
         """As `call`.
@@ -124,6 +122,15 @@ class CompileProcess:
         assert self._errors is not None
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()[-_TOLD:]
+
+
+def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, errors):
+        with contextlib.suppress(OSError):  # what was not written yet
+            assert pipe is not None
+            pipe.close()
 
 
 def _write_call(file: IO[bytes], function: str, data: bytes) -> None:

@@ -1,15 +1,25 @@
+import contextlib
+import http.client
+import os
+import resource
+import socket
+from pathlib import Path
+
 import pytest
+import structlog  # noqa: F401 - servers have imported it, and could not without a descriptor
 from servers import wait_for
 
 from djinn.transports import Frame, Limits
-from djinn_http import HttpTransport, upgraded
+from djinn_http import HttpTransport, dialect, server, upgraded
 from djinn_http.upgraded import AcceptedUpgrade, UpgradedConnection
 
 LIMITS = Limits()
 
 
 @pytest.fixture
-def listener():
+def listener(monkeypatch):
+    monkeypatch.setattr(server, "_SWEEP_SECONDS", 0.05)
+
     def accept(connection):
         assert isinstance(connection, AcceptedUpgrade)
         while (frame := connection.receive(60)).head != b"over":
@@ -56,3 +66,53 @@ def test_a_busy_end_says_nothing(client):
     for _ in range(2):
         client.pulse()
     assert client.bytes_sent == before
+
+
+def test_a_listener_that_drains_still_says_that_its_ends_are_idle(listener, client, monkeypatch):
+    client.send(Frame(b"there"))
+    assert client.receive(60).head == b"there"
+    listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(client_address(listener))
+    monkeypatch.setattr(upgraded, "WAIT_SECONDS", 0.0)
+    for _ in range(3):  # once is what was under way when it was closed
+        before = client.bytes_received
+        wait_for(
+            lambda was=before: client.take_in() or client.bytes_received > was,
+            "the listener to say that its end is idle",
+        )
+
+
+def test_a_listener_without_a_descriptor_for_another_connection_answers_503(listener):
+    asking = {"Content-Type": dialect.CONTENT_TYPE, "Connection": "Upgrade", "Upgrade": dialect.UPGRADE}
+    plain = http.client.HTTPConnection(*client_address(listener), timeout=60)
+    plain.connect()
+    wait_for(lambda: listener._connections, "the listener to accept")
+    with no_descriptors():
+        plain.request("POST", dialect.PATH + dialect.OPEN, b"", asking)
+        response = plain.getresponse()
+        assert (response.status, response.read()) == (503, b"too many connections")
+    plain.close()
+    client = HttpTransport().connect(listener.url, LIMITS, 10)
+    assert isinstance(client, UpgradedConnection)
+    client.send(Frame(b"over"))
+    client.close()
+
+
+def client_address(listener):
+    host, _, port = listener.url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+@contextlib.contextmanager
+def no_descriptors():
+    """This process has as many files open as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    with contextlib.ExitStack() as files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                files.callback(os.close, os.dup(0))
+        yield
