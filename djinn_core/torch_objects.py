@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import (
 ToDlpack = Callable[[torch.Tensor], Any]
 StorageConstructor = Callable[..., torch.UntypedStorage]
 SwapTensors = Callable[[torch.Tensor, torch.Tensor], None]
+Conversion = Callable[..., torch.Tensor]
 SetDefault = Callable[..., None]
 
 
@@ -119,10 +120,17 @@ def of_own_class(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_subclass(torch.Tensor)
 
 
-def wrap_make_subclass(wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]) -> None:
+def wrap_make_subclass(wrap: Callable[[Conversion], Conversion]) -> None:
     """Replace `torch.Tensor._make_subclass`, by which classes derived from `torch.Tensor` make their tensors."""
     wrapped: Any = staticmethod(wrap(torch.Tensor._make_subclass))
     torch.Tensor._make_subclass = wrapped  # type: ignore[method-assign]
+
+
+def wrap_conversions(as_subclass: Callable[[Conversion], Conversion], new: Callable[[Conversion], Conversion]) -> None:
+    """Replace `torch.Tensor.as_subclass` and `torch.Tensor.__new__`, which make a tensor one of a class derived from `torch.Tensor`."""
+    tensor: Any = torch.Tensor
+    tensor.as_subclass = as_subclass(tensor.as_subclass)
+    tensor.__new__ = staticmethod(new(tensor.__new__))
 
 
 def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> None:

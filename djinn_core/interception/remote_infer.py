@@ -63,9 +63,8 @@ def ask_executor(
     written = [operands[i] for i in targets]
     made = tuple(v.handle for v in values)
     scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
-    reply = recorder.ask(
-        SyncRequest(describe=(*made, *(w.remote.handle for w in written)), fetch=made if scalar else ())
-    )
+    asked = *made, *(w.remote.handle for w in written)
+    reply = recorder.ask(SyncRequest(made if scalar else (), asked, synchronize=not asked))
     if operands and (index := operands[0].remote.meta.device):
         reply = msgspec.structs.replace(reply, described=tuple(described_on(index, d) for d in reply.described))
     for tensor, described in zip(written, reply.described[len(made) :], strict=True):

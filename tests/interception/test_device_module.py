@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import warnings
 
@@ -290,3 +291,10 @@ def test_pinned_tensors_say_so():
     with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
         remote.pin_memory()
     assert not torch.arange(12.0).is_pinned()
+
+
+def test_the_class_of_tensors_is_found_where_it_says_it_is(embedded):
+    opt_einsum = pytest.importorskip("opt_einsum")
+    x = torch.arange(6.0, device=embedded).reshape(2, 3)
+    assert getattr(sys.modules[type(x).__module__], type(x).__name__) is djinn.LazyTensor
+    assert opt_einsum.contract("ij,kj->ik", x, x).tolist() == [[5, 14], [14, 50]]

@@ -14,6 +14,8 @@ MISTAKES = {
     "a dimension of narrow_copy": lambda d: torch.ones(2, device=d).narrow_copy(3, 0, 1),
     # A RuntimeError to the meta kernel.
     "cat into a narrower dtype": lambda d: torch.cat([torch.ones(2, device=d)], out=torch.ones(2, device=d).bool()),
+    # A RuntimeError to the meta kernel, of an op without results.
+    "a size that is not so": lambda d: torch.ops.aten._assert_tensor_metadata(torch.ones(2, device=d), [3]),
     # Fine to the meta kernel.
     "softmax into a narrower dtype": lambda d: torch.softmax(
         torch.ones(2, device=d), 0, out=torch.ones(2, device=d).int()

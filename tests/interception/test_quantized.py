@@ -76,8 +76,19 @@ CASES = {
     "loaded here": lambda d: saved(quantized(d), "cpu"),
     "printed": shown(quantized),
     "channels printed": shown(by_channel),
+    "observed, by empty observers of channels": lambda d: observed(d, torch.tensor([])),
+    "observed, by observers of channels": lambda d: observed(d, torch.zeros(4)),
     "fake": lambda d: torch.fake_quantize_per_tensor_affine(dense(d), 0.05, 20, 0, 255),
 }  # fmt: skip
+
+
+def observed(d, observers):
+    """A step of training for quantisation: what it gives, and what the observers are afterwards."""
+    on, kept = torch.ones(1, device=d), [observers.clone().to(d) for _ in range(3)]
+    zeros = observers.int().to(d)
+    given = torch.arange(12.0, device=d).reshape(4, 3)
+    out = torch.fused_moving_avg_obs_fake_quant(given, on, on, *kept, zeros, 0.01, -128, 127, 0, True, True)
+    return [out, *kept, zeros]
 
 
 @pytest.mark.parametrize("case", CASES)

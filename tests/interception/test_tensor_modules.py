@@ -408,11 +408,14 @@ def classes_of_the_user(d):
     mine.twice().sum().backward()
     moved = waves("cpu", 3).as_subclass(Plain).to(d)
     made = torch.Tensor._make_subclass(Plain, waves(d, 3), True)
+    by_name, called = torch.Tensor.as_subclass(waves(d, 3), Plain), Plain(x)
+    called.square().sum().backward()
     moved.note = 1
     kinds = [
-        type(t).__name__ for t in (mine, mine + 1, mine.cpu(), moved[1:], made, mine.as_subclass(torch.Tensor) + 1)
+        type(t).__name__
+        for t in (mine, mine + 1, mine.cpu(), moved[1:], made, by_name, called, mine.as_subclass(torch.Tensor) + 1)
     ]
-    return x.grad, Traced.calls, mine.twice(), moved + 1, made, kinds[:-1]
+    return x.grad, Traced.calls, mine.twice(), moved + 1, made, by_name, called, kinds[:-1]
 
 
 @case

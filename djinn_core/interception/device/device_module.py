@@ -233,6 +233,7 @@ _MEMBERS: tuple[Any, ...] = (
     streams.StreamContext,
 )
 _NAMED: dict[str, Any] = {
+    "LazyTensor": LazyTensor,
     "Stream": streams.RemoteStream,
     "Event": streams.RemoteEvent,
     "stream": streams.StreamContext,

@@ -58,6 +58,7 @@ class LazyTensor(torch.Tensor):
     Shape, strides, dtype and device are known without a message. Ops on it are recorded, not computed.
     """
 
+    __module__ = f"torch.{DEVICE_NAME}"  # where PyTorch's graphs find it; libraries tell by it whose array a tensor is (opt_einsum)
     remote: Value
     depth = 0  # views between this one and its base
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,11 +17,10 @@ from djinn_core import torch_objects, torch_private
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_core.torch_objects import Conversion
 from djinn_core.tracebacks import shorten_through
 
 aten = torch.ops.aten
-
-MakeSubclass = Callable[..., torch.Tensor]
 
 
 class _UserClassBase(LazyTensor):
@@ -92,7 +90,29 @@ def alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return made if wanted is None else wrap(made.remote, wanted)
 
 
-def make_subclass(plain: MakeSubclass) -> MakeSubclass:
+def as_subclass_of_any(plain: Conversion) -> Conversion:
+    """`torch.Tensor.as_subclass`, for remote tensors as well."""
+
+    @functools.wraps(plain)
+    def convert(tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
+        return as_subclass(tensor, cls) if isinstance(tensor, LazyTensor) else plain(tensor, cls)
+
+    return convert
+
+
+def new_of_any(plain: Conversion) -> Conversion:
+    """`torch.Tensor.__new__`, for remote tensors as well: `Mine(tensor)` is `tensor.as_subclass(Mine)`."""
+
+    @functools.wraps(plain)
+    def new(cls: type[torch.Tensor], *args: Any, **options: Any) -> torch.Tensor:
+        if len(args) == 1 and isinstance(args[0], LazyTensor) and not options:
+            return as_subclass(args[0], cls)
+        return plain(cls, *args, **options)
+
+    return new
+
+
+def make_subclass(plain: Conversion) -> Conversion:
     """`torch.Tensor._make_subclass`, for remote tensors as well: a tensor of that class without history."""
 
     @functools.wraps(plain)
@@ -109,4 +129,4 @@ def make_subclass(plain: MakeSubclass) -> MakeSubclass:
 def register() -> None:
     """Have PyTorch make remote tensors of the user's classes."""
     torch_objects.wrap_make_subclass(make_subclass)
-    LazyTensor.as_subclass = as_subclass  # type: ignore[method-assign,assignment]
+    torch_objects.wrap_conversions(as_subclass_of_any, new_of_any)
