@@ -29,7 +29,7 @@ from djinn_core.server.devices import device_figures, reset_device_peak
 from djinn_core.server.handshake import instance
 from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
-from djinn_core.server.memory.session_memory import SessionMemory
+from djinn_core.server.memory.session_memory import Plain, SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
 from djinn_core.server.peers.packed_values import can_move
 from djinn_core.server.peers.session_values import PeerValues, SessionWaits
@@ -272,12 +272,12 @@ class ExecutorSession:
         return self._idle.receive(connection, self._state_here) if frame is None else frame
 
     def _runs_ahead(self, limit: int) -> RunsAhead | None:
-        """None where nothing is run ahead: under a memory limit, in batches, in simulated time, and on GPUs, where it is untried."""
-        device = self.device
-        others = self._memory, device.batches, device.timekeeper
+        """None where nothing is run ahead: in batches, in simulated time, and on GPUs, where it is untried."""
+        device, counts = self.device, self._counts
+        others = device.batches, device.timekeeper
         if not limit or device.runtime.device.type != "cpu" or any(other is not None for other in others):
             return None
-        return RunsAhead(device, self._turn, self.values, self._templates, self._usage, self._counts, limit)
+        return RunsAhead(device, self._turn, self.values, self._templates, self._usage, counts, limit, self._memory)
 
     def _tell_times(self, request: TimingsRequest) -> None:
         """Tell with each reply from now on when the submission ran, or no more."""
@@ -703,13 +703,11 @@ class ExecutorSession:
                 return device.batches.run(pending, joined)
             if known.template.random:
                 device.randomness.hand_to(self._randomness)
-            ahead = self._ahead.take(known, work) if self._ahead is not None and self._ahead.pending else None
             if self._reads.shares.storages:
                 self._reads.shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
-            if ahead is not None:
-                work.rest = partial(self._rest, known)
-                return ahead.finish(work, self.values, self._context.ahead_bytes)
-            run = run_template if known.hot is None or work.op_times is not None else known.hot.run
+            run: Plain = run_template if known.hot is None or work.op_times is not None else known.hot.run
+            if self._ahead is not None:
+                run = self._ahead.running(known, run)
             if self._memory is not None:
                 return self._memory.run(known.digest, known.template, work, known.slots, run)
             if device.timekeeper is not None:

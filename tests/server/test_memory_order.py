@@ -15,7 +15,7 @@ from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.memory.budgets import Budgets
 from djinn_core.server.memory.ledger import CRITICAL, NONE, WARNING, Ledger
 from djinn_core.server.memory.limited import LimitedRuntime
-from djinn_core.server.memory.session_memory import SessionMemory
+from djinn_core.server.memory.session_memory import PAST_RUNS, SessionMemory
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.peers.packed_values import pack_copies, pack_storages, unpack_item
 from djinn_core.server.running.run import run_template
@@ -135,6 +135,30 @@ def test_what_is_used_last_makes_room_first(ledger):
     before = ledger.counts.restored
     session.run(program, given)
     assert ledger.counts.restored - before <= 12 * MIB
+
+
+def test_far_from_the_limit_uses_are_noted_when_they_are_asked_for(ledger):
+    session = Session(ledger, 1)
+    first, second, third = given = [session.give(n) for n in range(3)]
+    program = Program(1, [(RELU, 0, 1)])
+
+    def use(handle):
+        session.values.free([session.run(program, [handle])])
+
+    def steps_since():
+        holdings = ledger.survey()
+        hints = ledger.hints(holdings)
+        found = {h: hints.last_use(holding) for holding in holdings.values() for h in holding.holders[session.memory]}
+        return [found[handle] for handle in given]
+
+    use(first)
+    for _ in range(PAST_RUNS):
+        use(second)
+    use(third)
+    assert steps_since() == [PAST_RUNS, 2, 1], "of the first run it is only known that it was before the others"
+    use(second)
+    assert steps_since() == [PAST_RUNS + 1, 1, 2]
+    assert session.memory.working_set()["activations"] == 2 * MIB
 
 
 def test_a_session_at_rest_makes_room_first_and_comes_back_untouched(ledger):

@@ -16,6 +16,9 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand, SlotArg
 from djinn_core.net.sockets import SocketConnection
 from djinn_core.server.context import ExecutorContext
+from djinn_core.server.disk_quota import DiskQuota
+from djinn_core.server.memory import allocation, ledger
+from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running import expected_runs, runs_ahead
 from djinn_core.server.running.template_compiler import compile_template
@@ -57,9 +60,10 @@ WRITING = Template((form("mul_.Scalar", Operand(), SlotArg(), made="none"),), (0
 class Dialogue:
     """A client of a session in a thread of this process."""
 
-    def __init__(self, ahead_bytes):
+    def __init__(self, ahead_bytes, limit=None):
         ours, theirs = socket.socketpair()
-        self.context = attrs.evolve(ExecutorContext.of(CpuRuntime()), ahead_bytes=ahead_bytes)
+        runtime = CpuRuntime() if limit is None else LimitedRuntime(CpuRuntime(), limit, DiskQuota())
+        self.context = attrs.evolve(ExecutorContext.of(runtime), ahead_bytes=ahead_bytes)
         self.session = ExecutorSession(self.context)
         self.connection = SocketConnection(ours, Limits(), "test")
         self.channel = PlainExecutorChannel(SocketConnection(theirs, Limits(), "test"))
@@ -131,8 +135,8 @@ def dialogue(monkeypatch):
     monkeypatch.setattr(expected_runs, "LEAST_SECONDS", 0.0)
     begun = []
 
-    def begin(ahead_bytes=1 << 20):
-        begun.append(Dialogue(ahead_bytes))
+    def begin(ahead_bytes=1 << 20, limit=None):
+        begun.append(Dialogue(ahead_bytes, limit))
         return begun[-1]
 
     yield begin
@@ -140,15 +144,19 @@ def dialogue(monkeypatch):
         one.end()
 
 
-@pytest.fixture
-def foreseen(dialogue):
-    """One whose seventh step has run before it comes."""
-    found = dialogue()
+def until_ahead(found):
+    """Six steps, and the time until the seventh has run before it comes."""
     for number in range(6):
         found.step(number)
     wait_for(lambda: len(found.pending) == 1 and found.pending[0].over, "the run ahead")
     assert found.counts[1] == 0
     return found
+
+
+@pytest.fixture
+def foreseen(dialogue):
+    """One whose seventh step has run before it comes."""
+    return until_ahead(dialogue())
 
 
 def test_the_expected_submission_takes_what_has_run(foreseen):
@@ -285,3 +293,64 @@ def test_what_is_too_large_runs_ahead_once(dialogue):
     for number in range(20):
         found.step(number)
     assert found.counts[0] <= 1
+
+
+LIMIT = 1 << 20
+
+
+@pytest.fixture
+def limited(dialogue, monkeypatch):
+    """As `foreseen`, under a memory limit that is far away; the memory of this process is not measured."""
+    monkeypatch.setattr(ledger, "process_memory", lambda kind: None)
+    return until_ahead(dialogue(limit=LIMIT))
+
+
+def held(found):
+    """Bytes that the device's ledger knows of, and those of them that are values."""
+    return found.context.device.ledger.resident(), found.session.values.held
+
+
+def test_under_a_limit_it_is_taken_and_counts_as_memory(limited):
+    taken = limited.counts[0]
+    assert held(limited) == (16 * 9, 16 * 8), "one result has run ahead"
+    for number in range(6, 12):
+        result = limited.pending[0].output(0)
+        limited.step(number)
+        assert limited.session.values[limited.latest] is result
+        wait_for(lambda: limited.pending and limited.pending[0].over, "the next run ahead")
+    assert limited.counts == (taken + 6, 0)
+    assert held(limited) == (16 * 15, 16 * 14)
+    assert not limited.context.device.ledger.counts.evictions
+
+
+@pytest.mark.parametrize("wanted", [LIMIT // 2, LIMIT])
+def test_it_is_freed_where_another_session_wants_the_memory(limited, wanted):
+    device, taken = limited.context.device, limited.counts[0]
+    with contextlib.suppress(torch.OutOfMemoryError):
+        device.runtime.receive(torch.zeros(wanted, dtype=torch.uint8))
+    assert bool(limited.pending) is (wanted < LIMIT)
+    assert limited.counts[1] == (wanted == LIMIT)
+    resident, values = held(limited)
+    assert resident == values + 16 * len(limited.pending)
+    limited.step(6)
+    assert limited.counts[0] == taken + len(limited.pending)
+
+
+def test_it_is_dropped_where_what_it_uses_is_evicted(limited, monkeypatch):
+    monkeypatch.setattr(allocation, "SMALLEST", 1)
+    taken, _ = limited.counts
+    limited.session._memory.evict_all()
+    assert limited.counts == (taken, 1)
+    assert held(limited)[0] == 0
+    for number in range(6, 20):
+        limited.step(number)
+    assert limited.counts[0] > taken
+
+
+def test_where_a_run_would_come_near_the_limit_nothing_runs_ahead(dialogue, monkeypatch):
+    monkeypatch.setattr(ledger, "process_memory", lambda kind: None)
+    found = dialogue(limit=16 * 18)  # three quarters of three quarters of it are ten values
+    for number in range(14):
+        found.step(number)
+    assert found.counts[0] <= 4
+    assert not found.pending

@@ -125,9 +125,15 @@ class Ledger:
         return int(COMFORT * self.budget)
 
     def resident(self) -> int:
-        """Bytes that the values of all sessions have in memory, shared ones counted once."""
+        """Bytes that all sessions have in memory, in values, shared ones counted once, and in what has run ahead."""
         self._sweep()
-        return sum(session.values.held for session in self.sessions) - self._counted_again - self._away
+        return sum([one.values.held + one.ahead for one in self.sessions]) - self._counted_again - self._away
+
+    def without_runs_ahead(self) -> int:
+        """Free what sessions hold of programs that have run before their submissions came; as `resident` after it."""
+        for session in self.sessions:
+            session.give_way()
+        return self.resident()
 
     def share(self, key: int, nbytes: int) -> None:
         """A session counts a storage among its own that others may count as well."""
@@ -183,6 +189,11 @@ class Ledger:
     def shared_bytes(self) -> int:
         """Bytes of storages that sessions count more than once; for any thread."""
         return sum(nbytes for count, nbytes in list(self._shared.values()) if count > 1)
+
+    @property
+    def all_resident(self) -> bool:
+        """True if all values are in memory, and nothing of them lies elsewhere as well that would have to change with them."""
+        return not self._away and not self.space.used
 
     @property
     def evicted(self) -> int:
@@ -287,6 +298,8 @@ class Ledger:
 
     def drop(self, holding: Allocation) -> None:
         """Free the memory of a holding whose bytes can be read again or recomputed."""
+        for session in self.sessions:
+            session.give_way()  # what it runs ahead may use it
         holding.storage.resize_(0)
         holding.resident = False
         self.counts.evictions += 1
@@ -362,6 +375,8 @@ class Ledger:
 
     def hints(self, holdings: Holdings) -> Hints:
         """Hints about the holdings that outlive the running program, if there is one."""
+        for session in self.sessions:
+            session.catch_up()
         held = holdings.values()
         return Hints(self.sessions, held, time.monotonic(), self.steps, self.budgets, self.budget)
 
@@ -453,6 +468,8 @@ class Ledger:
             torch.OutOfMemoryError: there is none.
         """
         resident = self.resident()
+        if resident + nbytes > self.budget:
+            resident = self.without_runs_ahead()
         if resident + nbytes > self.budget:
             holdings = self.survey()
             describe = self.between_programs(self.hints(holdings))

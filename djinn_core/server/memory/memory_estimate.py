@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,7 +29,7 @@ class MemoryEstimate:
         writes: by number of memory the steps that write to it; -1: to unknown memory.
         guessed: the steps for which `allocates` is a guess.
         peak: the most bytes that are held at once beyond those held before the run.
-        input_bytes: size of the inputs.
+        input_bytes: size of the inputs, each as a tensor of its own (`bytes_of_inputs`).
         slots: values of the slots.
     """
 
@@ -59,6 +59,11 @@ class MemoryEstimate:
     def is_written(self, root: int, after: int, before: int) -> bool:
         """True if a step between these two may write to that memory."""
         return any(after < step < before for key in (root, -1) for step in self.writes.get(key, ()))
+
+
+def bytes_of_inputs(values: Iterable[object]) -> int:
+    """Bytes of those of these values that are strided tensors; where their memory was evicted as well."""
+    return sum([v.nbytes for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided])
 
 
 def _grown(now: Any, then: Any) -> bool:
@@ -120,14 +125,16 @@ class _EstimateRun:
         self.writes: dict[int, list[int]] = {}
         self.allocates: list[int] = []
         self.env: Environment = [torch.device("meta") if isinstance(v, torch.device) else v for v in env]
-        self.input_bytes = self._stand_in(env, sizes)
+        first = self.lifetimes.first_input
+        self.input_bytes = bytes_of_inputs(env[first : first + template.inputs])
+        self._stand_in(env, sizes)
         self.given = len(self.keys)  # roots below it are memory of inputs, which others may hold as well
         self.kept: list[torch.UntypedStorage] = []  # whose numbers must not be given out again
         self.live = self.peak = 0
         self.guessed: set[int] = set()
 
-    def _stand_in(self, env: Environment, sizes: Mapping[int, int]) -> int:
-        """Put tensors without memory in the place of the inputs, and return the bytes of these, each storage counted once."""
+    def _stand_in(self, env: Environment, sizes: Mapping[int, int]) -> None:
+        """Put tensors without memory in the place of the inputs."""
         storages: dict[int, torch.UntypedStorage] = {}
         first = self.lifetimes.first_input
         for place in range(first, first + self.template.inputs):
@@ -138,7 +145,6 @@ class _EstimateRun:
             self.env[place] = _stand_in(value, nbytes, storages)
             self._look(place, self.env[place])
         self.storages = storages
-        return sum(storage.nbytes() for storage in storages.values())
 
     def _look(self, place: int, tensor: torch.Tensor) -> int:
         """Note which memory the value at a place is a view of; the bytes of that memory where it is new, else 0."""

@@ -39,6 +39,11 @@ class LastUses:
         if len(steps) > 4 * PROGRAMS_LIMIT + 2 * len(self._values):
             self._steps = {storage: step for storage, step in steps.items() if self._values.bytes_of(storage)}
 
+    def forgot(self, step: int) -> None:
+        """Note that uses before a step are not known any more: it counts as the last use of what no program is known to have used."""
+        for handle in list(self._values.table):
+            self._steps.setdefault(storage_of(handle), step)
+
     def last(self, handles: Iterable[int], now: int) -> int:
         """The last use of values that share memory; for those that no program has used, when this was asked first."""
         return max([self._steps.setdefault(storage_of(handle), now) for handle in handles], default=now)

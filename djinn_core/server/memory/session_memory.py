@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import torch
 
 from djinn_core.ir.handles import storage_of
@@ -16,7 +19,7 @@ from djinn_core.server.memory.allocation import Allocation
 from djinn_core.server.memory.budgets import ACTIVATION, CACHE, KINDS, NAMES, Usage, kind_of
 from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.limited_run import LimitedRun
-from djinn_core.server.memory.memory_estimate import MemoryEstimate, estimate_memory
+from djinn_core.server.memory.memory_estimate import MemoryEstimate, bytes_of_inputs, estimate_memory
 from djinn_core.server.memory.next_use import LastUses, NextUsePredictor
 from djinn_core.server.running.run import RunOutcome, TemplateRun, environment_of
 from djinn_core.server.running.run_request import RunRequest
@@ -28,13 +31,34 @@ from djinn_core.wire.messages import ValueHints
 
 IDLE_SECONDS = 10.0  # after which a session's values make room before those of others
 OUTLOOKS_LIMIT = 512
+PAST_RUNS: Final = 256
+FAR: Final = 0.5  # of what is comfortable; below it nothing is evicted soon
 LETTERS_LIMIT = 16 << 20  # of what clients say about their values
 _log = get_logger("djinn.server")
 Plain = Callable[[CompiledTemplate, RunRequest, Sequence[Any], ValueTable], RunOutcome]
 
 
+class PastRun(msgspec.Struct):
+    """A run far from the limit, of which it is not noted yet what it used.
+
+    Attributes:
+        began: steps that programs had run on the device before it.
+    """
+
+    digest: bytes
+    phase: str
+    estimate: MemoryEstimate
+    inputs: list[int]
+    outputs: list[int]
+    began: int
+
+
 class SessionMemory:
-    """The holdings of one session, and the choice of how each of its programs runs."""
+    """The holdings of one session, and the choice of how each of its programs runs.
+
+    Attributes:
+        ahead: bytes that programs hold which run before their submissions come. give_way: frees them; called with the lock.
+    """
 
     def __init__(self, ledger: Ledger, values: ValueTable, name: str = "") -> None:
         self.values = values
@@ -49,8 +73,16 @@ class SessionMemory:
         self._kinds: dict[int, str] = {}
         self._usage = Usage(values)
         self._pinned: set[int] = set()  # storages
+        self._past: deque[PastRun] = deque(maxlen=PAST_RUNS)
+        self.ahead = 0
+        self.give_way: Callable[[], None] = _nothing
         with ledger.lock:
             ledger.sessions.append(self)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """As `Ledger.lock`."""
+        return self._ledger.lock
 
     def idle(self, now: float) -> bool:
         """True if the session has done nothing for `IDLE_SECONDS`."""
@@ -138,7 +170,12 @@ class SessionMemory:
         return list(holdings.values())
 
     def working_set(self) -> dict[str, int]:
-        """Bytes that its last program used, by kind."""
+        """Bytes that its last program used, by kind; for any thread. While a program runs on the device, those of an earlier one."""
+        if self._past and self._ledger.lock.acquire(blocking=False):
+            try:
+                self.catch_up()
+            finally:
+                self._ledger.lock.release()
         return {name: self._usage.bytes.get(kind, 0) for kind, name in NAMES.items()}
 
     def cache_bytes(self) -> tuple[int, int]:
@@ -176,8 +213,8 @@ class SessionMemory:
 
     def figures(self) -> dict[str, int]:
         """Bytes that its last program used, by kind, and which share of the memory the budget of its phase gives to each."""
-        shares = self._ledger.budgets.shares(self.phase)
         used = {f"used_{name}": nbytes for name, nbytes in self.working_set().items()}
+        shares = self._ledger.budgets.shares(self.phase)
         used["pinned_caches"] = self.cache_bytes()[1]
         return used | {f"budget_{name}": int(shares[kind] * self._ledger.budget) for kind, name in NAMES.items()}
 
@@ -198,35 +235,81 @@ class SessionMemory:
         with ledger.lock:
             self._used = time.monotonic()
             estimate = self._estimate(digest, template, work, slots)
-            self.predictor.begin(digest, estimate.lifetimes, work.inputs)
             self._note_kinds(digest, work)
-            self._usage.begin(self.phase, digest, self._with_kinds(work.inputs))
             self.values.forget_addresses()  # what was moved to the host comes back elsewhere
-            if self._settle(self._inputs(work), estimate):
+            past = PastRun(digest, self.phase, estimate, [*work.inputs], work.outputs, ledger.steps)
+            wanted = ledger.resident() + estimate.peak
+            if ledger.all_resident and wanted <= FAR * ledger.comfort:
+                ledger.expect(estimate.peak)
+                ledger.note(wanted)
                 outcome = plain(template, work, slots, self.values)
+                self._past.append(past)
             else:
-                hints = ledger.hints(ledger.survey())
-                guard = LimitedRun(ledger, template, estimate, hints, hints.of_session(self))
-                ledger.begin_run()
-                run = TemplateRun(template, work, slots, self.values, guard=guard)
-                run.advance()
-                outcome = run.finish()
-                guard.end()
-                self._count_away(work.outputs)
-                if self._pinned:
-                    self._restore_pinned(work.outputs)
-            self._observe(work, estimate)
+                self.catch_up()
+                self._begin(past)
+                outcome = self._run_near(template, work, slots, plain, estimate)
+                self._end(past)
             ledger.measure(ledger.resident())
-            self.predictor.end(digest, work.outputs, self.values.__contains__)
-            self.uses.note(estimate.lifetimes, ledger.steps, work.inputs, work.outputs)
             ledger.steps += estimate.lifetimes.steps
             self._used = time.monotonic()
             return outcome
 
-    def _observe(self, work: RunRequest, estimate: MemoryEstimate) -> None:
-        """Report the memory that a run of this phase has used to the budgets."""
-        used = self._usage.end(self.phase, self._with_kinds(work.outputs), estimate.peak)
-        self._ledger.budgets.observe(self.phase, id(self), used)
+    def _run_near(
+        self,
+        template: CompiledTemplate,
+        work: RunRequest,
+        slots: Sequence[Any],
+        plain: Plain,
+        estimate: MemoryEstimate,
+    ) -> RunOutcome:
+        """Run a template that may come near the limit, or uses what lies elsewhere."""
+        ledger = self._ledger
+        if self._settle(self._inputs(work), estimate):
+            return plain(template, work, slots, self.values)
+        hints = ledger.hints(ledger.survey())
+        guard = LimitedRun(ledger, template, estimate, hints, hints.of_session(self))
+        ledger.begin_run()
+        run = TemplateRun(template, work, slots, self.values, guard=guard)
+        run.advance()
+        outcome = run.finish()
+        guard.end()
+        self._count_away(work.outputs)
+        if self._pinned:
+            self._restore_pinned(work.outputs)
+        return outcome
+
+    def catch_up(self) -> None:
+        """Note what was used by runs far from the limit, of which only the latest are known. Called with the lock."""
+        past = self._past
+        if len(past) == PAST_RUNS:
+            self.uses.forgot(past[0].began)
+        for run in past:
+            self._begin(run)
+            self._end(run)
+        past.clear()
+
+    def _begin(self, run: PastRun) -> None:
+        self.predictor.begin(run.digest, run.estimate.lifetimes, run.inputs)
+        self._usage.begin(run.phase, run.digest, self._with_kinds(run.inputs))
+
+    def _end(self, run: PastRun) -> None:
+        """Note what a run has used, and report it to the budgets."""
+        used = self._usage.end(run.phase, self._with_kinds(run.outputs), run.estimate.peak)
+        self._ledger.budgets.observe(run.phase, id(self), used)
+        self.predictor.end(run.digest, run.outputs, self.values.__contains__)
+        self.uses.note(run.estimate.lifetimes, run.began, run.inputs, run.outputs)
+
+    def needed_ahead(self, digest: bytes, inputs: Sequence[torch.Tensor], slots: Sequence[Any]) -> int | None:
+        """Bytes that a template needs beside these inputs, where it may run before its submission comes; None where it may not.
+
+        It may where the inputs are in memory and a run stays far from the limit, with room for what the submission itself would take.
+        """
+        ledger, known = self._ledger, self._estimates.get(digest)
+        if known is None or not known.fits(bytes_of_inputs(inputs), slots):
+            return None
+        if not ledger.all_resident and any(has_memory(value) and ledger.is_evicted(value) for value in inputs):
+            return None
+        return known.peak if ledger.resident() + 2 * known.peak <= ledger.comfort else None
 
     def _with_kinds(self, handles: Iterable[int]) -> list[tuple[int, str]]:
         return [(handle, self._kinds.get(handle, ACTIVATION)) for handle in handles]
@@ -242,15 +325,12 @@ class SessionMemory:
         self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any]
     ) -> MemoryEstimate:
         known = self._estimates.get(digest)
-        if known is None or not known.fits(self._input_bytes(work), slots):
+        inputs = map(self.values.table.get, work.inputs)
+        if known is None or not known.fits(bytes_of_inputs(inputs), slots):
             env = environment_of(template, work, slots, self.values)
             known = estimate_memory(template, env, self._ledger.sizes())
         self._estimates.store(digest, known)
         return known
-
-    def _input_bytes(self, work: RunRequest) -> int:
-        """Bytes of the memory that the inputs look into."""
-        return sum(holding.nbytes for holding in self._inputs(work).values())
 
     def _inputs(self, work: RunRequest) -> Holdings:
         found: Holdings = {}
@@ -267,6 +347,8 @@ class SessionMemory:
         ledger = self._ledger
         wanted = sum(h.nbytes for h in inputs.values() if not h.resident) + estimate.peak
         resident = ledger.resident()
+        if resident + wanted > ledger.comfort:
+            resident = ledger.without_runs_ahead()
         if resident + wanted > ledger.comfort:
             holdings = ledger.survey()
             hints = ledger.hints(holdings)
@@ -289,6 +371,10 @@ class SessionMemory:
                 self._ledger.restore(holding)
             if not written.isdisjoint(holding.places):
                 self._ledger.written(holding.key)
+
+
+def _nothing() -> None:
+    """Nothing runs ahead."""
 
 
 def _letters(hints: ValueHints) -> int:

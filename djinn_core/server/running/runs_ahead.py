@@ -4,10 +4,13 @@ A program is only run ahead where that cannot be told: it writes nothing that ex
 little at a time; in between the session looks for a message. If the submission that comes is the one that was expected, over the very
 tensors that were used, it takes the results, or goes on where the run is. In every other case they are dropped and it runs as if nothing had
 been. An error is not kept: the real run raises it.
+
+Under a memory limit, what has run ahead counts to the session's memory, and is the first that is freed where that is short.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,13 +21,14 @@ import torch
 
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.server.batching.products import draws_of
+from djinn_core.server.memory.session_memory import Plain, SessionMemory
 from djinn_core.server.recovery.executor_channel import ExecutorChannel
 from djinn_core.server.running.bound_templates import BoundTemplate
 from djinn_core.server.running.expected_runs import ExpectedSubmission, SubmissionPredictor
 from djinn_core.server.running.fair_share import Share
 from djinn_core.server.running.run import RunOutcome, TemplateRun
 from djinn_core.server.running.run_request import RunRequest
-from djinn_core.server.running.template_compiler import Environment
+from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session_metrics import SessionCounters
 from djinn_core.server.shared_device import SharedDevice
@@ -47,7 +51,7 @@ class RunAhead:
 
     Attributes:
         inputs, slots: what it uses. env: its environment. step: its next instruction.
-        seconds: how long it has run. nbytes: bytes of its outputs, once it is over.
+        seconds: how long it has run. nbytes: bytes that it is expected to need; those of its outputs, once it is over.
     """
 
     __slots__ = ("env", "expected", "inputs", "known", "nbytes", "seconds", "slots", "step")
@@ -106,7 +110,7 @@ class RunAhead:
 
 
 class RunsAhead:
-    """The runs ahead of one session. Used by its thread.
+    """The runs ahead of one session. Used by its thread; another one drops them where it needs the memory (`give_way`).
 
     Attributes:
         pending: those that no submission has taken, the next one first; only the last one may not be over.
@@ -122,20 +126,29 @@ class RunsAhead:
         usage: UsageMetrics,
         counts: SessionCounters,
         limit: int,
+        memory: SessionMemory | None = None,
     ) -> None:
-        """`limit`: bytes that outputs may have which no submission has taken."""
+        """`limit`: bytes that outputs may have which no submission has taken. `memory`: the session's, where the device has a limit."""
         self._device, self._turn, self._values, self._templates = device, turn, values, templates
         self._usage, self._counts, self._limit = usage, counts, limit
         self._predictor = SubmissionPredictor()
         self._bytes = 0
+        self._gave_way: ExpectedSubmission | None = None  # the first of those that were dropped for want of memory
+        self._memory = memory
+        self._lock = threading.RLock() if memory is None else memory.lock  # of `pending` and of what it holds
         self.pending: deque[RunAhead] = deque()
         self.ready = False
+        if memory is not None:
+            memory.give_way = self.give_way
 
     def follow(self, submit: Submit, known: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
         """A submission was run, in so many seconds, and answered."""
         inputs = known.inputs if known is not None else _NO_INPUTS
         awaited = True if work.fetch or work.describe else work.synchronize
         self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
+        if self._gave_way is not None:
+            self._predictor.missed(self._gave_way, came=False)
+            self._gave_way = None
         self.ready = self._predictor.repeats
 
     def receive(self, connection: ExecutorChannel, settings: NumericSettings | None) -> Frame | None:
@@ -156,38 +169,54 @@ class RunsAhead:
 
     def advance(self, settings: NumericSettings | None) -> bool:
         """Run a little of what is expected next, under the session's numeric settings; False if there is nothing to run now."""
-        run = self._next()
-        if run is None or not self._turn.begin_if_free():
+        if not self._turn.begin_if_free():
             return False
         began = self._turn.began
         account = self._usage.account
         account.begin(began)
         try:
-            self._device.numeric_settings.compute_under(settings)
-            run.advance(began + _LOOK_SECONDS)
-            if run.over:
-                run.nbytes = run.made()
-                self._bytes += run.nbytes
-                if run.nbytes > self._limit:
-                    run.known.runs_ahead = False
-        except Exception:  # the submission itself tells of it
-            self.missed()
+            with self._lock:
+                run = self._next()
+                if run is None:
+                    return False
+                self._device.numeric_settings.compute_under(settings)
+                self._advance(run, began)
         finally:
             now = time.perf_counter()
-            run.seconds += now - began
             account.end(now)
             self._turn.leave(now - began)
         return self.ready
 
+    def _advance(self, run: RunAhead, began: float) -> None:
+        try:
+            run.advance(began + _LOOK_SECONDS)
+            if run.over:
+                self._hold(run.made() - run.nbytes)
+                run.nbytes = run.made()
+                if run.nbytes > self._limit:
+                    run.known.runs_ahead = False
+        except Exception:  # the submission itself tells of it
+            self.missed()
+        run.seconds += time.perf_counter() - began
+
+    def _hold(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        if self._memory is not None:
+            self._memory.ahead = self._bytes
+
     def _next(self) -> RunAhead | None:
         """The run to go on with; None: there is none."""
+        with self._lock:
+            pending = self.pending
+            if not pending or pending[-1].over:
+                return self._another()
+            return pending[-1]
+
+    def _another(self) -> RunAhead | None:
+        """A run of what is expected after those that are pending, which are over; None where there is to be none."""
         pending = self.pending
-        if pending:
-            last = pending[-1]
-            if not last.over:
-                return last
-            if last.expected.awaited or len(pending) == MOST_RUNS or self._bytes > self._limit:
-                return None
+        if pending and (pending[-1].expected.awaited or len(pending) == MOST_RUNS or self._bytes > self._limit):
+            return None
         expected = self._predictor.expected(len(pending) + 1)
         if expected is None or expected.seconds > LONGEST_SECONDS or self._values.indexed:
             return None
@@ -228,16 +257,36 @@ class RunsAhead:
         assert known.draws is not None
         if known.draws.some(slots) or not all(type(value) is torch.Tensor for value in inputs):
             return None
-        return RunAhead(known, expected, slots, inputs)
+        run = RunAhead(known, expected, slots, inputs)
+        if self._memory is not None:
+            needed = self._memory.needed_ahead(known.digest, inputs, slots)
+            if needed is None:
+                return None
+            run.nbytes = needed
+            self._hold(needed)
+        return run
 
-    def take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
+    def running(self, known: BoundTemplate, otherwise: Plain) -> Plain:
+        """The way a submission that has come runs: over what has run ahead if it is the next one that was expected, else `otherwise`."""
+
+        def run(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
+            ahead = self._take(known, work)
+            return (
+                otherwise(template, work, slots, values) if ahead is None else ahead.finish(work, values, self._limit)
+            )
+
+        return run if self.pending else otherwise
+
+    def _take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
         """The run of a submission that has come, if that is the next one that was expected; all are dropped if not."""
+        if not self.pending:  # any more
+            return None
         run = self.pending[0]
         if run.known is not known or not run.fits(work, known.slots, self._values):
             self.missed(came=run.known is known)
             return None
         del self.pending[0]
-        self._bytes -= run.nbytes
+        self._hold(-run.nbytes)
         self._counts.runs_ahead += 1
         self._predictor.held(run.expected)
         work.ahead = run.seconds
@@ -246,12 +295,21 @@ class RunsAhead:
     def missed(self, *, came: bool = False) -> None:
         """Drop everything: the submission that was expected has not come, or (`came`) has come over other values."""
         if self.pending:
-            self._predictor.missed(self.pending[0].expected, came=came)
+            with self._lock:
+                if self.pending:
+                    self._predictor.missed(self.pending[0].expected, came=came)
+                self.drop()
+
+    def give_way(self) -> None:
+        """Drop everything for want of memory. Called with the lock, in any thread."""
+        if self.pending:
+            self._gave_way = self.pending[0].expected
             self.drop()
 
     def drop(self) -> None:
         """Drop everything."""
         self.ready = False
-        self._counts.runs_ahead_dropped += len(self.pending)
-        self.pending.clear()
-        self._bytes = 0
+        with self._lock:
+            self._counts.runs_ahead_dropped += len(self.pending)
+            self.pending.clear()
+            self._hold(-self._bytes)
