@@ -96,7 +96,9 @@ def test_a_file_that_cannot_be_used_is_replaced(place, content):
 def test_the_version_is_that_of_the_installed_distribution(monkeypatch, tmp_path):
     assert core_version() == importlib.metadata.version("djinn") != ""
     (tmp_path / "djinn-9.9.dist-info").mkdir()
-    (tmp_path / "djinn-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: djinn\nVersion: 9.9\n\nVersion: 1\n")
+    (tmp_path / "djinn-9.9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: djinn\nVersion: 9.9\n\nVersion: 1\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert core_version.__wrapped__() == "9.9"
     monkeypatch.setattr("sys.path", [])

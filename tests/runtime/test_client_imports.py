@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 SERVERS_ONLY = ("aiohttp", "cryptography", "prometheus_client")
-WHERE_NEEDED = ("encodings.idna", "networkx", "psutil", "rich", "statistics", "structlog")
+WHERE_NEEDED = ("networkx", "psutil", "rich", "statistics", "structlog")
 # Of Djinn itself: what plans, and other servers that stand by. The server has loaded the same plugins, so that their kinds are kept.
 OWN = ("djinn_core.ir.graph", "djinn_core.runtime.standby.connection")
 MODULES_LIMIT = 170  # of Djinn after `import djinn`: 169
