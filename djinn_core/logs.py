@@ -289,13 +289,13 @@ class _LateFormatter(logging.Formatter):
 
     def __init__(self, style: str, colours: bool) -> None:
         super().__init__()
-        self._style, self._colours = style, colours
+        self._wanted = style, colours
         self._made: logging.Formatter | None = None
 
     def format(self, record: logging.LogRecord) -> str:
         """The text of a message."""
         if self._made is None:
-            self._made = _formatter(self._style, self._colours)
+            self._made = _formatter(*self._wanted)
         return self._made.format(record)
 
 
