@@ -285,15 +285,28 @@ def _install(stream: TextIO, environ: Mapping[str, str], shown_level: int | None
     root.propagate = False
 
 
-def _formatter_of(
-    stream: TextIO, environ: Mapping[str, str], shown_level: int | None
-) -> structlog.stdlib.ProcessorFormatter:
+class _LateFormatter(logging.Formatter):
+    """structlog's formatter, which is made for the first message that is shown: executors show none, mostly, and importing it takes a tenth of a second."""
+
+    def __init__(self, style: str, colours: bool) -> None:
+        super().__init__()
+        self._wanted = style, colours
+        self._made: logging.Formatter | None = None
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of a message."""
+        if self._made is None:
+            self._made = _formatter(*self._wanted)
+        return self._made.format(record)
+
+
+def _formatter_of(stream: TextIO, environ: Mapping[str, str], shown_level: int | None) -> logging.Formatter:
     style = environ.get(FORMAT_VARIABLE, "") or "console"
     if style not in {"json", "console"}:
         raise ConfigurationError(f"{FORMAT_VARIABLE}={style!r} is unknown: use json or console.")
     if style == "console" and shown_level is not None and shown_level >= logging.WARNING:
         style = "plain"
-    return _formatter(style, colours=stream.isatty() and "NO_COLOR" not in environ)
+    return _LateFormatter(style, stream.isatty() and "NO_COLOR" not in environ)
 
 
 def _plain(logger: object, method: str, event: Event) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-import attrs
+import msgspec
 
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs import hookimpl
@@ -78,8 +78,7 @@ def djinn_register_transports() -> Iterable[Transport]:
     return [] if CLIENT_ONLY else [LocalTransport()]
 
 
-@attrs.frozen
-class _Release:
+class _Release(msgspec.Struct, frozen=True):
     """Removes a listener's socket file, unless another server has put its own there, and its temporary directory."""
 
     path: Path

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-import attrs
+import msgspec
 
 from djinn_core.directories import configuration_directory
 from djinn_core.errors import ConfigurationError
@@ -17,8 +17,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX: Final = ".json"
 
 
-@attrs.frozen
-class Login:
+class Login(msgspec.Struct, frozen=True):
     """A server that the user has logged in to, and the name that the user has given it."""
 
     name: str

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-import attrs
+import msgspec
 
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
@@ -403,8 +403,7 @@ class SocketListener:
         serve_connection(connection, connection.peer, self._accept)
 
 
-@attrs.frozen
-class SocketShutdown:
+class SocketShutdown(msgspec.Struct, frozen=True):
     """Ends a connection from another thread than the one that uses it: that one sees its end, and closes it."""
 
     sock: socket.socket

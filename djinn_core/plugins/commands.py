@@ -14,7 +14,8 @@ import attrs
 
 from djinn_core.errors import PluginError
 from djinn_core.plugins.command_listing import COMMAND_GROUP
-from djinn_core.plugins.discovery import CORE_DISTRIBUTION, PluginCandidate, installed, named
+from djinn_core.plugins.discovery import PluginCandidate, installed, named
+from djinn_core.plugins.entry_points import CORE_DISTRIBUTION
 from djinn_core.plugins.intake import PluginFailure, PluginLoader
 from djinn_core.plugins.kinds import COMMAND_KINDS
 from djinn_core.plugins.registry import Selection

@@ -16,13 +16,12 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import PluginError
-from djinn_core.plugins.entry_points import installed_points
+from djinn_core.plugins.entry_points import CORE_DISTRIBUTION, core_version, installed_points
 from djinn_core.plugins.report import PluginRow, Status
 
 ENTRY_POINT_GROUP: Final = "djinn"
 INTEGRATION_GROUP: Final = "djinn.integrations"
 RUN: Final = "djinn-run"  # in place of a library, for plugins with integrations that are loaded when `djinn run` begins
-CORE_DISTRIBUTION: Final = "djinn"
 
 
 class PluginCandidate(msgspec.Struct, frozen=True):
@@ -91,7 +90,7 @@ def _candidate(point: importlib.metadata.EntryPoint) -> PluginCandidate:
 
 def of_another_release(distribution: str, version: str) -> str:
     """Advice, where a version is one of Djinn's calendar versions and another than that of Djinn here; otherwise empty."""
-    core = _core_version()
+    core = core_version()
     if version == core or version.partition(".")[0] != core.partition(".")[0]:
         return ""
     return f"{distribution} {version} belongs to another release than djinn {core}: install both of one release"
@@ -112,7 +111,7 @@ def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
 
 def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
     """The plugins that are part of Djinn, in the order in which they are given."""
-    version = _core_version()
+    version = core_version()
     return tuple(
         PluginCandidate(name, CORE_DISTRIBUTION, version, partial(_given, plugin), builtin=True)
         for name, plugin in builtins.items()
@@ -212,10 +211,3 @@ def _folder_of(package: str) -> list[str]:
         return []
     origin = spec.origin if spec and spec.has_location else None
     return [str(Path(origin).parents[1 if spec and spec.submodule_search_locations else 0])] if origin else []
-
-
-def _core_version() -> str:
-    try:
-        return importlib.metadata.version(CORE_DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        return ""

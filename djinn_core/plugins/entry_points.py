@@ -22,6 +22,7 @@ import msgspec
 from djinn_core.directories import cache_directory
 from djinn_core.files import replace_file
 
+CORE_DISTRIBUTION: Final = "djinn"
 GROUPS: Final = "djinn"  # and what begins with it and a dot
 PLACES_LIMIT: Final = 1024
 BYTES_LIMIT: Final = 1 << 20
@@ -42,6 +43,22 @@ class DiscoveredEntryPoint(msgspec.Struct, frozen=True, array_like=True):
     def entry_point(self) -> importlib.metadata.EntryPoint:
         """The same, which can be loaded."""
         return importlib.metadata.EntryPoint(self.name, self.value, self.group)
+
+
+@lru_cache(maxsize=1)
+def core_version() -> str:
+    """Version of the installed distribution of Djinn; empty where the source is run without being installed.
+
+    Asking `importlib.metadata` for it parses the whole file, readme included.
+    """
+    try:
+        found = importlib.metadata.distribution(CORE_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    for line in (found.read_text("METADATA") or "").splitlines():
+        if line.startswith("Version: "):
+            return line.removeprefix("Version: ").strip()
+    return found.version
 
 
 Places = tuple[tuple[str, int], ...]  # entries of the import path, each with when it changed last

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-import attrs
 import msgspec
 
 from djinn_core.config import Settings
@@ -45,41 +44,47 @@ class Captures(threading.local):
     latest: Captured | None = None
 
 
-@attrs.define(eq=False)
-class ClientContext:
+class ClientContext(msgspec.Struct, eq=False):
     """State of a client. PyTorch knows one device, so a process has one context (`runtime/client.py`).
 
     `lock` is held while settings change, and while a session begins or ends; plans and what is sent have the recorders' lock.
     """
 
-    overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
+    overrides: dict[str, Any] = msgspec.field(default_factory=dict)
     settings: Settings | None = None
     # The plugins in use; those that are asked for plans are among them once a program is planned.
     registry: Registry | None = None
     starting: tuple[OwnExecutor, ...] = ()  # started before a session needs them, which it takes
     opened: tuple[OpenSession, ...] = ()
-    joining: set[int] = attrs.field(factory=set)  # numbers of executors that are being started for the open session
+    joining: set[int] = msgspec.field(
+        default_factory=set
+    )  # numbers of executors that are being started for the open session
     session: ClientSession | None = None
     planner: Planner | None = None  # of the session
     plans: SavedPlans | None = None  # of the session
     asked_by_size: tuple[str, ...] = ()  # plugins with which plans of the open session hold for fewer sizes
-    stats: Stats = attrs.field(factory=Stats)
+    stats: Stats = msgspec.field(default_factory=Stats)
     first_storage: int = 0  # storages of the open session have numbers above those of former ones
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
     closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
     links: tuple[str, tuple[Link, ...]] = ("", ())  # to the devices, as they were measured in a session of that name
-    hooks: list[InitHook] = attrs.field(factory=list)
-    intercepting: dict[str, Interceptor] = attrs.field(factory=dict)
-    integrated: dict[str, Integration] = attrs.field(factory=dict)  # by name; they are never taken back
+    hooks: list[InitHook] = msgspec.field(default_factory=list)
+    intercepting: dict[str, Interceptor] = msgspec.field(default_factory=dict)
+    integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # by name; they are never taken back
     under_run: bool = False  # in a process of `djinn run`
-    observers: Observers = attrs.field(factory=Observers)
-    recordings: list[list[PipelineResult]] = attrs.field(factory=list)
-    captures: Captures = attrs.field(factory=Captures)
-    analysed: AnalysisCache = attrs.field(factory=AnalysisCache)  # programs given to `djinn.plan` and `djinn.explain`
+    observers: Observers = msgspec.field(default_factory=Observers)
+    recordings: list[list[PipelineResult]] = msgspec.field(default_factory=list)
+    captures: Captures = msgspec.field(default_factory=Captures)
+    analysed: AnalysisCache = msgspec.field(
+        default_factory=AnalysisCache
+    )  # programs given to `djinn.plan` and `djinn.explain`
     forked: bool = False
     answered: bool = False  # a server has, since it was configured
-    lock: threading.RLock = attrs.field(factory=threading.RLock, repr=False)
-    loading: threading.RLock = attrs.field(factory=threading.RLock, repr=False)  # held while plugins are loaded
+    lock: threading.RLock = msgspec.field(default_factory=threading.RLock)
+    loading: threading.RLock = msgspec.field(default_factory=threading.RLock)  # held while plugins are loaded
+
+    def __repr__(self) -> str:
+        return object.__repr__(self)  # a token may be among what was configured
 
     def configured(self) -> tuple[Registry, Settings]:
         """The registry, with all plugins in use, and the settings of the open session."""

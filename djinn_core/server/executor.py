@@ -32,6 +32,7 @@ from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionL
 from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
 from djinn_core.hookspecs.launchers import Badge
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
+from djinn_core.ir.operators import operators_digest
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
 from djinn_core.launch.listen_addresses import listening_transports
@@ -428,6 +429,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
         logs.set_debug_level(start.config.log.debug)
         with _open(device, start, new) as executor:
             executor.tell = control.report
+            operators_digest()  # takes 0.06 s, for which the first client would wait
             urls = executor.listen(start.directory)
             control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
             _log.info("executor is ready", urls=urls, process=os.getpid())

@@ -152,6 +152,7 @@ def _serve(place: Path, seconds: float, lock: int, config: ExecutorConfig) -> No
     importlib.import_module("structlog.dev")
     executor = importlib.import_module("djinn_core.server.executor")
     executor.load_plugins(config)
+    executor.operators_digest()  # forks inherit the list
     gc.freeze()  # a collection in a fork would copy all of it
     arguments = ForkServer(place, seconds).serve()
     if arguments is None:

@@ -48,6 +48,17 @@ def test_without_any_set_up_only_warnings_are_seen():
     assert (done.stdout, done.stderr) == ("", "loud pct='5%'\n")
 
 
+def test_what_shows_messages_is_made_for_the_first_one(log, monkeypatch):
+    made, make = [], logs._formatter
+    monkeypatch.setattr(logs, "_formatter", lambda *given: made.append(given) or make(*given))
+    stream = shown("warning")
+    log.info("not shown")
+    assert made == []
+    log.warning("shown")
+    log.warning("shown again")
+    assert (made, stream.getvalue()) == ([("plain", False)], "shown\nshown again\n")
+
+
 def test_for_people(log):
     stream = shown()
     log.info("connected", url="tcp://host:1", seconds=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from djinn_core.directories import cache_directory
 from djinn_core.plugins import entry_points
-from djinn_core.plugins.entry_points import installed_points
+from djinn_core.plugins.entry_points import core_version, installed_points
 
 Install = Callable[..., None]
 LONG_AGO = time.time_ns() - 3600 * 10**9
@@ -90,3 +91,15 @@ def test_a_file_that_cannot_be_used_is_replaced(place, content):
     settle(place)
     assert ("djinn", "ant") in found(place)
     assert str(place).encode() in file.read_bytes()
+
+
+def test_the_version_is_that_of_the_installed_distribution(monkeypatch, tmp_path):
+    assert core_version() == importlib.metadata.version("djinn") != ""
+    (tmp_path / "djinn-9.9.dist-info").mkdir()
+    (tmp_path / "djinn-9.9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: djinn\nVersion: 9.9\n\nVersion: 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert core_version.__wrapped__() == "9.9"
+    monkeypatch.setattr("sys.path", [])
+    assert core_version.__wrapped__() == ""

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import attrs
 import msgspec
 
 from djinn_core.ir.form import Form
@@ -85,8 +84,7 @@ def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) 
     return tuple((node, program.calls[node]) for node in nodes), tuple((p, program.slots[p]) for p in positions)
 
 
-@attrs.define(eq=False)
-class PreparedTemplate:
+class PreparedTemplate(msgspec.Struct, eq=False):
     """A program's template, planned once and used for every program of the same structure.
 
     Attributes:
@@ -131,10 +129,13 @@ class PreparedTemplate:
     substituted: tuple[str, ...] = ()
     hints: ValueHints | None = None
     hinted: bool = False
-    profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
-    recorded: Program | None = attrs.field(default=None, repr=False)
+    profile: WorkloadProfile | None = None
+    recorded: Program | None = None
     runs_unplanned: int = 0
-    restored: Program | None = attrs.field(default=None, repr=False)
+    restored: Program | None = None
+
+    def __repr__(self) -> str:
+        return f"PreparedTemplate({self.digest.hex()})"  # the rest is as long as its program
 
     @property
     def held_by_sizes(self) -> bool:
@@ -227,7 +228,9 @@ def _for_origin(
         tuple(constants),
         *_conditions(rewritten, equal_slots),
     )
-    return attrs.evolve(prepared, nodes=tuple(rewritten.nodes[n] for n in prepared.nodes), slots=slots, rewrite=rewrite)
+    return msgspec.structs.replace(
+        prepared, nodes=tuple(rewritten.nodes[n] for n in prepared.nodes), slots=slots, rewrite=rewrite
+    )
 
 
 @functools.lru_cache(maxsize=2)

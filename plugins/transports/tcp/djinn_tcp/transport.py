@@ -83,7 +83,9 @@ class TcpsTransport:
 
 def _dial(url: str, host: str, port: int, timeout: float) -> socket.socket:
     try:
-        sock = socket.create_connection((host, port), timeout)
+        # A name that is ASCII is its own encoding, as bytes: for text Python imports the tables of IDNA first.
+        name = host.encode() if host.isascii() else host
+        sock = socket.create_connection((name, port), timeout)  # type: ignore[arg-type]
     except OSError as error:
         raise TransportError(
             f"no server answers at {url}: {error}; is `djinn serve` running there, and does a firewall allow port {port}?"
