@@ -586,7 +586,7 @@ def keep_kernels():
     """Leave what libraries of kernels registered in the dispatcher, which goes through all of its tables."""
     for finalizer in list(weakref.finalize._registry):
         found = finalizer.peek()
-        if found is not None and found[1].__name__ == "_del_library":
+        if found is not None and getattr(found[1], "__name__", "") == "_del_library":
             finalizer.atexit = False
 
 
