@@ -382,7 +382,8 @@ def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, regis
     assert seen["watcher"] >= seen["alice"] | seen["bob"]
     for who, processes in seen.items():
         said = next(guarded.events("/dashboard/feed", guarded.tokens[who]))
-        assert {one["process"] for one in said["live"]["executors"]} == processes
+        told = {one["process"] for one in said["live"]["executors"]}
+        assert told >= processes if who == "watcher" else told == processes  # whose servers start one more meanwhile
         assert said["tenant"] == (None if who == "watcher" else who)
         assert {one["tenant"] for one in said["live"]["events"]} <= {who} or who == "watcher"
     leave(alice)
