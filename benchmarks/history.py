@@ -29,7 +29,7 @@ LEAST_NOISE = 0.05  # of a value: even medians of several rounds differ by that
 ASSUMED_DEVIATION = 0.05  # standard deviation of a value, as if ASSUMED_RUNS differences had shown it
 ASSUMED_RUNS = 2
 DEVIATIONS = (
-    4.0  # what differs by more is no chance: at most one or two cases in a hundred, however few runs show the deviation
+    4.0  # what differs by more is no chance: at most two cases in a hundred, however few runs show the deviation
 )
 AFTER = "after "
 
@@ -82,11 +82,8 @@ def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun
 def _of_release(version: str) -> str:
     """The version of a commit before or at its tag; `after ` it where the tag is behind the commit."""
     tagged = _git("rev-list", "-n", "1", f"v{version}")
-    return (
-        AFTER + version
-        if tagged and tagged == _git("merge-base", tagged, "HEAD") != _git("rev-parse", "HEAD")
-        else version
-    )
+    is_behind = tagged and tagged == _git("merge-base", tagged, "HEAD") != _git("rev-parse", "HEAD")
+    return AFTER + version if is_behind else version
 
 
 def _git(*arguments: str) -> str:
@@ -120,7 +117,7 @@ def last_release(runs: Sequence[BenchRun], now: BenchRun) -> list[BenchRun]:
 
 
 def noise(known: Sequence[float]) -> float:
-    """By what share of its median a value may be larger by chance that was measured before with these results."""
+    """The share of the median of earlier results by which a value may be larger by chance."""
     middle = statistics.median(known)
     if middle <= 0:
         return LEAST_NOISE

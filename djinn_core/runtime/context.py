@@ -56,9 +56,8 @@ class ClientContext(msgspec.Struct, eq=False):
     registry: Registry | None = None
     starting: tuple[OwnExecutor, ...] = ()  # started before a session needs them, which it takes
     opened: tuple[OpenSession, ...] = ()
-    joining: set[int] = msgspec.field(
-        default_factory=set
-    )  # numbers of executors that are being started for the open session
+    # Numbers of executors that are being started for the open session.
+    joining: set[int] = msgspec.field(default_factory=set)
     session: ClientSession | None = None
     planner: Planner | None = None  # of the session
     plans: SavedPlans | None = None  # of the session
@@ -75,9 +74,8 @@ class ClientContext(msgspec.Struct, eq=False):
     observers: Observers = msgspec.field(default_factory=Observers)
     recordings: list[list[PipelineResult]] = msgspec.field(default_factory=list)
     captures: Captures = msgspec.field(default_factory=Captures)
-    analysed: AnalysisCache = msgspec.field(
-        default_factory=AnalysisCache
-    )  # programs given to `djinn.plan` and `djinn.explain`
+    # Programs given to `djinn.plan` and `djinn.explain`.
+    analysed: AnalysisCache = msgspec.field(default_factory=AnalysisCache)
     forked: bool = False
     answered: bool = False  # a server has, since it was configured
     lock: threading.RLock = msgspec.field(default_factory=threading.RLock)

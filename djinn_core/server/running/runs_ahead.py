@@ -203,8 +203,9 @@ class RunsAhead:
         try:
             run.advance(began + _LOOK_SECONDS)
             if run.over:
-                self._hold(run.made() - run.nbytes)
-                run.nbytes = run.made()
+                made = run.made()
+                self._hold(made - run.nbytes)
+                run.nbytes = made
                 if run.nbytes > self._limit:
                     run.known.runs_ahead = False
         except Exception:  # the submission itself tells of it
@@ -282,6 +283,8 @@ class RunsAhead:
 
     def running(self, known: BoundTemplate, otherwise: Plain) -> Plain:
         """The way a submission that has come runs: over what has run ahead if it is the next one that was expected, else `otherwise`."""
+        if not self.pending:
+            return otherwise
 
         def run(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
             ahead = self._take(known, work)
@@ -289,11 +292,11 @@ class RunsAhead:
                 otherwise(template, work, slots, values) if ahead is None else ahead.finish(work, values, self._limit)
             )
 
-        return run if self.pending else otherwise
+        return run
 
     def _take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
         """The run of a submission that has come, if that is the next one that was expected; all are dropped if not."""
-        if not self.pending:  # any more
+        if not self.pending:  # they gave way just now
             return None
         run = self.pending[0]
         if run.known is not known or not run.fits(work, known.slots, self._values):
