@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+from free_ports import free_port
 
 import djinn
 from djinn.testing import executor_processes, open_connections
@@ -22,18 +22,12 @@ START_SECONDS = 120
 TOKEN = "the same for both of them, and long enough for it"
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @attrs.define
 class Server:
     """A server at a port of its own, which is started again after it was killed. It keeps nothing."""
 
     folder: Path
-    port: int = attrs.field(factory=_free_port)
+    port: int = attrs.field(factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -14,12 +14,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from prepared_python import write_forking
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,26 +73,14 @@ def commands(text):
 
 def script(text):
     """A document's commands for bash."""
-    lines = []
+    lines, ports = [], {number: free_port() for number in PORTS}
     for line in commands(text):
         command = line.replace("cuda:0", "cpu")
-        for number, port in zip(PORTS, free_ports(), strict=True):
+        for number, port in ports.items():
             command = command.replace(number, str(port))
         quoted = command.partition("  #")[0].replace("'", "'\\''")
         lines.append(f"serve '{quoted}'" if SERVES.search(command) else command)
     return BEGIN + "\n".join(lines) + "\n"
-
-
-_ports: list[int] = []
-
-
-def free_ports():
-    if not _ports:
-        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
-        _ports.extend(listener.getsockname()[1] for listener in listeners)
-        for listener in listeners:
-            listener.close()
-    return _ports
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes that this session's tensors hold."""
+    """Bytes that this session's tensors hold. Weights that the server is still reading are counted when they are there."""
     return _present(device).get("memory", 0)
 
 

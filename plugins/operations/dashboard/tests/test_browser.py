@@ -9,13 +9,13 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 SECONDS = 500.0
 UPDATE_MILLISECONDS = 100
@@ -57,8 +57,7 @@ def browser():
 @pytest.fixture(scope="module")
 def guarded(start_guarded, tmp_path_factory):
     """Loopback and a port that stays, so that a server can come again at it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     folder = tmp_path_factory.mktemp("guarded")
     return folder, port, start_guarded(folder, port=port)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import socket
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import djinn
 
 pytest.importorskip("ucxx")
 sys.path.insert(0, str(Path(__file__).parents[4] / "tests" / "shared"))
+from free_ports import free_port
 from servers import fresh_python, start_server
 
 from djinn_ucx.connection import UcxConnection
@@ -28,8 +28,7 @@ SECONDS = 240.0
 @pytest.fixture(params=["ucx", "ucxs"])
 def device(request, tmp_path, plain_environment):
     """The device, over an address of this scheme."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0", "--transport", f"ucx={port}"]
     options += ["--tls-self-signed"] if request.param == "ucxs" else []
     server = start_server(fresh_python, tmp_path, *options, env=plain_environment)
