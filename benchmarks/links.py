@@ -59,10 +59,14 @@ while True:
 
 @attrs.frozen
 class Conditions:
-    """Parameters of a link: seconds there and back, bits a second each way (None: as fast as it goes)."""
+    """Parameters of a link: seconds there and back, bits a second each way (None: as fast as it goes), and those of one connection.
+
+    The latter is what providers do: it needs `bits_per_second` and namespaces. Connections whose clients' ports are alike share it.
+    """
 
     round_trip: float = 0.0
     bits_per_second: float | None = None
+    bits_per_connection: float | None = None
 
 
 @attrs.frozen
@@ -74,8 +78,8 @@ class Link:
 
 
 @contextmanager
-def connected_over(conditions: Conditions, *arguments: str, threads: int = 1) -> Iterator[Link]:
-    """`remote_accelerator` is a server at the other end of such a link, as long as the block lasts."""
+def connected_over(conditions: Conditions, *arguments: str, threads: int = 1, **settings: object) -> Iterator[Link]:
+    """`remote_accelerator` is a server at the other end of such a link, as long as the block lasts; `settings` are this process's."""
     from serving import server, url_of
 
     import djinn
@@ -99,7 +103,7 @@ def connected_over(conditions: Conditions, *arguments: str, threads: int = 1) ->
             host, port = through(int(url_of(serving).rpartition(":")[2]))
             url = f"tcp://{host}:{port}"
         djinn.shut_down()
-        djinn.configure(servers=[url], token=serving.token, disable=("local",))
+        djinn.configure(servers=[url], token=serving.token, disable=("local",), **settings)
         try:
             yield link
         finally:
@@ -154,8 +158,8 @@ def namespace(conditions: Conditions) -> Iterator[list[str]]:
             _do("ip", "link", "add", names[0], "type", "veth", "peer", "name", names[1])
         _do("ip", "link", "set", names[1], "netns", str(holder.pid))
         _do(*inside, "ip", "link", "set", "lo", "up")
-        _raise(names[0], CLIENT, conditions, [])
-        _raise(names[1], SERVER, conditions, inside)
+        _raise(names[0], CLIENT, conditions, [], "sport")
+        _raise(names[1], SERVER, conditions, inside, "dport")
         yield [*inside, "unshare", "-m", "sh", "-c", _WITH_FILES_OF_ITS_OWN, elsewhere]
     finally:
         for process in filter(None, (bridge, holder)):
@@ -196,11 +200,31 @@ def _await_namespace(pid: int) -> None:
         time.sleep(0.01)
 
 
-def _raise(name: str, address: str, conditions: Conditions, inside: list[str]) -> None:
+def _raise(name: str, address: str, conditions: Conditions, inside: list[str], clients_port: str) -> None:
     _do(*inside, "ip", "addr", "add", f"{address}/24", "dev", name)
     _do(*inside, "ip", "link", "set", name, "mtu", str(MTU), "up")
-    if conditions.bits_per_second is not None:
+    if conditions.bits_per_connection is not None:
+        _divide(name, conditions, inside, clients_port)
+    elif conditions.bits_per_second is not None:
         _do(*inside, "tc", "qdisc", "add", "dev", name, "root", "tbf", *_limit(conditions.bits_per_second))
+
+
+def _divide(name: str, conditions: Conditions, inside: list[str], clients_port: str) -> None:
+    """Give each connection its own limit, by five bits of its client's port (systems give out even ones)."""
+    _do(*inside, "tc", "qdisc", "add", "dev", name, "root", "handle", "1:", "htb", "default", "10")
+    _add_class(name, "1:", "1:1", conditions.bits_per_second, inside)
+    for bits in range(32):
+        flow = f"1:{16 + bits:x}"
+        _add_class(name, "1:1", flow, conditions.bits_per_connection, inside)
+        match = ("match", "ip", clients_port, str(bits << 1), "0x003e")
+        parent = ("dev", name, "parent", "1:", "protocol", "ip", "prio", "1")
+        _do(*inside, "tc", "filter", "add", *parent, "u32", *match, "flowid", flow)
+
+
+def _add_class(name: str, parent: str, number: str, bits_per_second: float | None, inside: list[str]) -> None:
+    rate = f"{bits_per_second:.0f}bit"
+    limits = ("rate", rate, "ceil", rate, "burst", str(BURST_BYTES), "cburst", str(BURST_BYTES))
+    _do(*inside, "tc", "class", "add", "dev", name, "parent", parent, "classid", number, "htb", *limits)
 
 
 def _limit(bits_per_second: float) -> tuple[str, ...]:

@@ -264,6 +264,13 @@ def _target(value: object) -> float:
     return 0.0 if value in {None, "", 0, "0"} and not isinstance(value, bool) else _seconds(value)
 
 
+def _connections(value: object) -> int:
+    number = 0 if value in {0, "0", ""} and not isinstance(value, bool) else _count(value)
+    if number > 16:
+        raise ValueError("must be 16 at most")
+    return number
+
+
 def _weights_from(value: object) -> str:
     if value not in {"auto", "server", "client"}:
         raise ValueError("must be 'auto', 'server' or 'client'")
@@ -341,6 +348,8 @@ class Settings:
         connect_timeout: seconds that a server may take to answer.
         start_timeout: seconds that an executor may take to start.
         wait_timeout: seconds that a wait for results may take; 0: as long as it takes.
+        parallel_connections: over how many connections large tensors go to and from an executor; 1: that of the session alone; 0: four
+            to another machine, one on this.
         progress: whether uploads that take seconds show how far they are, where there is a terminal.
         debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
     """
@@ -395,6 +404,7 @@ class Settings:
     connect_timeout: float = attrs.field(default=30.0, converter=_seconds)
     start_timeout: float = attrs.field(default=60.0, converter=_seconds)
     wait_timeout: float = attrs.field(default=0.0, converter=_target)
+    parallel_connections: int = attrs.field(default=0, converter=_connections)
     progress: bool = attrs.field(default=True, converter=_flag)
     debug: str = attrs.field(default="", converter=_text)
 

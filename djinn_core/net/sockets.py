@@ -16,7 +16,7 @@ from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import NO_LINK, Connection, LinkFacts
 from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.logs import get_logger
-from djinn_core.net.streams import StreamConnection
+from djinn_core.net.striping import StripingConnection
 from djinn_core.net.tcp_keepalive import SILENT_SECONDS, peer_monitor
 from djinn_core.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.system.tcp import (
@@ -29,6 +29,7 @@ from djinn_core.system.tcp import (
     hung_up,
     link_figures,
     poller,
+    send_now,
     unacknowledged,
     wait_in_kernel,
     wait_writable,
@@ -106,7 +107,7 @@ def wait_readable(poll: Poll, deadline: float | None) -> bool:
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
-class SocketConnection(StreamConnection):
+class SocketConnection(StripingConnection):
     """A `Connection` over any connected stream socket, which it owns from now on.
 
     Frames are written straight from their buffers and read straight into new ones.
@@ -158,8 +159,23 @@ class SocketConnection(StreamConnection):
             latency, rate = link_figures(self._socket)
         except OSError:
             return NO_LINK  # another thread has just closed it
-        self._fastest = max(self._fastest, rate)
+        parallel = self._parallel.bandwidth if self._parallel is not None else 0.0
+        self._fastest = max(self._fastest, rate, parallel)
         return LinkFacts(latency, self._fastest)
+
+    @property
+    def local(self) -> bool:
+        """True if the other end is on this machine."""
+        if self._socket.family not in (socket.AF_INET, socket.AF_INET6):
+            return True
+        try:
+            return bool(self._socket.getpeername()[0] == self._socket.getsockname()[0])
+        except OSError:  # it has ended
+            return True
+
+    def fileno(self) -> int:
+        """As `StripingConnection.fileno`."""
+        return self._socket.fileno()
 
     @property
     def hung_up(self) -> bool:
@@ -201,6 +217,8 @@ class SocketConnection(StreamConnection):
         self.bytes_sent += count
 
     def _receive_undated(self) -> bool:
+        if self._decoder.waiting:
+            return self._receive_large(time.monotonic() + _READ_SECONDS)
         buffer, read = self._decoder.buffer(), self._read
         if not read:
             try:
@@ -220,6 +238,8 @@ class SocketConnection(StreamConnection):
         return True
 
     def _receive_some(self, deadline: float | None) -> bool:
+        if self._decoder.waiting:
+            return self._receive_large(deadline)
         buffer = self._decoder.buffer()
         if not self._read:
             left = _READ_SECONDS if deadline is None else deadline - time.monotonic()
@@ -250,10 +270,35 @@ class SocketConnection(StreamConnection):
         where = "in the middle of a frame" if self._decoder.mid_frame else "between frames"
         raise TransportError(f"the other end closed the connection {where}")
 
+    def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """As `StripingConnection.push`."""
+        with self._sending:
+            if self._mute or self._ended:
+                raise TransportError(self._ended or self._mute)
+            try:
+                count = send_now(self._socket, buffers)
+            except BlockingIOError:
+                return buffers
+            self._count_sent(count)
+        left = list(buffers)
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left and count:
+            left[0] = memoryview(left[0])[count:]
+        return left
+
+    unsent = False
+
+    def _count_parallel(self, sent: int, received: int) -> None:
+        self.bytes_sent += sent
+        self.bytes_received += received
+
     def _hang_up(self) -> None:
+        super()._hang_up()
         self._shut(socket.SHUT_WR)
 
     def _shut_down(self) -> None:
+        super()._shut_down()
         self._shut(socket.SHUT_RDWR)
 
     def _shut(self, how: int) -> None:
@@ -263,6 +308,7 @@ class SocketConnection(StreamConnection):
             log.debug("the socket was shut down already", peer=self.peer, error=str(error))
 
     def _drop(self) -> None:
+        super()._drop()
         with suppress(OSError):  # closed already
             self._deliver(time.monotonic() + _DELIVER_SECONDS)
         self._socket.close()

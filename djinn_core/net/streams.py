@@ -57,6 +57,14 @@ class StreamConnection(ABC):
         with the next frame.
         """
 
+    def _stripe(self, buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], Sequence[memoryview]]:
+        """Divide a frame into what is written and the large buffers that `_send_large` sends."""
+        return buffers, ()
+
+    def _send_large(self, large: Sequence[memoryview], left: Sequence[Buffer]) -> None:
+        """Send them, after `_write` has left this of the frame. Raises as `_write`."""
+        raise NotImplementedError
+
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
         """Send the rest of a frame at which `_write` was interrupted; False if it is not known how much was sent.
 
@@ -114,6 +122,9 @@ class StreamConnection(ABC):
                 self.send(frame)
             return
         buffers: Sequence[Buffer] = encode_frame(frame, self._decoder.limits)
+        large: Sequence[memoryview] = ()
+        if len(buffers) > 1:
+            buffers, large = self._stripe(buffers)
         try:
             with self._sending:
                 if self._mute or self._ended:
@@ -123,21 +134,24 @@ class StreamConnection(ABC):
                 self._sent = []
                 try:
                     left = self._write(buffers)
-                    self._rest = [bytes(buffer) for buffer in left] if left else []
+                    if large:
+                        self._send_large(large, left)
+                    else:
+                        self._rest = [bytes(buffer) for buffer in left] if left else []
                 except (OSError, ProtocolError) as error:
                     raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
                 except BaseException:
-                    self._finish_or_end(buffers)
+                    self._finish_or_end(() if large else buffers)
                     raise
         finally:
             if self._ended:
                 self._release()
 
     def _finish_or_end(self, buffers: Sequence[Buffer]) -> None:
-        """Send the rest of a frame that was interrupted; end the connection where that fails."""
+        """Send the rest of a frame that was interrupted; end the connection where that fails, or there are no `buffers`."""
         finished, self._rest = False, []
         try:
-            finished = self._finish(buffers)
+            finished = bool(buffers) and self._finish(buffers)
         finally:
             if not finished:
                 self._end("the connection was interrupted while it sent a frame")

@@ -75,6 +75,11 @@ class TlsSocket:
         return self._tls.getpeercert(binary_form=True)
 
     @property
+    def unsent(self) -> bool:
+        """True if records are buffered here that are not on the wire."""
+        return bool(self._unsent or self._outgoing.pending)
+
+    @property
     def held(self) -> bool:
         """True if received bytes are buffered here, which `select` on the socket does not report."""
         return bool(self._tls.pending() or self._incoming.pending)
@@ -83,10 +88,11 @@ class TlsSocket:
         """Send the first bytes of `data`, as many as are sent in one go; how many."""
         return self.sendmsg([data])
 
-    def sendmsg(self, buffers: Sequence[Buffer]) -> int:
+    def sendmsg(self, buffers: Sequence[Buffer], ancillary: Sequence[object] = (), flags: int = 0) -> int:
         """Send the first bytes of `buffers`; how many. Raises `BlockingIOError` as a plain socket would."""
+        del ancillary
         taken = 0
-        if self._unsent and not self._flush():
+        if self._unsent and not self._flush(flags=flags):
             raise BlockingIOError
         with self._records:
             for buffer in buffers:
@@ -95,7 +101,7 @@ class TlsSocket:
                     taken += self._tls.write(part)
                 if taken >= _WRITE_BYTES:
                     break
-        self._flush()
+        self._flush(flags=flags)
         return taken
 
     def recv_into(self, buffer: memoryview | bytearray, nbytes: int = 0, flags: int = 0) -> int:
@@ -174,10 +180,10 @@ class TlsSocket:
                 self._incoming.write_eof()
         self.torn = False
 
-    def _flush(self, wait: bool = True) -> bool:
+    def _flush(self, wait: bool = True, flags: int = 0) -> bool:
         """Put finished records on the wire; True if all are. Without `wait`, a thread that is doing so takes these along.
 
-        Not all, where the other end takes in nothing and an interrupt is pending: they go before the next ones.
+        Not all, where the other end takes in nothing and an interrupt is pending, or `flags` has `DONTWAIT`: they go before the next ones.
         """
         while self._outgoing.pending or self._unsent:
             if not self._order.acquire(blocking=wait):
@@ -188,9 +194,9 @@ class TlsSocket:
                         self._unsent = memoryview(self._outgoing.read())
                 while self._unsent:
                     try:
-                        count = self._socket.send(self._unsent)
+                        count = self._socket.send(self._unsent, flags)
                     except BlockingIOError:
-                        if interrupt_mask.pending:
+                        if interrupt_mask.pending or flags:
                             return False
                         wait_writable(self._socket)
                         continue
@@ -226,6 +232,16 @@ class TlsConnection(SocketConnection):
 
     def _wait_readable(self, poll: Poll, deadline: float | None) -> bool:
         return self._socket.held or wait_readable(poll, deadline)
+
+    @property
+    def unsent(self) -> bool:  # type: ignore[override] # a plain socket has nothing
+        """As `StripingConnection.unsent`."""
+        return self._socket.unsent
+
+    def _count_parallel(self, sent: int, received: int) -> None:
+        self._socket.bytes_sent += sent
+        self._socket.bytes_received += received
+        super()._count_parallel(sent, received)
 
     def _count_sent(self, count: int) -> None:
         del count  # of plain bytes

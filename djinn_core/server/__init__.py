@@ -6,7 +6,7 @@ In the order in which a client's program passes through:
 - `executor_process` and `executor` (the process), `fork_server` (what it is forked from), `inline` (an executor as a thread).
   `control`: its parent's orders. `devices`: the device that it computes on. `rlimits`, `malloc_trim`: limits of the process, and memory that it
   returns to the system.
-- `attach`: incoming connections. `handshake`: single messages outside of a session. `context`: what the sessions of an executor share;
+- `attach`: incoming connections; `parallel_groups`: those that are parallel to another. `handshake`: single messages outside of a session. `context`: what the sessions of an executor share;
   `shared_device`: of its device.
 - `admission_policies`, `tenancy`, `rate_limit`, `usage_quota`, `disk_quota`: who may do what, and how much of it.
 - `session`: the message loop of one client. `session_registry`: the live sessions. `idle`: sessions whose values leave the device.

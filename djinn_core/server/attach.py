@@ -17,7 +17,7 @@ from djinn_core.server.peers.inbox import PeerConnection
 from djinn_core.wire.compression import supported_compressions
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
 from djinn_core.wire.peer_messages import PeerAttach
-from djinn_core.wire.resume_messages import ControlAttach, Resume
+from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume
 
 ATTACH_SECONDS = 5.0  # for the first message, which a client sends as soon as it is connected
 _log = get_logger("djinn.server")
@@ -33,10 +33,10 @@ class AdmittedClient:
 
 def admit(
     connection: Connection, tickets: TicketChecker, peer_listener: PeerListener, context: ExecutorContext
-) -> AdmittedClient | PeerConnection | Resume | ControlAttach | None:
+) -> AdmittedClient | PeerConnection | Resume | ControlAttach | ParallelAttach | None:
     """Read the first message of a connection: a client's `Attach`, or another executor's `PeerAttach`.
 
-    None: it was refused or malformed, or none came. A `Resume` or `ControlAttach` is returned as it is: its session checks its secret.
+    None: it was refused or malformed, or none came. A `Resume`, `ControlAttach` or `ParallelAttach` is returned as it is: its session checks its secret.
     Until then the connection may carry small messages only, afterwards frames of any usual size.
     """
     connection.limits = UNAUTHENTICATED_LIMITS
@@ -53,7 +53,7 @@ def admit(
     except TransportError as error:
         _log.info("a connection ended before it attached", error=str(error))
         return None
-    if isinstance(message, Resume | ControlAttach):
+    if isinstance(message, Resume | ControlAttach | ParallelAttach):
         return message
     if isinstance(message, PeerAttach) and (peer := peer_listener.redeem(message.ticket)) is not None:
         return peer

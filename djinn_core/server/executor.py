@@ -39,6 +39,8 @@ from djinn_core.launch.listen_addresses import listening_transports
 from djinn_core.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
 from djinn_core.launch.private_directories import remove_abandoned
 from djinn_core.launch.tickets import TicketChecker
+from djinn_core.net.parallel_connections import LARGEST_NUMBER
+from djinn_core.net.striping import StripingConnection
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, load_where_started
 from djinn_core.role import become_server
@@ -54,6 +56,7 @@ from djinn_core.server.executor_metrics import metered
 from djinn_core.server.handshake import complain, instance, refuse, send_message
 from djinn_core.server.malloc_trim import keep_few_arenas, keep_freed_for_next_run, set_start_aside
 from djinn_core.server.memory.eviction import decider
+from djinn_core.server.parallel_groups import ParallelGroups
 from djinn_core.server.peers.exchange import PeerListener, serve_control_channel
 from djinn_core.server.peers.inbox import PeerConnection
 from djinn_core.server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
@@ -69,7 +72,7 @@ from djinn_core.server.weights.weight_reader import WeightReader
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Attached
-from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
+from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
 
 SessionFactory = Callable[[ExecutorContext, WeightStore | None, PeerListener], ServedSession]
 _LAST_EVENTS_SECONDS = 1.5  # less than its parent waits for its end
@@ -98,6 +101,7 @@ class Executor:
         self._tickets = tickets
         self._new_session = new
         self._roster = SessionRegistry()
+        self._parallel = ParallelGroups()
         self._leases = Leases(config.recovery, context.usage, context.disk)
         tls = None if config.network is None else config.network.tls
         self._peer_listener = PeerListener(registry.transports, tls, self._leases.patience)
@@ -144,6 +148,9 @@ class Executor:
             return
         if isinstance(admitted, ControlAttach):
             self._serve_control_channel(connection, admitted)
+            return
+        if isinstance(admitted, ParallelAttach):
+            self._attend_parallel(connection, admitted)
             return
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
@@ -200,6 +207,7 @@ class Executor:
             return
         if found is None:
             resumed = lambda: self._context.events.note("session_resumed", session=asked.session)  # noqa: E731 - of this one
+            self._accept_parallel(connection, asked.session)
             self._leases.serve(connection, asked, resumed)
             return
         owner, leased, taken = found
@@ -233,6 +241,20 @@ class Executor:
             return
         serve_control_channel(connection, session.exchange)
 
+    def _attend_parallel(self, connection: Connection, asked: ParallelAttach) -> None:
+        """Have a connection carry large buffers of a session until it ends; a wrong secret is answered like no such session."""
+        if not self._leases.knows(asked.session, asked.secret) or not isinstance(connection, StripingConnection):
+            refuse(connection, "there is no such session (any more)")
+        elif not self._parallel.add(asked.session, asked.group, connection):
+            refuse(connection, f"a session has at most {LARGEST_NUMBER} parallel connections")
+        else:
+            send_message(connection, Resumed(0))
+            self._parallel.attend(asked.session, asked.group, connection)
+
+    def _accept_parallel(self, connection: Connection, session: str) -> None:
+        if isinstance(connection, StripingConnection):
+            connection.accept_parallel(partial(self._parallel.take, session))
+
     def _converse(
         self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
     ) -> None:
@@ -249,6 +271,7 @@ class Executor:
                 self._roster.enter(SessionEntry(name, client, session, owner.badge.token, talk)),
                 _log_session(talk, name, client, partial(self._context.usage.count_as, "sessions_closed")),
             ):
+                self._accept_parallel(connection, name)
                 send_message(connection, greeting)
                 talk.resend()
                 session.serve(talk)

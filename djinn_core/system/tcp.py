@@ -132,6 +132,10 @@ if sys.platform == "win32":
         """As below: Windows has no such call, and small buffers are joined."""
         return getattr(sock, "sendmsg", None) or partial(_send_joined, sock)
 
+    def send_now(sock: Any, buffers: Sequence[Buffer]) -> int:
+        """As below."""
+        return gathering(sock)(buffers)
+
     def hung_up(sock: socket.socket) -> bool:
         """As below: what Windows tells without a read is if the socket is closed at this end."""
         return sock.fileno() < 0
@@ -158,6 +162,10 @@ else:
     def gathering(sock: Any) -> Callable[[Sequence[Buffer]], int]:
         """A function that sends the first bytes of several buffers, and gives their number."""
         return sock.sendmsg  # type: ignore[no-any-return]
+
+    def send_now(sock: Any, buffers: Sequence[Buffer]) -> int:
+        """Send the first bytes of several buffers without a wait; their number. Raises `BlockingIOError` where none can be sent."""
+        return sock.sendmsg(buffers, (), DONTWAIT)  # type: ignore[no-any-return]
 
     def hung_up(sock: socket.socket) -> bool:
         """True if the other end of a connected socket sends nothing more, or the socket is closed. Reads nothing, waits for nothing."""

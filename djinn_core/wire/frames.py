@@ -1,7 +1,8 @@
 """Frames on a byte stream, without I/O.
 
-A frame is a fixed prefix (magic, version, length of the head, number of buffers, length of the body), the head, the
-lengths of the buffers, then the buffers themselves. All numbers are little-endian.
+A frame is a fixed prefix (magic, version, kind, length of the head, number of buffers, length of the body), the head, the
+lengths of the buffers, then the buffers themselves. All numbers are little-endian. Of a striped frame, the large buffers
+come over other connections (`striping`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import Final
+from typing import Any, Final, cast
 
 import attrs
 import msgspec
@@ -24,16 +25,20 @@ Buffer = memoryview | bytes | bytearray
 FRAME_VERSION: Final = 1
 _MAGIC: Final = b"DJNF"
 _PREFIX: Final = struct.Struct("<4sHHIIQ")
-_PREFIX_BYTES: Final = _PREFIX.size
-_OPENING: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, 0)  # with which every prefix begins
+PREFIX_BYTES: Final = _PREFIX.size
+_WHOLE, _STRIPED = 0, 1  # kinds of frames
+_OPENING: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, _WHOLE)  # with which the prefix of a whole frame begins
+_OPENING_STRIPED: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, _STRIPED)
 _OPENING_BYTES: Final = len(_OPENING)
 _SIZES: Final = struct.Struct("<IIQ")  # the rest of it
 _LENGTH: Final = struct.Struct("<Q")
+LENGTH_BYTES: Final = _LENGTH.size
 # Small parts are read together with what follows them, large ones straight into place.
 _SCRATCH_BYTES: Final = 256 << 10
 _DIRECT_BYTES: Final = 16 << 10
 _ALIGNMENT: Final = 64
 _SMALL_BYTES: Final = 1024
+STRIPED_BYTES: Final = 1 << 20  # from this length on, a buffer of a striped frame comes over other connections
 _SHORT_LENGTHS: Final = tuple([_LENGTH.pack(length) for length in range(_SMALL_BYTES)])
 
 
@@ -47,6 +52,13 @@ class Frame(msgspec.Struct, frozen=True):
 
     head: bytes
     body: Sequence[Buffer] = ()
+
+
+class StripedFrame(msgspec.Struct, frozen=True):
+    """A frame of which the large buffers come over other connections: the `body` has their lengths in their places."""
+
+    head: bytes
+    body: Sequence[memoryview | int]
 
 
 @attrs.frozen
@@ -112,6 +124,25 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
     return [prefix + head + packed, *[view for view in body if view.nbytes]]
 
 
+def large_bytes(buffers: Sequence[Buffer]) -> int:
+    """Bytes that other connections would carry of what `encode_frame` gave; 0 where they are too few for that."""
+    total = sum(len(buffer) for buffer in buffers[1:] if len(buffer) >= STRIPED_BYTES)
+    return total if total > STRIPED_BYTES else 0
+
+
+def striped(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[memoryview]]:
+    """Divide what `encode_frame` gave into a striped frame and its large buffers, which go over other connections."""
+    views = [memoryview(buffer) for buffer in buffers[1:]]
+    small = [view for view in views if len(view) < STRIPED_BYTES]
+    opening = _OPENING_STRIPED + memoryview(buffers[0])[_OPENING_BYTES:]
+    return [opening, *small], [view for view in views if len(view) >= STRIPED_BYTES]
+
+
+def name_parallel(group: bytes) -> bytes:
+    """A striped frame without buffers: its head names the connections that are parallel to this one from now on."""
+    return _PREFIX.pack(_MAGIC, FRAME_VERSION, _STRIPED, len(group), 0, 0) + group
+
+
 def _check_lengths(lengths: Iterable[int], body: int) -> None:
     total = sum(lengths)
     if total != body:
@@ -132,11 +163,20 @@ class FrameDecoder:
     Attributes:
         limits: what a frame may weigh; may be replaced at any time, and holds from the next frame on.
         frames: whole frames, oldest first.
+        takes_striped: if striped frames are taken. waiting: a striped frame that is not whole, and what came after it.
+        place: gives memory for a buffer by the head of its frame and its length, where this does not allocate it itself.
+        when_large: told of the bytes of each large body that begins to come.
     """
 
     def __init__(self, limits: Limits, allocate: Callable[[int], memoryview] = allocate) -> None:
         self.limits = limits
         self.frames: deque[Frame] = deque()
+        self.takes_striped = False
+        self.place: Callable[[bytes, int], memoryview | None] | None = None
+        self.when_large: Callable[[int], None] | None = None
+        self._arrived: deque[Any] = self.frames  # what follows a striped frame waits until that is whole
+        self.waiting: deque[Frame | StripedFrame] = deque()
+        self._striped = False  # the frame that has begun
         self._allocate = allocate
         self._scratch = memoryview(np.empty(_SCRATCH_BYTES, np.uint8))  # type: ignore[arg-type]
         self._prefix = memoryview(bytearray(_PREFIX.size))
@@ -144,7 +184,7 @@ class FrameDecoder:
         self._direct = False
         self._head_length = 0
         self._opening = self._prefix
-        self._body: list[memoryview] = []
+        self._body: list[memoryview | int] = []
         self._pending: deque[int] = deque()
         self._start_frame()
 
@@ -156,8 +196,24 @@ class FrameDecoder:
     @property
     def held(self) -> int:
         """Bytes of frames that are incomplete or were not taken yet. May be called from any thread."""
-        begun = list(self._body)
-        return sum(map(weight, list(self.frames))) + sum(map(len, begun[:-1])) + self._filled
+        begun = [part for part in list(self._body) if not isinstance(part, int)]
+        frames = [*list(self.frames), *[frame for frame in list(self.waiting) if isinstance(frame, Frame)]]
+        return sum(map(weight, frames)) + sum(map(len, begun[:-1])) + self._filled
+
+    def finish_striped(self, whole: Frame | None) -> None:
+        """Put the frame, or nothing, in the place of the first one of `waiting`."""
+        waiting = self.waiting
+        waiting.popleft()
+        if whole is not None:
+            self.frames.append(whole)
+        while waiting and isinstance(waiting[0], Frame):
+            self.frames.append(cast("Frame", waiting.popleft()))
+        if not waiting:
+            self._arrived = self.frames
+
+    def read_little(self, nbytes: int) -> None:
+        """Read no more than `nbytes` ahead: what is behind them is large, and goes straight into its place."""
+        self._scratch = self._scratch[:nbytes]
 
     def buffer(self) -> memoryview:
         """Buffer for the next bytes. Never empty; valid until the next call of `received`.
@@ -186,13 +242,14 @@ class FrameDecoder:
             if (
                 self._filled == 0 and self._part is self._prefix
             ):  # frames that lie whole in `data` take the shortest way
-                while count - position >= _PREFIX_BYTES:
+                while count - position >= PREFIX_BYTES:
                     opening = position + _OPENING_BYTES
                     head, buffers, body = _SIZES.unpack_from(data, opening)
                     large = head > limits.head or buffers > limits.buffers or body > limits.body
                     if large or data[position:opening] != _OPENING or (body and not buffers):
-                        self._read_prefix(data, position)  # says what is wrong
-                    start = position + _PREFIX_BYTES
+                        self._read_prefix(data, position)  # says what is wrong, unless it is a striped frame
+                        break
+                    start = position + PREFIX_BYTES
                     lengths = start + head
                     end = lengths + 8 * buffers + body
                     if end > count:
@@ -202,7 +259,7 @@ class FrameDecoder:
                         cut = [memoryview(bytearray(data[lengths + 8 : end]))]  # as most replies have
                     elif buffers:
                         cut = self._cut_body(data, lengths, buffers, body)
-                    self.frames.append(Frame(bytes(data[start:lengths]), cut))
+                    self._arrived.append(Frame(bytes(data[start:lengths]), cut))
                     position = end
             if position < count:
                 self._distribute(data, position)
@@ -262,24 +319,25 @@ class FrameDecoder:
     def _start_frame(self) -> None:
         self._start_part(self._prefix, FrameDecoder._finish_prefix)
 
-    def _read_prefix(self, data: memoryview, position: int) -> tuple[int, int, int]:
-        """Length of the head, number of buffers and length of the body, checked."""
-        magic, version, reserved, head, buffers, body = _PREFIX.unpack_from(data, position)
+    def _read_prefix(self, data: memoryview, position: int) -> tuple[int, int, int, int]:
+        """Kind of frame, length of the head, number of buffers and length of the body, checked."""
+        magic, version, kind, head, buffers, body = _PREFIX.unpack_from(data, position)
         if magic != _MAGIC:
             raise ProtocolError(f"not a frame: it starts with {bytes(magic)!r}; is the other end Djinn?")
-        if version != FRAME_VERSION or reserved:
-            raise ProtocolError(
-                f"frame version {version} (flags {reserved}) met version {FRAME_VERSION}; update one end"
-            )
+        if version != FRAME_VERSION or kind > (_STRIPED if self.takes_striped else _WHOLE):
+            raise ProtocolError(f"frame version {version} (kind {kind}) met version {FRAME_VERSION}; update one end")
         limits = self.limits
         if head > limits.head or buffers > limits.buffers or body > limits.body:
             limits.check(head, buffers, body)
         if body and not buffers:
             raise ProtocolError(f"a frame without buffers says that they take {body:,} bytes")
-        return head, buffers, body
+        return kind, head, buffers, body
 
     def _finish_prefix(self) -> None:
-        head, buffers, body = self._read_prefix(self._prefix, 0)
+        kind, head, buffers, body = self._read_prefix(self._prefix, 0)
+        self._striped = kind == _STRIPED
+        if body > STRIPED_BYTES and self.when_large is not None:
+            self.when_large(body)
         self._head_length = head
         self._body_length = body
         length = head + _LENGTH.size * buffers
@@ -297,15 +355,27 @@ class FrameDecoder:
 
     def _next_buffer(self) -> None:
         while self._pending:
-            buffer = self._reserve(self._pending.popleft())
+            length = self._pending.popleft()
+            if self._striped and length >= STRIPED_BYTES:
+                self._body.append(length)
+                continue
+            placed = self.place(bytes(self._opening[: self._head_length]), length) if self.place is not None else None
+            buffer = self._reserve(length) if placed is None else placed
             self._body.append(buffer)
-            if len(buffer):
+            if length:
                 self._start_part(buffer, FrameDecoder._next_buffer)
                 return
-        self.frames.append(Frame(bytes(self._opening[: self._head_length]), self._body))
+        self._finish_frame(bytes(self._opening[: self._head_length]))
         # The frame is its owner's now: nothing here may keep its memory alive.
         self._opening, self._body = self._prefix, []
         self._start_frame()
+
+    def _finish_frame(self, head: bytes) -> None:
+        if self._striped:
+            self._arrived = self.waiting
+            self._arrived.append(StripedFrame(head, self._body))
+        else:
+            self._arrived.append(Frame(head, cast("list[memoryview]", self._body)))
 
     def _reserve(self, length: int) -> memoryview:
         try:

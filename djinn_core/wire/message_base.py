@@ -1,6 +1,6 @@
 """Building blocks of messages: their base class, the types of their fields, and failures, which several of them carry."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -24,6 +24,8 @@ Ticket = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[A-Za-z0-9_=-]*
 Traceparent = Annotated[str, msgspec.Meta(max_length=55, pattern=r"^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?\Z")]
 _HIDDEN = frozenset({"token", "ticket", "secret"})
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+GROUP_BYTES: Final = 32
+GroupName = Annotated[bytes, msgspec.Meta(min_length=GROUP_BYTES, max_length=GROUP_BYTES)]
 Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.DIMENSIONS)]
 
 

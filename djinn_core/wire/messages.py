@@ -48,7 +48,7 @@ from djinn_core.wire.peer_messages import (
     TransferChunk,
     TransferHeader,
 )
-from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
+from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
 from djinn_core.wire.state_messages import StateChunk, StateHeader, StateRequest
 from djinn_core.wire.timing_messages import ExecutionTimes, TimingsReply, TimingsRequest
 from djinn_core.wire.upload_messages import (
@@ -515,6 +515,7 @@ AnyMessage = (
     | Resume
     | Resumed
     | ControlAttach
+    | ParallelAttach
     | UploadPart
     | BlobOffer
     | BlobQuery

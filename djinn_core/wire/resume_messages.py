@@ -1,6 +1,6 @@
 """Messages of session resumption: a client returns to its session over a new connection."""
 
-from djinn_core.wire.message_base import Count, Message, Name, Ticket
+from djinn_core.wire.message_base import Count, GroupName, Message, Name, Ticket
 
 
 class Resume(Message, frozen=True):
@@ -23,6 +23,18 @@ class Resumed(Message, frozen=True):
 
     received: Count
     instance: Name = ""
+
+
+class ParallelAttach(Message, frozen=True):
+    """First message on a connection parallel to that of a session: large buffers are to travel over it, too.
+
+    `secret` as in `Resume`; `group`: under which a striped frame on the session's connection will name it, together with others.
+    Answered with a `Resumed` that resumes nothing; then come pieces alone (see `striping`).
+    """
+
+    session: Name
+    secret: Ticket
+    group: GroupName
 
 
 class ControlAttach(Message, frozen=True):

@@ -25,6 +25,13 @@ class Reconnection(Protocol):
             DjinnError: there is none within `seconds`.
         """
 
+    def parallel_connection(self, group: bytes) -> Connection:
+        """A connection parallel to that of the session, which the executor knows as one of `group`.
+
+        Raises:
+            DjinnError: there is none.
+        """
+
     def control_channel(self) -> Connection:
         """A control channel of the session.
 

@@ -332,7 +332,9 @@ def _dial_once(
     if reached.connection is not gateway.connection:
         gateway.connection.close()
     number = str(gateway.welcome.number)
-    channel = resumable_channel(reached, urls, token, number, registry.transports, settings.connect_timeout)
+    channel = resumable_channel(
+        reached, urls, token, number, registry.transports, settings.connect_timeout, settings.parallel_connections
+    )
     return _NewSession(channel, reached, gateway.welcome)
 
 

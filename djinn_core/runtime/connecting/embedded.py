@@ -26,7 +26,7 @@ from djinn_core.runtime.connecting.dialling import ask, attach, client_name
 from djinn_core.runtime.connecting.open_session import OpenSession
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
-from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
+from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -51,7 +51,8 @@ def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> 
     channel: ClientChannel = PlainClientChannel(connection)
     if attached.recoverable:
         seconds = settings.connect_timeout, settings.start_timeout
-        channel = recoverable_channel(connection, attached, executor, registry.transports, seconds)
+        parallel = settings.parallel_connections
+        channel = recoverable_channel(connection, attached, executor, registry.transports, seconds, parallel)
     return OpenSession(channel, attached, url, executor=executor)
 
 
@@ -128,6 +129,16 @@ class ExecutorReconnection:
         self.instance = resumed.instance
         return connection, resumed.received
 
+    def parallel_connection(self, group: bytes) -> Connection:
+        """As `Reconnection.parallel_connection`.
+
+        Raises:
+            DjinnError: there is none.
+        """
+        url, connection = self._dial(self.start_timeout)
+        ask(connection, ParallelAttach(self.session, self.secret, group), Resumed, self.timeout, url)
+        return connection
+
     def control_channel(self) -> Connection:
         """A control channel of the session.
 
@@ -151,10 +162,11 @@ def recoverable_channel(
     executor: OwnExecutor,
     transports: tuple[Transport, ...],
     seconds: tuple[float, float],
+    parallel: int,
 ) -> ClientChannel:
     """The channel of a session that has begun with `executor`, which is started again when it dies.
 
-    `seconds`: that any single step may take, and until an executor is ready.
+    `seconds`: that any single step may take, and until an executor is ready. `parallel`: connections at most.
     """
     redial = ExecutorReconnection(executor, transports, *seconds, attached.session, attached.secret, attached.instance)
-    return ResumingConnection(connection, redial, LEASE_SECONDS + seconds[1], "the executor of this program")
+    return ResumingConnection(connection, redial, LEASE_SECONDS + seconds[1], "the executor of this program", parallel)

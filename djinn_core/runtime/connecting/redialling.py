@@ -21,7 +21,7 @@ from djinn_core.runtime.connecting.dialling import (
 )
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.message_base import Message
-from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
+from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
 
 Reached = tuple[Connection, Resumed]
 _log = get_logger("djinn.session")
@@ -61,6 +61,16 @@ class ServerReconnection:
         connection, resumed = self._reach(Resume(self.session, self.secret, received), min(self.timeout, seconds))
         self.instance = resumed.instance
         return connection, resumed.received
+
+    def parallel_connection(self, group: bytes) -> Connection:
+        """As `Reconnection.parallel_connection`: there is none where the gateway relays.
+
+        Raises:
+            TransportError: the executor does not answer, or refuses.
+        """
+        if not self.direct:
+            raise TransportError("the gateway passes frames on")
+        return self._ask_at(self.direct, self.timeout, ParallelAttach(self.session, self.secret, group))[0]
 
     def control_channel(self) -> Connection:
         """A control channel of the session.
@@ -122,8 +132,9 @@ def resumable_channel(
     device: str,
     transports: tuple[Transport, ...],
     timeout: float,
+    parallel: int,
 ) -> ClientChannel:
-    """The channel of a session that has begun; where the executor has a lease for it, one that outlives a break."""
+    """The channel of a session that has begun, with so many parallel connections at most; where the executor has a lease for it, one that outlives a break."""
     attached = reached.attached
     if not attached.lease:
         return PlainClientChannel(reached.connection)
@@ -131,4 +142,4 @@ def resumable_channel(
     where = (urls, token, device, direct, attached.recoverable, transports, timeout)
     redial = ServerReconnection(*where, attached.session, attached.secret, attached.instance, reached.fingerprint)
     patience = attached.lease + (STARTING_SECONDS if attached.recoverable else 0.0)
-    return ResumingConnection(reached.connection, redial, patience, server_name(urls))
+    return ResumingConnection(reached.connection, redial, patience, server_name(urls), parallel)

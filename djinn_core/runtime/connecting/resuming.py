@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +15,17 @@ from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.logs import get_logger
+from djinn_core.net.parallel_connections import LARGEST_NUMBER
+from djinn_core.net.striping import StripingConnection
 from djinn_core.runtime.connecting.client_channel import Reconnection
 from djinn_core.runtime.connecting.close_reason import REASON_SECONDS
+from djinn_core.wire.message_base import GROUP_BYTES
 from djinn_core.wire.messages import Attached
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
+_PARALLEL_CONNECTIONS: Final = 4  # to another machine
+_PARALLEL_TRIES: Final = 3  # connections that break may do so because of those parallel to them
 _log = get_logger("djinn.session")
 
 
@@ -28,9 +34,14 @@ class ResumingConnection(ReliableConnection):
 
     _probes = True
 
-    def __init__(self, inner: Connection, redial: Reconnection, patience: float, server: str) -> None:
-        """`patience`: seconds after which it gives up."""
+    def __init__(
+        self, inner: Connection, redial: Reconnection, patience: float, server: str, parallel: int = 0
+    ) -> None:
+        """`patience`: seconds after which it gives up. `parallel`: as the setting `parallel_connections`."""
         super().__init__(inner)
+        self._parallel = parallel
+        self._parallel_tries = _PARALLEL_TRIES
+        self._watch(inner)
         self._redial = redial
         self._patience = patience
         self._server = server
@@ -54,6 +65,36 @@ class ResumingConnection(ReliableConnection):
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
         """As `ClientChannel.call_when_resumed`."""
         self._when_resumed.append(resumed)
+
+    def _follow(self, inner: Connection) -> None:
+        super()._follow(inner)
+        self._watch(inner)
+
+    def _watch(self, inner: Connection) -> None:
+        """Open parallel connections once there is much to carry; none to this machine, unless they were asked for."""
+        if isinstance(inner, StripingConnection) and self._parallel_tries:
+            number = min(self._parallel, LARGEST_NUMBER) or (1 if inner.local else _PARALLEL_CONNECTIONS)
+            if number > 1:
+                inner.call_when_many(lambda: self._start_parallel(inner, number))
+
+    def _start_parallel(self, inner: StripingConnection, number: int) -> None:
+        self._parallel_tries -= 1
+        threading.Thread(target=self._open_parallel, args=(inner, number), name="djinn-connections", daemon=True).start()
+
+    def _open_parallel(self, inner: StripingConnection, number: int) -> None:
+        group, opened = secrets.token_bytes(GROUP_BYTES), list[StripingConnection]()
+        try:
+            while len(opened) < number:
+                one = self._redial.parallel_connection(group)
+                if not isinstance(one, StripingConnection):
+                    one.close()
+                    raise TransportError("the transport has no parallel connections")
+                opened.append(one)
+            inner.use_parallel(group, opened)
+        except DjinnError as error:
+            _log.info("large tensors go over one connection", server=self._server, reason=str(error))
+            for one in opened:
+                one.close()
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
         while not self._reconnecting.acquire(timeout=LOOK_SECONDS):

@@ -1,0 +1,109 @@
+"""Striped frames: their large buffers travel in pieces over connections parallel to their own, without I/O.
+
+A piece is a frame of its own: its head has the number of the striped frame, from 1 in each direction, and its own number
+within that, its body its bytes. Pieces of a frame may come in any order and over any of the connections.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from djinn_core.errors import ProtocolError
+from djinn_core.wire.frames import LENGTH_BYTES, PREFIX_BYTES, Buffer, Frame, Limits, StripedFrame, allocate
+
+PIECE_BYTES: Final = 1 << 20
+_HEAD: Final = struct.Struct("<QI")
+PIECE_OPENING_BYTES: Final = PREFIX_BYTES + _HEAD.size + LENGTH_BYTES  # what comes before the bytes of a piece
+PIECE_LIMITS: Final = Limits(_HEAD.size, PIECE_BYTES, 1)
+Place = Callable[[bytes, int], memoryview]
+
+
+def cut(buffer: memoryview) -> Iterator[memoryview]:
+    """The pieces of one buffer, in order."""
+    for start in range(0, len(buffer), PIECE_BYTES):
+        yield buffer[start : start + PIECE_BYTES]
+
+
+def pieces(number: int, buffers: Sequence[memoryview]) -> Iterator[Frame]:
+    """The pieces of the large buffers of the striped frame `number`."""
+    every = (piece for buffer in buffers for piece in cut(buffer))
+    for position, piece in enumerate(every):
+        yield Frame(_HEAD.pack(number, position), [piece])
+
+
+class Reassembly:
+    """A striped frame while its pieces come. No byte of its buffers is left as the memory was: each piece is there, once.
+
+    Attributes:
+        number: of the frame among the striped ones of its direction.
+    """
+
+    def __init__(self, number: int, striped: StripedFrame) -> None:
+        """Allocates its buffers: `MemoryError` where there is no room."""
+        self.number = number
+        self._head = striped.head
+        self._body = [allocate(part) if isinstance(part, int) else part for part in striped.body]
+        large = [view for view, part in zip(self._body, striped.body, strict=True) if isinstance(part, int)]
+        self._places = dict(enumerate(piece for buffer in large for piece in cut(buffer)))
+        self._coming: dict[int, memoryview] = {}
+        self._missing = len(self._places)
+
+    @property
+    def whole(self) -> bool:
+        """True if all pieces are there."""
+        return not self._missing
+
+    @property
+    def frame(self) -> Frame:
+        """The frame, when it is whole."""
+        return Frame(self._head, self._body)
+
+    def place(self, head: bytes, length: int) -> memoryview | None:
+        """Memory for a piece that begins to come; None if it belongs to a later frame.
+
+        Raises:
+            ProtocolError: no such piece is missing.
+        """
+        number, position = piece_of(head)
+        if number > self.number:
+            return None
+        view = self._places.pop(position, None) if number == self.number else None
+        if view is None or len(view) != length:
+            raise ProtocolError(
+                f"piece {position} of the striped frame {number}, with {length:,} bytes, is not missing"
+            )
+        self._coming[position] = view
+        return view
+
+    def take(self, piece: Frame) -> None:
+        """Take in a piece that has come, wherever its bytes are.
+
+        Raises:
+            ProtocolError: no such piece is missing.
+        """
+        data: Buffer = piece.body[0] if piece.body else b""
+        position = piece_of(piece.head)[1]
+        view = self._coming.pop(position, None)
+        if view is None or view is not data:
+            if view is not None:
+                raise ProtocolError(f"piece {position} of a striped frame came twice")
+            place = self.place(piece.head, len(data))
+            if place is None:
+                raise ProtocolError(f"a piece of a later striped frame than {self.number} came too early")
+            place[:] = data
+            del self._coming[position]
+        self._missing -= 1
+
+
+def piece_of(head: bytes) -> tuple[int, int]:
+    """The numbers of a piece's frame and of the piece.
+
+    Raises:
+        ProtocolError: it is no piece.
+    """
+    if len(head) != _HEAD.size:
+        raise ProtocolError(f"a frame with a head of {len(head):,} bytes is no piece of another")
+    number, position = _HEAD.unpack(head)
+    return number, position

@@ -1,0 +1,271 @@
+"""Large buffers over connections parallel to one: whole, in order, once, over sockets of this machine, with and without TLS."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from servers import wait_for
+
+from djinn.testing import self_signed_tls
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.net.sockets import AcceptedConnection, SocketConnection
+from djinn_core.net.tls_contexts import server_context
+from djinn_core.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
+from djinn_core.wire.frames import STRIPED_BYTES, Frame, Limits, encode_frame, striped
+from djinn_core.wire.striping import PIECE_BYTES, pieces
+
+LIMITS = Limits()
+GROUP = bytes(32)
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    return self_signed_tls(tmp_path_factory.mktemp("tls"))
+
+
+def pair(tls=None):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far = listener.accept()[0]
+    if tls is None:
+        return SocketConnection(near, LIMITS, "server"), AcceptedConnection(far, LIMITS, "client")
+    secure = TlsSocket(far, server_context(tls), None)
+    with ThreadPoolExecutor(1) as threads:
+        dialled = threads.submit(dial_tls, near, TlsOptions(fingerprints=tls.fingerprints), "localhost", 10.0)
+        secure.shake_hands(10.0)
+    return TlsConnection(dialled.result(), LIMITS, "server"), AcceptedTlsConnection(secure, LIMITS, "client")
+
+
+class Ends:
+    """A connection with some parallel to it, as both ends have them. Frames have gone over it before."""
+
+    def __init__(self, number, tls=None):
+        self.near, self.far = pair(tls)
+        self.near.send(Frame(b"first"))
+        self.far.receive(10.0)
+        self.beside = [pair(tls) for _ in range(number)]
+        groups = {GROUP: [far for _, far in self.beside]}
+        self.far.accept_parallel(lambda group: groups.pop(group, ()))
+        self.near.use_parallel(GROUP, [near for near, _ in self.beside])
+
+    def close(self):
+        for connection in (self.near, self.far):
+            connection.close()
+
+
+@pytest.fixture
+def opened():
+    every = []
+    yield every
+    for one in every:
+        one.close()
+
+
+@pytest.fixture
+def ends(opened):
+    def open_ends(number=3):
+        opened.append(Ends(number))
+        return opened[-1]
+
+    return open_ends
+
+
+@pytest.fixture(params=["plain", "tls"])
+def any_ends(request, opened, tls):
+    def open_ends(number=3):
+        opened.append(Ends(number, tls if request.param == "tls" else None))
+        return opened[-1]
+
+    return open_ends
+
+
+def frames(seed, number=12):
+    """Frames of all kinds: small ones, large buffers beside small and empty ones, sizes around those of pieces."""
+    draw = random.Random(seed)
+    sizes = (0, 1, 1000, STRIPED_BYTES - 1, STRIPED_BYTES, STRIPED_BYTES + 1, 2 * PIECE_BYTES, 5 * MIB + 77)
+    made = []
+    for position in range(number):
+        body = [draw.randbytes(draw.choice(sizes)) for _ in range(draw.randrange(5))]
+        made.append(Frame(b"%d" % position, body))
+    return made
+
+
+def same(frame, other):
+    return frame.head == other.head and [bytes(b) for b in frame.body] == [bytes(b) for b in other.body]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_frames_of_both_directions_are_what_was_sent(any_ends, seed):
+    both, there, back = any_ends(), frames(seed), frames(seed + 100)
+
+    def send(connection, sent):
+        for frame in sent:
+            connection.send(frame)
+
+    with ThreadPoolExecutor(1) as threads:
+        for sender, receiver, sent in ((both.near, both.far, there), (both.far, both.near, back)):
+            sending = threads.submit(send, sender, sent)
+            for frame in sent:
+                assert same(receiver.receive(60.0), frame)
+            sending.result()
+    large = sum(len(b) for f in there for b in f.body if len(b) >= STRIPED_BYTES)
+    carried = sum(near.bytes_sent for near, _ in both.beside)
+    assert carried > large / 2
+    assert both.near.bytes_sent > carried
+    assert both.far.bytes_received == both.near.bytes_sent
+
+
+def test_each_parallel_connection_carries_some(any_ends):
+    both = any_ends(4)
+    frame = Frame(b"head", [random.Random(0).randbytes(48 * MIB)])
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(both.near.send, frame)
+        assert same(both.far.receive(60.0), frame)
+        sending.result()
+    assert all(near.bytes_sent > PIECE_BYTES for near, _ in both.beside)
+    assert both.far.held == 0
+
+
+def test_a_slow_connection_delays_its_own_pieces_alone(any_ends):
+    both = any_ends(2)
+    slow = both.beside[0][1]
+    with slow._receiving:  # nothing is read from it until the rest has come
+        frame = Frame(b"head", [bytes(64 * MIB)])
+        sending = threading.Thread(target=both.near.send, args=(frame,))
+        sending.start()
+        found = []
+        receiving = threading.Thread(target=lambda: found.append(both.far.receive(60.0)))
+        receiving.start()
+        wait_for(lambda: both.beside[1][0].bytes_sent > 40 * MIB, "the fast one to carry most")
+        assert not found
+    receiving.join(60)
+    sending.join(60)
+    assert same(found[0], frame)
+
+
+def test_a_wait_that_is_given_up_loses_nothing(ends):
+    both = ends()
+    frame, last = Frame(b"head", [bytes(3 * MIB), b"little"]), Frame(b"last")
+    main, large = striped(encode_frame(frame, LIMITS))
+    both.near._socket.sendall(b"".join(main) + b"".join(encode_frame(last, LIMITS)))
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            both.far.receive(0.05)
+    every = list(pieces(1, large))
+    for place, piece in enumerate(reversed(every)):  # in any order, over any of them
+        both.beside[place % 2][0]._socket.sendall(b"".join(encode_frame(piece, LIMITS)))
+        if place == 1:
+            with pytest.raises(TimeoutError):
+                both.far.receive(0.05)
+    assert same(both.far.receive(10.0), frame)
+    assert same(both.far.receive(10.0), last)
+
+
+def test_pieces_of_the_next_frame_may_come_early(ends):
+    both = ends(2)
+    first, second = (Frame(b"%d" % n, [bytes([n]) * (2 * PIECE_BYTES)]) for n in (1, 2))
+    (main, large), (next_main, next_large) = (striped(encode_frame(f, LIMITS)) for f in (first, second))
+    both.near._socket.sendall(b"".join(main))
+    one, other = (near._socket for near, _ in both.beside)
+    one.sendall(b"".join(encode_frame(next(iter(pieces(1, large))), LIMITS)))
+    early, late = (encode_frame(piece, LIMITS) for piece in pieces(2, next_large))
+    sending = threading.Thread(target=one.sendall, args=(b"".join(early),))
+    sending.start()
+    with pytest.raises(TimeoutError):
+        both.far.receive(0.2)
+    other.sendall(b"".join(encode_frame(list(pieces(1, large))[1], LIMITS)))
+    assert same(both.far.receive(10.0), first)
+    both.near._socket.sendall(b"".join(next_main))
+    other.sendall(b"".join(late))
+    assert same(both.far.receive(10.0), second)
+    sending.join(10)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda p: [p[0], p[0]], "is not missing"),
+        (lambda p: [Frame(p[0].head, [bytes(PIECE_BYTES - 1)])], "is not missing"),
+        (lambda p: [Frame(p[0].head[:8] + b"\x63\0\0\0", p[0].body)], "is not missing"),
+        (lambda p: [Frame(b"\x00" + p[0].head[1:], p[0].body)], "is not missing"),
+        (lambda p: [Frame(p[0].head)], "is not missing"),
+        (lambda p: [Frame(p[0].head[:-1], p[0].body)], "is no piece of another"),
+        (lambda p: [Frame(p[0].head, [bytes(PIECE_BYTES + 1)])], "exceeds the limits"),
+    ],
+    ids=["twice", "too short", "none of the frame's", "of an earlier frame", "without bytes", "head", "too long"],
+)
+def test_pieces_that_do_not_fit_end_the_connection(ends, wrong, said):
+    both = ends()
+    main, large = striped(encode_frame(Frame(b"head", [bytes(3 * PIECE_BYTES)]), LIMITS))
+    both.near._socket.sendall(b"".join(main))
+    for piece in wrong(list(pieces(1, large))):
+        both.beside[0][0]._socket.sendall(b"".join(encode_frame(piece, LIMITS)))
+    with pytest.raises(ProtocolError, match=said):
+        both.far.receive(5.0)
+    with pytest.raises(TransportError):
+        both.far.send(Frame(b"more"))
+
+
+def test_nothing_striped_is_taken_before_it_was_agreed():
+    near, far = pair()
+    main, _ = striped(encode_frame(Frame(b"head", [bytes(3 * MIB)]), LIMITS))
+    near._socket.sendall(b"".join(main))
+    with pytest.raises(ProtocolError, match="kind 1"):
+        far.receive(5.0)
+    near.close()
+
+
+def test_a_group_that_is_not_there_ends_the_connection():
+    near, far = pair()
+    beside = pair()
+    far.accept_parallel(lambda _: ())
+    near.use_parallel(GROUP, [beside[0]])
+    with pytest.raises(ProtocolError, match="named that are not there"):
+        far.receive(5.0)
+    for connection in (near, far, *beside):
+        connection.close()
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_connections_end_together(any_ends, end):
+    both = any_ends()
+    frame = Frame(b"head", [bytes(64 * MIB)])
+    cut = both.beside[1][end]
+
+    def send():
+        for _ in range(8):
+            both.near.send(frame)
+
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(send)
+        assert same(both.far.receive(60.0), frame)
+        cut.close()
+        with pytest.raises(TransportError):
+            for _ in range(8):
+                both.far.receive(60.0)
+        with pytest.raises(TransportError):
+            sending.result(60)
+    both.close()
+    assert all(connection.fileno() < 0 for connections in both.beside for connection in connections)
+
+
+def test_many_bytes_are_told_once():
+    near, far = pair()
+    told = []
+    near.call_when_many(lambda: told.append("sent"))
+    far.call_when_many(lambda: told.append("received"))
+    with ThreadPoolExecutor(1) as threads:
+        for number in range(8):
+            sending = threads.submit(near.send, Frame(b"", [bytes(4 * MIB)]))
+            far.receive(60.0)
+            sending.result()
+            assert bool(told) == (number >= 3)
+    assert sorted(told) == ["received", "sent"]
+    near.close()
+    far.close()
