@@ -79,7 +79,9 @@ class ResumingConnection(ReliableConnection):
 
     def _start_parallel(self, inner: StripingConnection, number: int) -> None:
         self._parallel_tries -= 1
-        threading.Thread(target=self._open_parallel, args=(inner, number), name="djinn-connections", daemon=True).start()
+        threading.Thread(
+            target=self._open_parallel, args=(inner, number), name="djinn-connections", daemon=True
+        ).start()
 
     def _open_parallel(self, inner: StripingConnection, number: int) -> None:
         group, opened = secrets.token_bytes(GROUP_BYTES), list[StripingConnection]()
