@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -150,6 +150,14 @@ class TlsSocket:
     def fileno(self) -> int:
         """As the socket's."""
         return self._socket.fileno()
+
+    def getpeername(self) -> Any:
+        """As the socket's."""
+        return self._socket.getpeername()
+
+    def getsockname(self) -> Any:
+        """As the socket's."""
+        return self._socket.getsockname()
 
     def shutdown(self, how: int) -> None:
         """As the socket's. Frames have lengths and sessions a last message, so that TLS need not mark the end as well."""

@@ -132,6 +132,14 @@ def test_each_parallel_connection_carries_some(any_ends):
     assert both.far.held == 0
 
 
+@pytest.mark.parametrize("secured", [False, True])
+def test_both_ends_know_that_they_are_on_one_machine(secured, tls):
+    for connection in pair(tls if secured else None):
+        assert connection.local
+        connection.close()
+        assert connection.local
+
+
 def test_a_slow_connection_delays_its_own_pieces_alone(any_ends):
     both = any_ends(2)
     slow = both.beside[0][1]
