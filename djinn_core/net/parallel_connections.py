@@ -34,6 +34,7 @@ class ParallelConnections:
         self._sent = self._received = 0  # striped frames
         self._reassembly: Reassembly | None = None
         self._early: dict[StripingConnection, Frame] = {}  # pieces of later striped frames: there is no place for more
+        self._ended_at: float | None = None  # when the first was seen to have ended by the receiving thread
         self._readable = selectors.DefaultSelector()
         for connection, descriptor in self._descriptors.items():
             if descriptor < 0:
@@ -113,6 +114,7 @@ class ParallelConnections:
         if reassembly is None:
             reassembly, came = self._begin(striped), True
         while not reassembly.whole:
+            self._check_coming()
             left = LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
             ready = self._readable.select(min(left, LOOK_SECONDS))
             for key, _ in ready:
@@ -120,7 +122,6 @@ class ParallelConnections:
             if ready or (left < LOOK_SECONDS and deadline is not None):
                 came = came or bool(ready)
                 break
-            self._check_ended()
         if not reassembly.whole:
             return came, None
         self._reassembly = None
@@ -146,6 +147,23 @@ class ParallelConnections:
                 self._take(connection.receive(0.0), reassembly, connection)
         except TimeoutError:
             return
+        except TransportError:
+            # An end that hangs up ends all of them, and the others may bring what is missing.
+            self._readable.unregister(self._descriptors[connection])
+            self._ended_at = self._ended_at or time.monotonic()
+
+    def _check_coming(self) -> None:
+        """Check that missing pieces may still come.
+
+        Raises:
+            ProtocolError: pieces of later frames came over all connections.
+            TransportError: all connections have ended, or one has, and the other end has not hung up.
+        """
+        if not any(not one.ended for one in self._descriptors if one not in self._early):
+            self._check_ended()
+            raise ProtocolError("pieces of later striped frames came over all connections, and some are missing")
+        if self._ended_at is not None and time.monotonic() - self._ended_at > LOOK_SECONDS and not self._hung_up():
+            self._check_ended()
 
     def _take(self, piece: Frame, reassembly: Reassembly, connection: StripingConnection) -> None:
         if piece_of(piece.head)[0] <= reassembly.number:

@@ -175,6 +175,47 @@ def test_a_wait_that_is_given_up_loses_nothing(ends):
     assert same(both.far.receive(10.0), last)
 
 
+def test_what_was_sent_before_an_end_hung_up_is_received(any_ends):
+    for seed in range(3):
+        both, sent = any_ends(), [Frame(b"head", [random.Random(seed).randbytes(24 * MIB)]), Frame(b"last")]
+        both.near.send(Frame(b"first"))
+        both.far.receive(10.0)
+
+        def send_and_close(both=both, sent=sent):
+            for frame in sent:
+                both.far.send(frame)
+            both.far.close()
+
+        with ThreadPoolExecutor(1) as threads:
+            sending = threads.submit(send_and_close)
+            for frame in sent:
+                assert same(both.near.receive(10.0), frame)
+            with pytest.raises(TransportError):
+                both.near.receive(10.0)
+            sending.result()
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_one_that_ends_early_ends_the_others_unless_the_other_end_has_hung_up(ends, hangs_up):
+    both = ends(2)
+    frame = Frame(b"head", [bytes(2 * PIECE_BYTES)])
+    main, large = striped(encode_frame(frame, LIMITS))
+    both.near._socket.sendall(b"".join(main))
+    (one, _), (other, _) = both.beside
+    first, second = (b"".join(encode_frame(piece, LIMITS)) for piece in pieces(1, large))
+    one._socket.sendall(first)
+    one._socket.shutdown(socket.SHUT_WR)
+    if not hangs_up:
+        with pytest.raises(TransportError, match="closed the connection"):
+            both.far.receive(10.0)
+        return
+    both.near._socket.shutdown(socket.SHUT_WR)
+    with pytest.raises(TimeoutError):
+        both.far.receive(0.3)
+    other._socket.sendall(second)
+    assert same(both.far.receive(10.0), frame)
+
+
 def test_pieces_of_the_next_frame_may_come_early(ends):
     both = ends(2)
     first, second = (Frame(b"%d" % n, [bytes([n]) * (2 * PIECE_BYTES)]) for n in (1, 2))
@@ -218,6 +259,17 @@ def test_pieces_that_do_not_fit_end_the_connection(ends, wrong, said):
         both.far.receive(5.0)
     with pytest.raises(TransportError):
         both.far.send(Frame(b"more"))
+
+
+def test_later_pieces_over_all_connections_end_the_connection(ends):
+    both = ends(2)
+    main, large = striped(encode_frame(Frame(b"head", [bytes(2 * PIECE_BYTES)]), LIMITS))
+    both.near._socket.sendall(b"".join(main))
+    with ThreadPoolExecutor(2) as threads:
+        for (one, _), piece in zip(both.beside, pieces(2, large), strict=True):
+            threads.submit(one._socket.sendall, b"".join(encode_frame(piece, LIMITS)))
+        with pytest.raises(ProtocolError, match="over all connections"):
+            both.far.receive(5.0)
 
 
 def test_nothing_striped_is_taken_before_it_was_agreed():
