@@ -179,6 +179,7 @@ class FrameDecoder:
         self._striped = False  # the frame that has begun
         self._allocate = allocate
         self._scratch = memoryview(np.empty(_SCRATCH_BYTES, np.uint8))  # type: ignore[arg-type]
+        self._direct_bytes = _DIRECT_BYTES
         self._prefix = memoryview(bytearray(_PREFIX.size))
         self._error: ProtocolError | None = None
         self._direct = False
@@ -214,6 +215,7 @@ class FrameDecoder:
     def read_little(self, nbytes: int) -> None:
         """Read no more than `nbytes` ahead: what is behind them is large, and goes straight into its place."""
         self._scratch = self._scratch[:nbytes]
+        self._direct_bytes = min(nbytes, _DIRECT_BYTES)  # so that no end of what is large is read in small pieces
 
     def buffer(self) -> memoryview:
         """Buffer for the next bytes. Never empty; valid until the next call of `received`.
@@ -224,7 +226,7 @@ class FrameDecoder:
         if self._error is not None:
             raise copy(self._error)
         part, filled = self._part, self._filled
-        self._direct = part.nbytes - filled >= _DIRECT_BYTES
+        self._direct = part.nbytes - filled >= self._direct_bytes
         return part[filled:] if self._direct else self._scratch
 
     def received(self, count: int) -> None:
