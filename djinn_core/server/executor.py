@@ -248,7 +248,10 @@ class Executor:
         elif not self._parallel.add(asked.session, asked.group, connection):
             refuse(connection, f"a session has at most {LARGEST_NUMBER} parallel connections")
         else:
-            send_message(connection, Resumed(0))
+            try:
+                send_message(connection, Resumed(0))
+            except TransportError:
+                connection.close()  # which `attend` sees
             self._parallel.attend(asked.session, asked.group, connection)
 
     def _accept_parallel(self, connection: Connection, session: str) -> None:
