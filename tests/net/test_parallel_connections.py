@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from servers import wait_for
@@ -14,9 +15,14 @@ from djinn.testing import self_signed_tls
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.net.sockets import AcceptedConnection, SocketConnection
+from djinn_core.net.striping import MANY_BYTES
 from djinn_core.net.tls_contexts import server_context
 from djinn_core.net.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
+from djinn_core.runtime.connecting.resuming import ResumingConnection
+from djinn_core.server.executor import Executor
+from djinn_core.server.parallel_groups import ParallelGroups
 from djinn_core.wire.frames import STRIPED_BYTES, Frame, Limits, encode_frame, striped
+from djinn_core.wire.resume_messages import ParallelAttach
 from djinn_core.wire.striping import PIECE_BYTES, pieces
 
 LIMITS = Limits()
@@ -173,6 +179,53 @@ def test_a_wait_that_is_given_up_loses_nothing(ends):
                 both.far.receive(0.05)
     assert same(both.far.receive(10.0), frame)
     assert same(both.far.receive(10.0), last)
+
+
+def test_the_end_of_a_piece_is_read_in_one_go(ends):
+    both = ends(1)
+    main, large = striped(encode_frame(Frame(b"head", [bytes(range(256)) * (PIECE_BYTES // 128)]), LIMITS))
+    both.near._socket.sendall(b"".join(main))
+    (near, far), (first, second) = both.beside[0], pieces(1, large)
+    reads = []
+    take = far._take
+    far._take = lambda count: (reads.append(count), take(count))
+    data = b"".join(encode_frame(first, LIMITS))
+    near._socket.sendall(data[:-10_000])
+    with pytest.raises(TimeoutError):
+        both.far.receive(0.3)
+    del reads[:]
+    near._socket.sendall(data[-10_000:])
+    with pytest.raises(TimeoutError):
+        both.far.receive(0.3)
+    assert sum(reads) == 10_000
+    assert len(reads) < 5
+    near._socket.sendall(b"".join(encode_frame(second, LIMITS)))
+    assert bytes(both.far.receive(10.0).body[0]) == b"".join(large)
+
+
+def test_one_that_cannot_be_answered_is_forgotten():
+    near, far = pair()
+    far.stop_sending("the other end is gone")
+    groups = ParallelGroups()
+    executor = SimpleNamespace(_leases=SimpleNamespace(knows=lambda *_: True), _parallel=groups)
+    Executor._attend_parallel(executor, far, ParallelAttach("session", "secret", GROUP))
+    assert not groups.take("session", GROUP)
+    near.close()
+
+
+def test_a_program_without_more_threads_goes_on_with_one_connection(monkeypatch):
+    near, far = pair()
+    session = ResumingConnection(near, None, 1.0, "server", 2)
+
+    def start(_):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    near._count_many(MANY_BYTES)
+    session.send(Frame(b"more"))
+    assert far.receive(10.0).head.endswith(b"more")
+    near.close()
+    far.close()
 
 
 def test_what_was_sent_before_an_end_hung_up_is_received(any_ends):

@@ -79,9 +79,11 @@ class ResumingConnection(ReliableConnection):
 
     def _start_parallel(self, inner: StripingConnection, number: int) -> None:
         self._parallel_tries -= 1
-        threading.Thread(
-            target=self._open_parallel, args=(inner, number), name="djinn-connections", daemon=True
-        ).start()
+        opening = threading.Thread(target=self._open_parallel, args=(inner, number), name="djinn-connections", daemon=True)
+        try:
+            opening.start()
+        except RuntimeError as error:  # no more threads, as when the program ends
+            _log.info("large tensors go over one connection", server=self._server, reason=str(error))
 
     def _open_parallel(self, inner: StripingConnection, number: int) -> None:
         group, opened = secrets.token_bytes(GROUP_BYTES), list[StripingConnection]()
