@@ -135,6 +135,9 @@ class SocketConnection(StripingConnection):
         self._taking = False
         self._silence = PeerSilence()
         self._fastest = 0.0  # bytes a second
+        self._deliver_until = (
+            0.0  # on the monotonic clock: from the end on, so that connections that end together wait together
+        )
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             peer_monitor.watch(self)
 
@@ -299,6 +302,7 @@ class SocketConnection(StripingConnection):
 
     def _shut_down(self) -> None:
         super()._shut_down()
+        self._deliver_until = time.monotonic() + _DELIVER_SECONDS
         self._shut(socket.SHUT_RDWR)
 
     def _shut(self, how: int) -> None:
@@ -310,7 +314,7 @@ class SocketConnection(StripingConnection):
     def _drop(self) -> None:
         super()._drop()
         with suppress(OSError):  # closed already
-            self._deliver(time.monotonic() + _DELIVER_SECONDS)
+            self._deliver(self._deliver_until or time.monotonic() + _DELIVER_SECONDS)
         self._socket.close()
 
     def _deliver(self, deadline: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -366,6 +367,22 @@ def test_connections_end_together(any_ends, end):
             sending.result(60)
     both.close()
     assert all(connection.fileno() < 0 for connections in both.beside for connection in connections)
+
+
+def test_those_that_the_other_end_does_not_read_are_waited_for_together(ends):
+    both = ends(4)
+
+    def send():
+        with pytest.raises(TransportError):
+            both.near.send(Frame(b"head", [bytes(64 * MIB)]))
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    time.sleep(0.3)  # until nothing more is taken in
+    ended = time.monotonic()
+    both.near.close()
+    sending.join(60)
+    assert time.monotonic() - ended < 3.0
 
 
 def test_many_bytes_are_told_once():
