@@ -23,7 +23,11 @@ LARGEST_NUMBER: Final = 16  # of parallel connections
 
 
 class ParallelConnections:
-    """The connections parallel to one, which owns them. One thread may send, and one receive."""
+    """The connections parallel to one, which owns them. One thread may send, and one receive.
+
+    Attributes:
+        torn: whether an interrupt has left a striped frame half taken in; the caller that takes in what `receive` gave resets it.
+    """
 
     def __init__(self, connections: Sequence[StripingConnection], hung_up: Callable[[], bool]) -> None:
         """`hung_up` tells if the one that they are parallel to has ended. Raises `TransportError` where one of them has."""
@@ -32,6 +36,7 @@ class ParallelConnections:
             connection: connection.fileno() for connection in connections
         }  # which a closed one does not tell any more
         self._sent = self._received = 0  # striped frames
+        self.torn = False
         self._reassembly: Reassembly | None = None
         self._early: dict[StripingConnection, Frame] = {}  # pieces of later striped frames: there is no place for more
         self._ended_at: float | None = None  # when the first was seen to have ended by the receiving thread
@@ -110,13 +115,16 @@ class ParallelConnections:
             ProtocolError: what came is no piece that is missing.
             TransportError: a connection is broken.
         """
+        self.torn = True  # but during a wait
         reassembly, came = self._reassembly, False
         if reassembly is None:
             reassembly, came = self._begin(striped), True
         while not reassembly.whole:
             self._check_coming()
             left = LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            self.torn = False
             ready = self._readable.select(min(left, LOOK_SECONDS))
+            self.torn = True
             for key, _ in ready:
                 self._take_from(key.data, reassembly)
             if ready or (left < LOOK_SECONDS and deadline is not None):

@@ -187,7 +187,7 @@ class SocketConnection(StripingConnection):
 
     @property
     def _torn(self) -> bool:
-        return self._taking
+        return self._taking or super()._torn
 
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         parts = self._sent

@@ -141,7 +141,12 @@ class StripingConnection(StreamConnection):
         self._count_parallel(0, parallel.bytes_received - before)
         if whole is not None:
             self._decoder.finish_striped(whole)
+        parallel.torn = False
         return came
+
+    @property
+    def _torn(self) -> bool:
+        return self._parallel is not None and self._parallel.torn
 
     def _follow(self, group: bytes) -> None:
         found = self._find_parallel(group) if self._find_parallel is not None and self._parallel is None else ()

@@ -232,7 +232,7 @@ class TlsConnection(SocketConnection):
 
     @property
     def _torn(self) -> bool:
-        return self._taking or self._socket.torn
+        return super()._torn or self._socket.torn
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
         del buffers

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -268,6 +272,55 @@ def test_one_that_ends_early_ends_the_others_unless_the_other_end_has_hung_up(en
         both.far.receive(0.3)
     other._socket.sendall(second)
     assert same(both.far.receive(10.0), frame)
+
+
+@pytest.fixture
+def raise_at_line():
+    """Raise an exception at a line, by its position among those that are run, of what takes in striped frames."""
+    before = sys.gettrace()
+
+    def start(position):
+        lines = itertools.count()
+
+        def trace(frame, event, _):
+            if event == "line" and next(lines) == position:
+                raise Interrupted
+            return trace
+
+        files = ("parallel_connections.py", "striping.py")
+        sys.settrace(lambda frame, *_: trace if Path(frame.f_code.co_filename).name in files else None)
+
+    yield start
+    sys.settrace(before)
+
+
+class Interrupted(Exception):
+    """Raised by a signal handler, say."""
+
+
+def test_an_interrupt_in_the_middle_ends_the_connection_or_loses_nothing(ends, raise_at_line):
+    for position in range(0, 120, 3):
+        both, sent = ends(2), [Frame(b"%d" % n, [bytes([n]) * (2 * PIECE_BYTES)]) for n in range(3)]
+        both.near.send(Frame(b"first"))
+        both.far.receive(10.0)
+
+        def send(both=both, sent=sent):
+            with contextlib.suppress(TransportError):
+                for frame in sent:
+                    both.near.send(frame)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        received = []
+        raise_at_line(position)
+        with contextlib.suppress(TransportError):
+            while len(received) < len(sent):
+                with contextlib.suppress(Interrupted):
+                    received.append(both.far.receive(10.0))
+        sys.settrace(None)
+        both.close()
+        sending.join(10)
+        assert all(map(same, received, sent))
 
 
 def test_pieces_of_the_next_frame_may_come_early(ends):
