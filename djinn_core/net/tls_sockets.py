@@ -77,7 +77,8 @@ class TlsSocket:
     @property
     def unsent(self) -> bool:
         """True if records are buffered here that are not on the wire."""
-        return bool(self._unsent or self._outgoing.pending)
+        with self._records:  # between the two
+            return bool(self._unsent or self._outgoing.pending)
 
     @property
     def held(self) -> bool:
@@ -115,7 +116,7 @@ class TlsSocket:
                     return taken
                 self.torn = False
             if self._outgoing.pending:
-                self._flush(wait=False)
+                self._flush(wait=False, flags=flags)
             self._read_records(flags)
 
     def _take_records(self, view: memoryview) -> int | None:
@@ -194,7 +195,7 @@ class TlsSocket:
         Not all, where the other end takes in nothing and an interrupt is pending, or `flags` has `DONTWAIT`: they go before the next ones.
         """
         while self._outgoing.pending or self._unsent:
-            if not self._order.acquire(blocking=wait):
+            if not self._order.acquire(blocking=wait and not flags):
                 return False
             try:
                 if not self._unsent:
