@@ -103,7 +103,12 @@ class StripingConnection(StreamConnection):
 
     def _take_parallel(self, connections: Sequence[StripingConnection]) -> None:
         self._decoder.takes_striped = True
-        self._parallel = ParallelConnections(connections, lambda: self.hung_up)
+        try:
+            self._parallel = ParallelConnections(connections, lambda: self.hung_up)
+        except OSError:  # one has ended, or there are no more descriptors
+            for connection in connections:
+                connection.end("the connection that they are parallel to could not take it")
+            raise
 
     def _stripe(self, buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], Sequence[memoryview]]:
         nbytes = large_bytes(buffers)

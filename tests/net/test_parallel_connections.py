@@ -208,6 +208,42 @@ def test_the_end_of_a_piece_is_read_in_one_go(ends):
     assert bytes(both.far.receive(10.0).body[0]) == b"".join(large)
 
 
+def test_connections_that_cannot_be_used_end(monkeypatch):
+    (main_near, main_far), (near, far) = pair(), pair()
+    main_far.accept_parallel(lambda _: [far])
+    main_near.use_parallel(GROUP, [near])
+
+    def no_descriptors():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("selectors.DefaultSelector", no_descriptors)
+    with pytest.raises(TransportError, match="Too many open files"):
+        main_far.receive(5.0)
+    assert far.await_end(0.0)
+    for connection in (main_near, main_far, far):
+        connection.close()
+
+
+@pytest.mark.parametrize("half", [b"", b"a record that another thread is just making"])
+def test_to_look_for_pieces_waits_for_nobody(half, tls):
+    near, far = pair(tls)
+    while not near.unsent:
+        near.push([bytes(PIECE_BYTES)])
+    near._socket._tls.write(half)
+
+    def look():
+        with pytest.raises(TimeoutError):
+            near.receive(0.0)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    looking.join(5.0)
+    assert not looking.is_alive()
+    for connection in (near, far):
+        connection.end("the test is over")
+        connection.close()
+
+
 def test_one_that_cannot_be_answered_is_forgotten():
     near, far = pair()
     far.stop_sending("the other end is gone")

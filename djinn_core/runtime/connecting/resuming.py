@@ -79,7 +79,9 @@ class ResumingConnection(ReliableConnection):
 
     def _start_parallel(self, inner: StripingConnection, number: int) -> None:
         self._parallel_tries -= 1
-        opening = threading.Thread(target=self._open_parallel, args=(inner, number), name="djinn-connections", daemon=True)
+        opening = threading.Thread(
+            target=self._open_parallel, args=(inner, number), name="djinn-connections", daemon=True
+        )
         try:
             opening.start()
         except RuntimeError as error:  # no more threads, as when the program ends
@@ -95,7 +97,7 @@ class ResumingConnection(ReliableConnection):
                     raise TransportError("the transport has no parallel connections")
                 opened.append(one)
             inner.use_parallel(group, opened)
-        except DjinnError as error:
+        except (DjinnError, OSError) as error:
             _log.info("large tensors go over one connection", server=self._server, reason=str(error))
             for one in opened:
                 one.close()
