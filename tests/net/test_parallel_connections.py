@@ -460,6 +460,8 @@ def test_connections_end_together(any_ends, end):
 
 def test_those_that_the_other_end_does_not_read_are_waited_for_together(ends):
     both = ends(4)
+    both.near.send(Frame(b"first"))
+    both.far.receive(10.0)
 
     def send():
         with pytest.raises(TransportError):
