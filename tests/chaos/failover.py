@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 from free_ports import free_port
 
 import djinn
