@@ -27,6 +27,7 @@ PREFIX = "DJINN_"
 PLUGIN_PREFIX = "DJINN_PLUGIN_"
 FILE_VARIABLE = "DJINN_CONFIG"
 HIDDEN = "(set, not shown)"
+PARALLEL_CONNECTIONS_LIMIT = 16  # of a session: executors refuse more
 
 # Variables that are read elsewhere and are no settings.
 OTHER_VARIABLES = frozenset({FILE_VARIABLE, "DJINN_LOG_FORMAT", "DJINN_HTTP_HOSTS"})
@@ -266,8 +267,8 @@ def _target(value: object) -> float:
 
 def _connections(value: object) -> int:
     number = 0 if value in {0, "0", ""} and not isinstance(value, bool) else _count(value)
-    if number > 16:
-        raise ValueError("must be 16 at most")
+    if number > PARALLEL_CONNECTIONS_LIMIT:
+        raise ValueError(f"must be {PARALLEL_CONNECTIONS_LIMIT} at most")
     return number
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
@@ -18,8 +18,6 @@ from djinn_core.wire.striping import PIECE_LIMITS, PIECE_OPENING_BYTES, Reassemb
 
 if TYPE_CHECKING:
     from djinn_core.net.striping import StripingConnection
-
-LARGEST_NUMBER: Final = 16  # of parallel connections
 
 
 class ParallelConnections:

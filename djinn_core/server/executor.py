@@ -27,6 +27,7 @@ import torch
 
 from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
+from djinn_core.config import PARALLEL_CONNECTIONS_LIMIT
 from djinn_core.delivery.session_channel import SessionChannel
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
 from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
@@ -39,7 +40,6 @@ from djinn_core.launch.listen_addresses import listening_transports
 from djinn_core.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
 from djinn_core.launch.private_directories import remove_abandoned
 from djinn_core.launch.tickets import TicketChecker
-from djinn_core.net.parallel_connections import LARGEST_NUMBER
 from djinn_core.net.striping import StripingConnection
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, load_where_started
@@ -246,7 +246,7 @@ class Executor:
         if not self._leases.knows(asked.session, asked.secret) or not isinstance(connection, StripingConnection):
             refuse(connection, "there is no such session (any more)")
         elif not self._parallel.add(asked.session, asked.group, connection):
-            refuse(connection, f"a session has at most {LARGEST_NUMBER} parallel connections")
+            refuse(connection, f"a session has at most {PARALLEL_CONNECTIONS_LIMIT} parallel connections")
         else:
             try:
                 send_message(connection, Resumed(0))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from djinn_core.net.parallel_connections import LARGEST_NUMBER
+from djinn_core.config import PARALLEL_CONNECTIONS_LIMIT
 from djinn_core.net.striping import StripingConnection
 
 _NAMING_SECONDS: Final = 30.0
@@ -24,7 +24,7 @@ class ParallelGroups:
         """Add a connection to a group; False where there are too many."""
         with self._lock:
             of_session = sum(len(found) for (name, _), found in self._waiting.items() if name == session)
-            if of_session >= LARGEST_NUMBER:
+            if of_session >= PARALLEL_CONNECTIONS_LIMIT:
                 return False
             self._waiting.setdefault((session, group), []).append(connection)
             return True

@@ -7,7 +7,7 @@ within that, its body its bytes. Pieces of a frame may come in any order and ove
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from djinn_core.errors import ProtocolError
@@ -17,7 +17,6 @@ PIECE_BYTES: Final = 1 << 20
 _HEAD: Final = struct.Struct("<QI")
 PIECE_OPENING_BYTES: Final = PREFIX_BYTES + _HEAD.size + LENGTH_BYTES  # what comes before the bytes of a piece
 PIECE_LIMITS: Final = Limits(_HEAD.size, PIECE_BYTES, 1)
-Place = Callable[[bytes, int], memoryview]
 
 
 def cut(buffer: memoryview) -> Iterator[memoryview]:

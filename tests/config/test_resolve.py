@@ -61,6 +61,7 @@ def test_the_file_is_looked_for_in_the_usual_place():
         ({"wholly_unlike": 1}, {}, "the settings are plugins, "),
         ({}, {"DJINN_THREADS": "many"}, "`threads` must be a whole number.*'many'.*environment DJINN_THREADS"),
         ({"threads": 0}, {}, "1 or more"),
+        ({"parallel_connections": 17}, {}, "16 at most"),
         ({"threads": True}, {}, "whole number"),
         ({"connect_timeout": "nan"}, {}, "seconds above 0"),
         ({"start_timeout": -1}, {}, "seconds above 0"),

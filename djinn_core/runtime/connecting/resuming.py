@@ -15,7 +15,6 @@ from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.logs import get_logger
-from djinn_core.net.parallel_connections import LARGEST_NUMBER
 from djinn_core.net.striping import StripingConnection
 from djinn_core.runtime.connecting.client_channel import Reconnection
 from djinn_core.runtime.connecting.close_reason import REASON_SECONDS
@@ -73,7 +72,7 @@ class ResumingConnection(ReliableConnection):
     def _watch(self, inner: Connection) -> None:
         """Open parallel connections once there is much to carry; none to this machine, unless they were asked for."""
         if isinstance(inner, StripingConnection) and self._parallel_tries:
-            number = min(self._parallel, LARGEST_NUMBER) or (1 if inner.local else _PARALLEL_CONNECTIONS)
+            number = self._parallel or (1 if inner.local else _PARALLEL_CONNECTIONS)
             if number > 1:
                 inner.call_when_many(lambda: self._start_parallel(inner, number))
 
