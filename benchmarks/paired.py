@@ -207,9 +207,7 @@ def instructions(checkout: Path, case: str, folder: Path, programs: Path = PROGR
     with closing(Worker(checkout, programs, under)) as worker:
         worker.run(case)
         for switch in ("on", "off"):
-            subprocess.run(
-                ["callgrind_control", "-i", switch, str(worker.process)], check=True, stdout=subprocess.DEVNULL
-            )
+            subprocess.run(["callgrind_control", "-i", switch, str(worker.process)], check=True, capture_output=True)
             if switch == "on":
                 worker.run(case)
     return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("totals:"))
