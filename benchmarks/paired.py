@@ -50,7 +50,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """Whether it is no more than 2 % slower: `yes`, `no` or `noise too large`."""
+        """Return `yes` if it is no more than 2 % slower, `no` or `noise too large`."""
         if self.low > ALLOWED:
             return "no"
         return "noise too large" if self.high - self.low > WIDEST else "yes"
