@@ -1,22 +1,40 @@
-"""Pairs of short turns in one process, with something and without it: their ratio, and how sure it is.
+"""Compare the processor time of two checkouts, in turns: is the second no more than 2 % slower than the first?
 
-Work beside them changes from second to second by more than one percent, so turns are short, each pair is made of neighbours, and every other
-pair is the other way round. Processor time of all processes that take part is the least disturbed of what can be measured.
+    python benchmarks/paired.py BEFORE AFTER [--case record,decode] [--pairs 20] [--instructions]
+
+Work beside a measurement changes from second to second by more than one percent, so turns are short, each pair is made of
+neighbours, and every other pair is the other way round. A pair is two fresh processes, one of each checkout, which run each program
+of `paired_programs.py` in the order before, after, after, before, several times. A checkout runs in its own `.venv` if it has one, otherwise in
+the environment of this process with its folders on PYTHONPATH.
+
+Counted are user and system time, of the client's process and of its children, the executor. The ratio is the median over pairs.
+`yes`: the 95 % interval of the ratio includes 1.02 or less. `no`: all of it is above. `noise too large`: it is wider than 0.03, which
+could hide a slowdown of 5 %; then `--instructions` counts instructions of the client's process with callgrind, which needs valgrind.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
+from pathlib import Path
 
 import attrs
 import numpy as np
-
-from djinn_core.system.processes import ThreadTimes
+import psutil
 
 RESAMPLES = 2000
+ALLOWED = 1.02
+WIDEST = 0.03  # of an interval: a wider one could hide a slowdown of 5 %
+PROGRAMS = Path(__file__).with_name("paired_programs.py")
+CASES = ("first_use", "record", "decode", "wait", "train")
+QUADRUPLES = 4  # of turns of a program in a pair of processes
 
 
 @attrs.frozen
@@ -30,6 +48,13 @@ class Ratio:
     def __str__(self) -> str:
         return f"{self.middle:.3f} ({self.low:.3f} to {self.high:.3f})"
 
+    @property
+    def verdict(self) -> str:
+        """Return `yes` if it is no more than 2 % slower, `no` or `noise too large`."""
+        if self.low > ALLOWED:
+            return "no"
+        return "noise too large" if self.high - self.low > WIDEST else "yes"
+
 
 @attrs.frozen
 class Pairs:
@@ -41,6 +66,11 @@ class Pairs:
     def milliseconds(self, steps: int) -> float:
         """Median of a step without it."""
         return 1e3 * statistics.median(without for without, _ in self.wall) / steps
+
+
+def processor_seconds(processes: Sequence[int]) -> float:
+    """User and system time of other processes so far, threads that have ended included. Linux alone tells it."""
+    return sum(time.clock_gettime((~process << 3) | 2) for process in processes)  # clock_getcpuclockid(3)
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
@@ -59,7 +89,6 @@ def take_turns(
     seconds: float,
 ) -> Pairs:
     """Pairs of runs in blocks of either kind, for about so long; each block begins with a run that is not counted."""
-    times = [ThreadTimes(process) for process in processes]
     found, end = Pairs(), time.perf_counter() + seconds
     while time.perf_counter() < end or len(found.wall) < 2:
         pair: dict[int, tuple[float, float]] = {}
@@ -67,9 +96,165 @@ def take_turns(
         for place, block in order if len(found.wall) % 2 else reversed(order):
             with block():
                 run()
-                processor, begun = sum(one.read() for one in times), time.perf_counter()
+                processor, begun = processor_seconds(processes), time.perf_counter()
                 run()
-                pair[place] = time.perf_counter() - begun, sum(one.read() for one in times) - processor
+                pair[place] = time.perf_counter() - begun, processor_seconds(processes) - processor
         found.wall.append((pair[0][0], pair[1][0]))
         found.processors.append((pair[0][1], pair[1][1]))
     return found
+
+
+# --- two checkouts ----------------------------------------------------------------------------------------------
+
+
+def command_of(checkout: Path) -> tuple[str, dict[str, str]]:
+    """Interpreter and environment in which a checkout's own code runs."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DJINN_THREADS": "1", "DJINN_CALIBRATE": "0"}
+    environment |= {"DJINN_KEEP_PLANS": "0", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+    own = checkout / ".venv" / "bin" / "python"
+    if own.exists():
+        environment.pop("PYTHONPATH", None)
+        return str(own), environment
+    folders = [checkout, *sorted(checkout.glob("plugins/*/*"))]
+    return sys.executable, environment | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+
+class Worker:
+    """A process of one checkout that runs a program each time that it is told its name."""
+
+    def __init__(self, checkout: Path, programs: Path, under: Sequence[str] = ()) -> None:
+        """`under`: the command that runs it."""
+        python, environment = command_of(checkout)
+        command = [*under, python, "-W", "ignore", str(programs)]
+        self._process = subprocess.Popen(
+            command, env=environment, cwd=checkout, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.process = self._process.pid
+        self._await()
+        self.children = [child.pid for child in psutil.Process(self.process).children(recursive=True)]
+        self.first_use = self.seconds()
+
+    def run(self, program: str) -> None:
+        """Run a program once, to its end."""
+        assert self._process.stdin is not None
+        print(program, file=self._process.stdin, flush=True)
+        self._await()
+
+    def seconds(self) -> tuple[float, float]:
+        """Processor time so far: of the process, and of its children."""
+        return processor_seconds([self.process]), processor_seconds(self.children)
+
+    def _await(self) -> None:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != "done":
+            raise RuntimeError(f"the program of {self._process.args!r} ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def spent(worker: Worker, program: str) -> tuple[float, float]:
+    """Processor time of a run: of the process, and of its children."""
+    before = worker.seconds()
+    worker.run(program)
+    own, children = worker.seconds()
+    return own - before[0], children - before[1]
+
+
+@attrs.frozen
+class Compared:
+    """Ratios of a program, after over before: of the client's process, and of the executor."""
+
+    process: list[tuple[float, float]] = attrs.field(factory=list)
+    children: list[tuple[float, float]] = attrs.field(factory=list)
+
+
+def compare(
+    before: Path, after: Path, cases: Sequence[str], pairs: int, programs: Path = PROGRAMS
+) -> dict[str, Compared]:
+    """Pairs of times by program. One more pair comes first and does not count: it compiles the sources."""
+    found = {case: Compared() for case in cases}
+    for number in range(pairs + 1):
+        order = (0, 1) if number % 2 else (1, 0)
+        with ExitStack() as stack:
+            started = {at: stack.enter_context(closing(Worker((before, after)[at], programs))) for at in order}
+            times = {"first_use": [[started[at].first_use] for at in (0, 1)]}
+            for case in cases:
+                if case != "first_use":
+                    times[case] = _quadruples(started, order, case)
+        for case in cases if number else ():
+            for kind, pairs_of in enumerate((found[case].process, found[case].children)):
+                one, other = ([turn[kind] for turn in turns] for turns in times[case])
+                pairs_of.append((sum(one), sum(other)))
+    return found
+
+
+def _quadruples(workers: dict[int, Worker], order: tuple[int, int], case: str) -> list[list[tuple[float, float]]]:
+    times: list[list[tuple[float, float]]] = [[], []]
+    for worker in workers.values():
+        worker.run(case)  # the first run prepares the program
+    for _ in range(QUADRUPLES):
+        for at in (*order, *reversed(order)):
+            times[at].append(spent(workers[at], case))
+    return times
+
+
+def instructions(checkout: Path, case: str, folder: Path, programs: Path = PROGRAMS) -> int:
+    """Instructions of the client's process in a run of a program. Minutes: everything before runs on a simulated processor, too."""
+    file = folder / "callgrind"
+    under = ("valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={file}")
+    with closing(Worker(checkout, programs, under)) as worker:
+        worker.run(case)
+        for switch in ("on", "off"):
+            subprocess.run(["callgrind_control", "-i", switch, str(worker.process)], check=True, capture_output=True)
+            if switch == "on":
+                worker.run(case)
+    return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("totals:"))
+
+
+def main() -> None:
+    """Print a table, a row as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("--case", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--instructions", action="store_true", help="count instructions of the client's process")
+    options = parser.parse_args()
+    cases = options.case.split(",")
+    if unknown := {*cases} - {*CASES}:
+        parser.error(f"no program is called {', '.join(sorted(unknown))}")
+    before, after = options.before.resolve(), options.after.resolve()
+    if options.instructions:
+        _print_instructions(before, after, cases)
+        return
+    print(
+        f"{'program':12}{'client, ms':>12}{'after / before':>26}  {'executor, ms':>12}{'after / before':>26}  no more than 2 % slower"
+    )
+    for case, compared in compare(before, after, cases, options.pairs).items():
+        print(f"{case:12}" + row(compared), flush=True)
+
+
+def row(compared: Compared) -> str:
+    """Times and ratios of a program in words, with the verdict on either process."""
+    cells, verdicts = [], []
+    for pairs in (compared.process, compared.children):
+        ratio = ratio_of(pairs)
+        cells.append(f"{1e3 * statistics.median(one for one, _ in pairs):12.1f}{ratio!s:>26}  ")
+        verdicts.append(ratio.verdict)
+    return "".join(cells) + f"client: {verdicts[0]}; executor: {verdicts[1]}"
+
+
+def _print_instructions(before: Path, after: Path, cases: Sequence[str]) -> None:
+    print(f"{'program':12}{'instructions before':>22}{'after / before':>16}  no more than 2 % slower")
+    for case in cases:
+        if case == "first_use":
+            continue  # valgrind would simulate imports of PyTorch for an hour
+        with tempfile.TemporaryDirectory() as folder:
+            one, other = (instructions(checkout, case, Path(folder)) for checkout in (before, after))
+        print(f"{case:12}{one:22,}{other / one:16.4f}  client: {'yes' if other / one <= ALLOWED else 'no'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

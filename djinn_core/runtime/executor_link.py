@@ -12,6 +12,7 @@ from djinn_core.interrupts import LOOK_SECONDS, InterruptibleLock, interrupt_mas
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.close_reason import REASON_SECONDS, close_reason
+from djinn_core.runtime.stats import Stats
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import Goodbye, encode
 
@@ -25,18 +26,17 @@ class ExecutorLink:
         channel: the connection.
         server: the address that was reached. called: name of it in messages, the address that is configured.
         lost: the reason why the session is lost; empty while it is not.
-        sent: number of frames that were sent.
         reading: lock of the thread that reads the channel.
         writing: lock around frames that are sent together; other threads wait for it where they can be interrupted.
         busy: True while a thread sends, which holds `writing`.
     """
 
-    def __init__(self, channel: ClientChannel, server: str, called: str = "") -> None:
+    def __init__(self, channel: ClientChannel, stats: Stats, server: str, called: str = "") -> None:
         self.channel = channel
+        self._stats = stats
         self.server = server
         self.called = called or server
         self.lost: str = ""
-        self.sent = 0
         self.reading = InterruptibleLock()
         self.writing = InterruptibleLock()
         self.busy = False
@@ -58,7 +58,7 @@ class ExecutorLink:
             interrupt_mask.check()
         try:
             try:
-                self.sent += 1
+                self._stats.messages_sent += 1
                 self.busy = True
                 self.channel.send(frame)
             finally:
@@ -70,6 +70,17 @@ class ExecutorLink:
     def send_message(self, message: Message) -> None:
         """Send a message without a body, as `send`."""
         self.send(Frame(encode(message)))
+
+    def receive(self, timeout: float) -> Frame:
+        """Receive a frame. The caller holds `reading`.
+
+        Raises:
+            TimeoutError: no frame arrived in time.
+            TransportError: the executor is gone.
+        """
+        frame = self.channel.receive(timeout)
+        self._stats.messages_received += 1
+        return frame
 
     def _lose_with_reason(self, error: TransportError) -> None:
         """Lose the session after a failed send. The executor may have sent the reason, which another thread may be reading just now."""

@@ -83,7 +83,7 @@ class Session:
 
         `reader`: reads its replies, where failures are shared with other sessions.
         """
-        self.link = ExecutorLink(channel, server, called)
+        self.link = ExecutorLink(channel, stats, server, called)
         self.replies = replies = Replies(self.link, reader or ReplyReader(Failures(), 0), stats, observers)
         # As the functions of `Runtime` that are called so.
         self.wait, self.defer, self.discard = replies.wait, replies.defer, replies.discard

@@ -364,7 +364,7 @@ class Replies:
         if offers.unsent:
             offers.send_wanted()  # what an interrupt has left: the executor says nothing before it has that
         try:
-            frame = link.channel.receive(timeout)
+            frame = link.receive(timeout)
             message = decode(frame.head)
             if type(message) is Completed:
                 self._complete(message, frame.body)

@@ -1,0 +1,101 @@
+"""Programs whose processor time `paired.py` compares. Runs one for each name that comes as a line, and prints `done` after it.
+
+It imports nothing of Djinn but what `import djinn` has: the checkout that it runs on may be an older or a newer one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import djinn
+
+DEVICE = "remote_accelerator:0"
+PREPARING_RUNS = 3
+Run = Callable[[], object]
+
+
+def record() -> Run:
+    """Adam over 64 parameters, recorded and not waited for: 24 steps."""
+    parameters = [nn.Parameter(torch.ones(8, 8, device=DEVICE)) for _ in range(64)]
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)
+    for parameter in parameters:
+        parameter.grad = torch.ones(8, 8, device=DEVICE)
+
+    def run() -> None:
+        for _ in range(24):
+            optimizer.step()
+        djinn.synchronize()
+
+    return run
+
+
+def decode() -> Run:
+    """24 tokens of a small GPT-2, each waited for by a loop of one's own."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_head=4, n_embd=64, vocab_size=1000)).eval().to(DEVICE)
+    prompt = torch.arange(1, 9)[None].to(DEVICE)
+
+    @torch.no_grad()
+    def run() -> None:
+        output = model(prompt, use_cache=True)
+        for _ in range(24):
+            token = output.logits[:, -1:].argmax(-1)
+            token.item()
+            output = model(token, past_key_values=output.past_key_values, use_cache=True)
+
+    return run
+
+
+def wait() -> Run:
+    """100 waits for the result of two ops."""
+    value = torch.zeros(8, device=DEVICE)
+
+    def run() -> None:
+        for _ in range(100):
+            value.add_(1).sum().item()
+
+    return run
+
+
+def train() -> Run:
+    """16 training steps of a small network, each loss read."""
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64))]
+    model = nn.Sequential(*layers, nn.Linear(64, 8)).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    inputs, targets = torch.randn(16, 64).to(DEVICE), torch.randint(8, (16,)).to(DEVICE)
+
+    def run() -> None:
+        for _ in range(16):
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+
+    return run
+
+
+def main() -> None:
+    """Run what comes on standard input, after a first use of the device."""
+    torch.manual_seed(0)
+    torch.ones(4, device=DEVICE).sum().item()
+    print("done", flush=True)
+    prepared: dict[str, Run] = {}
+    programs = {function.__name__: function for function in (record, decode, wait, train)}
+    for line in sys.stdin:
+        name = line.strip()
+        if name not in prepared:
+            prepared[name] = programs[name]()
+            for _ in range(PREPARING_RUNS):
+                prepared[name]()
+        prepared[name]()
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
