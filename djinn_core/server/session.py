@@ -31,7 +31,7 @@ from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session_memory import Plain, SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
-from djinn_core.server.peers.packed_values import can_move
+from djinn_core.server.peers.packed_values import can_move, host_memory
 from djinn_core.server.peers.session_values import PeerValues, SessionWaits
 from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel, StateParts
 from djinn_core.server.recovery.snapshot_format import (
@@ -319,7 +319,7 @@ class ExecutorSession:
         if self._backlog or self._uploads.busy or self._memory is not None:
             return None
         with self._turn:
-            taken = take_values(self.values, self.device.runtime, frozenset([one.handle for one in stored]))
+            taken = take_values(self.values, self._host_memory, frozenset([one.handle for one in stored]))
             self.device.randomness.hand_to(self._randomness)
             random = octets_of(self.device.randomness.get_state())
         if taken is None:
@@ -339,6 +339,10 @@ class ExecutorSession:
             **taken[0],
         )
         return encode_snapshot(snapshot), taken[1], transfers
+
+    def _host_memory(self, value: torch.Tensor) -> memoryview:
+        with self._turn:
+            return host_memory(value, self.device.runtime)
 
     def _take_over(self, state: StateHeader, connection: ExecutorChannel) -> None:
         """Go on where a session was whose server is lost, as its client has kept it.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
+from djinn_core.delivery.record_log import LazyBuffers
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.server.peers.packed_values import pack_storages, unpack_item
+from djinn_core.server.peers.packed_values import storages_of_values, unpack_item
 from djinn_core.server.recovery.transfer_log import PoolCounts
 from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
 from djinn_core.server.running.values import Stored, ValueTable
@@ -77,11 +78,11 @@ _snapshots: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot
 
 
 def take_values(
-    values: ValueTable, runtime: DeviceRuntime, left_out: Container[int] = ()
-) -> tuple[dict[str, Any], list[Buffer]] | None:
+    values: ValueTable, read: Callable[[torch.Tensor], memoryview], left_out: Container[int] = ()
+) -> tuple[dict[str, Any], LazyBuffers] | None:
     """The fields of a snapshot that hold values, and their memory; None if a value cannot be serialized.
 
-    `left_out`: handles of values that are not wanted.
+    `read`: returns the memory of a tensor; called when it is needed. `left_out`: handles of values that are not wanted.
     """
     tensors: list[int] = []
     numbers: list[tuple[int, Number]] = []
@@ -101,9 +102,15 @@ def take_values(
             numbers.append((handle, value))
         else:  # failures, whose memory may come back to life, and events
             return None
-    packed = pack_storages(tensors, values, runtime, 0)
-    items = tuple([item for item, _ in packed])
-    return {"items": items, "numbers": tuple(numbers), "generators": tuple(generators)}, [data for _, data in packed]
+    storages = list(storages_of_values(tensors, values, 0))
+
+    def memory(position: int) -> Buffer:
+        tensor = storages[position][1]
+        return read(tensor) if tensor is not None else b""
+
+    items = tuple([item for item, _ in storages])
+    fields = {"items": items, "numbers": tuple(numbers), "generators": tuple(generators)}
+    return fields, LazyBuffers([item.size for item in items], memory)
 
 
 def put_values(snapshot: Snapshot, body: Sequence[memoryview], values: ValueTable, runtime: DeviceRuntime) -> None:
