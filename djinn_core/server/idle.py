@@ -137,7 +137,8 @@ class IdleMoves:
         """The state of a session whose values are not here, with the transfers that have come meanwhile."""
         snapshot, memory = aside.read()
         counts, transfers = self._exchange.state()
-        self._reads.hold_only({one.version for one in snapshot.stored})
+        promised = [digest for digest, _ in snapshot.promised]
+        self._reads.hold_only({one.version for one in snapshot.stored}.union(promised))
         return encode_snapshot(msgspec.structs.replace(snapshot, pool=counts)), memory, transfers
 
     def come_back(self) -> None:

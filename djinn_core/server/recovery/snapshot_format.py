@@ -58,7 +58,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
     handle, `random` is the session's own random state. `pool`: what it has counted of transfers, which are beside it.
     `numeric_settings`: None if the client sent none. `stored`: values that are read again from where they came. `timings`: the last
-    request for times that is in force; None if there is none.
+    request for times that is in force; None if there is none. `promised`: digests and sizes of the blobs that the client was told to
+    be here, and has not offered yet.
     """
 
     submissions: int
@@ -71,6 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     numeric_settings: NumericSettings | None = None
     stored: tuple[StoredValue, ...] = ()
     timings: TimingsRequest | None = None
+    promised: tuple[tuple[bytes, int], ...] = ()
 
 
 # Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
