@@ -12,6 +12,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
 from djinn_core.server.memory.limited import ledger_of
+from djinn_core.server.memory.room import is_out_of_memory
 from djinn_core.server.recovery.journal import Journal
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
@@ -234,8 +235,12 @@ class UploadAssembly:
 
     def refuse_bytes(self, upload: UploadPart, error: Exception) -> None:
         """Make the value poison: ops that use it report the error, and the session goes on."""
-        reason = f"no room for an upload of {upload.size:,} bytes: {str(error).splitlines()[0]}"
-        self.poison(upload.handle, "OutOfMemoryError", reason)
+        text = str(error).partition("\n")[0]
+        if is_out_of_memory(error):
+            self.poison(upload.handle, "OutOfMemoryError", f"no room for an upload of {upload.size:,} bytes: {text}")
+        else:
+            reason = f"an upload of {upload.size:,} bytes cannot be placed on the device: {text}"
+            self.poison(upload.handle, type(error).__name__, reason)
 
 
 def _check_layout(upload: UploadPart) -> None:
