@@ -107,7 +107,7 @@ class Journal:
         self._disk.set_usage(path, self._records.size)
         self._beside = 0  # bytes of blob files that have no other link
         self._look_at = 0  # size at which it is checked again
-        self._refused: float = math.inf  # bytes of the values of a state that was too large for a snapshot
+        self._refused: float = math.inf  # bytes of a state that was too large for a snapshot
         self.is_half_full = False
 
     @classmethod
@@ -187,7 +187,9 @@ class Journal:
         if not self.open:
             return False
         sizes = sizes_of(memory)
-        if sum(sizes) >= self._refused:
+        others: list[Record] = [*[(_KEPT, frame.head, frame.body) for frame in kept], *transfers]
+        state = sum(sizes) + sum(record_size(head, body) for _, head, body in others)
+        if state >= self._refused:
             return False
         known = self.contents.sizes() if self.contents is not None else set[int]()
         least = sum(size for size in sizes if size not in known)
@@ -199,13 +201,12 @@ class Journal:
             records: list[Record] = [
                 (_HEADER, msgspec.msgpack.encode(self._owner), ()),
                 (_SNAPSHOT, msgspec.msgpack.encode(base), rest),
-                *[(_KEPT, frame.head, frame.body) for frame in kept],
-                *transfers,
+                *others,
             ]
             nbytes = len(_MAGIC) + sum(record_size(head, body) for _, head, body in records)
             beside = self.contents.own_bytes(set(found.values())) if self.contents is not None else 0
             if max(least, nbytes + beside) > self._limit:
-                self._refuse(sum(sizes))
+                self._refuse(state)
                 return False
             file = self._replaced(nbytes, records)
         except (OSError, RuntimeError, MemoryError) as error:
@@ -222,7 +223,7 @@ class Journal:
         return self._has_room(nbytes)
 
     def _refuse(self, nbytes: int) -> None:
-        """Say once that the state, whose values have `nbytes` bytes, is too large for a snapshot. Later it may be smaller."""
+        """Say once that a state of `nbytes` bytes is too large for a snapshot. Only a smaller one is tried again."""
         tell = _log.warning if self._refused == math.inf else _log.debug
         self._refused = nbytes
         tell(
