@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from typing import Final
 
@@ -36,6 +36,44 @@ class RecordLocation:
     size: int
 
 
+class LazyBuffers:
+    """Buffers of known sizes, each of which is made when it is read: only one of them is in memory at a time.
+
+    Attributes:
+        sizes: their bytes.
+    """
+
+    def __init__(self, sizes: Sequence[int], make: Callable[[int], Buffer]) -> None:
+        """`make`: makes the buffer at a position."""
+        self.sizes = tuple(sizes)
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, position: int) -> memoryview:
+        buffer = flatten(self._make(position))
+        if len(buffer) != self.sizes[position]:
+            raise RuntimeError(f"a buffer of {self.sizes[position]:,} bytes has {len(buffer):,}")
+        return buffer
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return map(self.__getitem__, range(len(self)))
+
+
+Buffers = Sequence[Buffer] | LazyBuffers
+
+
+def sizes_of(buffers: Buffers) -> Sequence[int]:
+    """Return the bytes of each buffer."""
+    return buffers.sizes if isinstance(buffers, LazyBuffers) else [memoryview(buffer).nbytes for buffer in buffers]
+
+
+def record_size(head: bytes, body: Buffers) -> int:
+    """Return the bytes of a record."""
+    return _BARE_BYTES + len(head) + (8 * len(body) + sum(sizes_of(body)) if body else 0)
+
+
 class RecordWriter:
     """Appends records to an open file, which belongs to its caller. Not thread-safe.
 
@@ -48,28 +86,32 @@ class RecordWriter:
         self._file = file
         self.size = size
 
-    def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
+    def append(self, kind: bytes, head: bytes, body: Buffers) -> None:
         """Write a record.
 
         Raises:
             OSError: there is no room for it.
         """
         try:
-            if body:
+            if isinstance(body, LazyBuffers):
+                at = self._write([_opening(kind, head, body.sizes)], self.size)
+                for part in body:
+                    at = self._write([part], at)
+                self.size = at
+            elif body:
                 parts = [flatten(buffer) for buffer in body]
-                self.size = self._write([_opening(kind, head, parts), *parts])
+                self.size = self._write([_opening(kind, head, list(map(len, parts))), *parts], self.size)
             else:
                 length = len(head)
                 record = _RECORD.pack(kind, length, 0) + _NO_BUFFERS + head
                 count = pwrite(self._file, record, self.size)  # in one call, as most records are
-                self.size = self.size + count if count == _BARE_BYTES + length else self._write([record])
+                self.size = self.size + count if count == _BARE_BYTES + length else self._write([record], self.size)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.size)
             raise
 
-    def _write(self, parts: list[Buffer]) -> int:
-        at = self.size
+    def _write(self, parts: list[Buffer], at: int) -> int:
         for start in range(0, len(parts), _AT_ONCE):
             waiting = [memoryview(part) for part in parts[start : start + _AT_ONCE]]
             while waiting:
@@ -82,10 +124,10 @@ class RecordWriter:
         return at
 
 
-def _opening(kind: bytes, head: bytes, parts: Sequence[Buffer]) -> bytes:
+def _opening(kind: bytes, head: bytes, lengths: Sequence[int]) -> bytes:
     """The header of a record, which precedes its buffers."""
-    lengths = [len(part) for part in parts]
-    return _RECORD.pack(kind, len(head), sum(lengths)) + struct.pack(f"<I{len(parts)}Q", len(parts), *lengths) + head
+    counts = struct.pack(f"<I{len(lengths)}Q", len(lengths), *lengths)
+    return _RECORD.pack(kind, len(head), sum(lengths)) + counts + head
 
 
 class RecordReader:

@@ -42,15 +42,27 @@ class DiskQuota:
         return min(most, max(0, self.limit - self.used)) if self.limit else most
 
     def charge(self, owner: Hashable, nbytes: int, where: Path | str) -> str:
-        """Charge `owner` with `nbytes` in all on the disk of `where`; returns why that is too much, or an empty text."""
-        self.set_usage(owner, nbytes)
-        used = self.used
+        """Charge `owner` with `nbytes` in all on the disk of `where`, before it writes them.
+
+        Returns why that is too much, or an empty text. A charge that is too much changes nothing.
+        """
+        with self._lock:
+            before = self._usage.get(owner, 0)
+            used = sum(self._usage.values()) - before + nbytes
         if self.limit and used > self.limit:
             return f"{used:,} bytes on disk, of {self.limit:,} that you may have"
         if self.limit:
             self.evict_weights(self.limit - used)
         free = free_bytes(where)
-        return f"the disk has only {free:,} bytes left" if free < self.reserve else ""
+        if free - max(0, nbytes - before) < self.reserve:
+            return f"the disk has only {free:,} bytes left, of which {self.reserve:,} stay free"
+        self.set_usage(owner, nbytes)
+        return ""
+
+    def headroom(self, where: Path | str) -> int:
+        """Number of bytes that may still be charged on the disk of `where`."""
+        left = max(0, free_bytes(where) - self.reserve)
+        return min(left, max(0, self.limit - self.used)) if self.limit else left
 
     def set_usage(self, owner: Hashable, nbytes: int) -> None:
         """Set the bytes of `owner` without a check."""

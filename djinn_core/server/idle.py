@@ -115,7 +115,11 @@ class IdleMoves:
         nbytes, found = self._values.nbytes(), state()
         if found is None:
             return None
-        snapshot, memory = decode_snapshot(found[0]), [memoryview(part) for part in found[1]]
+        try:
+            snapshot, memory = decode_snapshot(found[0]), [memoryview(part) for part in found[1]]
+        except (RuntimeError, MemoryError) as error:
+            _log.warning("an idle session stays on the device: the host has no memory for it", error=str(error))
+            return None
         return IdleValues(HOST, nbytes, lambda: (snapshot, memory))
 
     def _on_disk(self, connection: ExecutorChannel, state: Callable[[], StateParts | None]) -> IdleValues | None:
@@ -133,7 +137,8 @@ class IdleMoves:
         """The state of a session whose values are not here, with the transfers that have come meanwhile."""
         snapshot, memory = aside.read()
         counts, transfers = self._exchange.state()
-        self._reads.hold_only({one.version for one in snapshot.stored})
+        promised = [digest for digest, _ in snapshot.promised]
+        self._reads.hold_only({one.version for one in snapshot.stored}.union(promised))
         return encode_snapshot(msgspec.structs.replace(snapshot, pool=counts)), memory, transfers
 
     def come_back(self) -> None:

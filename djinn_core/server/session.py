@@ -31,7 +31,7 @@ from djinn_core.server.idle import IdleMoves
 from djinn_core.server.memory.room import RoomReport
 from djinn_core.server.memory.session_memory import Plain, SessionMemory
 from djinn_core.server.peers.exchange import PeerExchange, PeerListener
-from djinn_core.server.peers.packed_values import can_move
+from djinn_core.server.peers.packed_values import can_move, host_memory
 from djinn_core.server.peers.session_values import PeerValues, SessionWaits
 from djinn_core.server.recovery.executor_channel import NO, YES, ExecutorChannel, StateParts
 from djinn_core.server.recovery.snapshot_format import (
@@ -234,7 +234,7 @@ class ExecutorSession:
             if self._memory is not None:
                 self._memory.learn(message)
         elif isinstance(message, BlobQuery):
-            found = connection.decide(lambda before: self._hold(message, before))
+            found = connection.decide(lambda before: self._uploads.hold(message, before))
             connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
         elif isinstance(message, StatsRequest):
             self._tell_figures(message, connection)
@@ -292,11 +292,6 @@ class ExecutorSession:
             nbytes = sum(self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles})
         return CacheReply(nbytes, nbytes, 0, False)
 
-    def _hold(self, query: BlobQuery, before: bytes | None) -> bytes:
-        """Flags of the blobs that are here, and were here before where this session is recovered."""
-        found = self._uploads.hold(query).found
-        return bytes(found if before is None else [now and then for now, then in zip(found, before, strict=True)])
-
     def _consider(self, offer: BlobOffer, before: bytes | None) -> bytes:
         """Check whether an offered blob is here. In a recovery, a blob that was missing before is uploaded all the same."""
         try:
@@ -307,19 +302,20 @@ class ExecutorSession:
 
     def _state(self) -> StateParts | None:
         """The session as it is between two frames; None if it is in the middle of something, or cannot be serialized."""
-        return self._state_without(())
+        return None if self._uploads.promised else self._state_without(())
 
     def _state_here(self) -> StateParts | None:
         """As `_state`, for this server: what was read and not written since is read again."""
         found = self._reads.shares.stored()
-        self._reads.hold_only({origin.key.version for _, _, origin in found})
+        versions = {origin.key.version for _, _, origin in found}
+        self._reads.hold_only(versions.union([digest for digest, _ in self._uploads.promised]))
         return self._state_without(tuple([stored_value(*one) for one in found]))
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> StateParts | None:
         if self._backlog or self._uploads.busy or self._memory is not None:
             return None
         with self._turn:
-            taken = take_values(self.values, self.device.runtime, frozenset([one.handle for one in stored]))
+            taken = take_values(self.values, self._host_memory, frozenset([one.handle for one in stored]))
             self.device.randomness.hand_to(self._randomness)
             random = octets_of(self.device.randomness.get_state())
         if taken is None:
@@ -335,10 +331,15 @@ class ExecutorSession:
             pool=counts,
             numeric_settings=settings,
             stored=stored,
+            promised=self._uploads.promised,
             timings=TimingsRequest(ops=self._timings.ops) if self._timings is not None else None,
             **taken[0],
         )
         return encode_snapshot(snapshot), taken[1], transfers
+
+    def _host_memory(self, value: torch.Tensor) -> memoryview:
+        with self._turn:
+            return host_memory(value, self.device.runtime)
 
     def _take_over(self, state: StateHeader, connection: ExecutorChannel) -> None:
         """Go on where a session was whose server is lost, as its client has kept it.
@@ -361,6 +362,9 @@ class ExecutorSession:
             known = self._bound(self._compile(one.template), one.digest)  # not shared: a client says what its digest is
             begin(known, one.slots, one.inputs)
             self._templates.put(one.digest, known, len(one.template.code))
+        if snapshot.promised:
+            digests, sizes = zip(*snapshot.promised, strict=True)
+            self._uploads.hold(BlobQuery(sizes, digests))
         with self._turn:
             put_values(snapshot, memory, self.values, self.device.runtime)
             self._reads.read_again(snapshot.stored)

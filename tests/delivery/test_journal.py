@@ -38,8 +38,7 @@ def written(path, frames=FRAMES, limit=1 << 30):
 
 def died(journal):
     """As if the process had died: the file stays, without an owner."""
-    file, _ = journal.hand_over()
-    os.close(file)
+    journal.leave()
 
 
 def frames_of(past):
@@ -97,6 +96,19 @@ def test_one_that_grows_too_large_is_given_up(tmp_path):
     journal = written(tmp_path / "session.journal", limit=1000)
     assert not journal.open
     assert not list(tmp_path.iterdir())
+
+
+def test_state_that_was_too_large_is_compacted_once_it_is_smaller(tmp_path):
+    path, base = tmp_path / "session.journal", SnapshotHeader(3, 7, b"state")
+    journal, large = written(path, limit=1 << 20), bytes(1 << 20)
+    assert not journal.compact(base, [], [Frame(b"not received yet", [large])])
+    assert not journal.compact(base, [large], [])
+    assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
+    assert journal.compact(base, [], [])
+    journal.leave()
+    past = JournalReader(path)
+    assert past.base == base
+    past.close()
 
 
 def test_what_a_process_has_no_other_takes(tmp_path):

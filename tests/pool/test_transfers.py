@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import threading
 import time
@@ -120,7 +119,7 @@ def journal(tmp_path):
     """A journal, and what another process reads of it when this one has died."""
 
     def die():
-        os.close(new.hand_over()[0])
+        new.leave()
         return JournalReader(new.path)
 
     new = Journal.begin(tmp_path / "session.journal", OWNER, 1 << 30, DiskQuota())

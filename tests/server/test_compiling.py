@@ -441,6 +441,27 @@ def test_ops_that_fail_while_results_are_compared_end_nothing(compiling_with):
     assert any(isinstance(phase, AdoptedPhase) for phase in phases())
 
 
+@pytest.mark.parametrize("adopted", [False, True])
+def test_template_that_cannot_be_compared_runs_uncompiled_for_good(compiling_with, operands, monkeypatch, adopted):
+    compiling_with(Compiler())
+    remote = [tensor.to(DEVICE) for tensor in operands]
+    raised = 0
+    compare = hot_template.difference
+
+    def difference(compiled, env):
+        nonlocal raised
+        if adopted and not any(isinstance(phase, AdoptedPhase) for phase in phases()):
+            return compare(compiled, env)
+        raised += 1
+        raise torch.OutOfMemoryError("no memory for copies")
+
+    monkeypatch.setattr(hot_template, "difference", difference)
+    (found,) = repeat(gated, *remote, times=3 * RUNS)
+    torch.testing.assert_close(found, gated(*operands))
+    assert raised == QUICK.misses
+    assert any(type(phase) is NotCompiledPhase for phase in phases())
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 def test_a_training_step_is_compiled_whole(compiling_with, foreach):
     compiler = compiling_with(Compiler())

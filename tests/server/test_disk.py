@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.delivery import record_log
+from djinn_core.delivery.record_log import LazyBuffers
 from djinn_core.hookspecs.launchers import NO_TENANT, Badge
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.server import disk_quota
 from djinn_core.server.disk_quota import STEP, DiskQuota
-from djinn_core.server.memory.spill import FileSpill
+from djinn_core.server.memory import spill
+from djinn_core.server.memory.spill import FileSpill, PinnedSpill
 from djinn_core.server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_core.server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
 from djinn_core.server.running.values import ValueTable
@@ -71,6 +74,50 @@ def test_a_journal_that_cannot_begin_anew_goes_on(tmp_path, held):
     journal.end()
 
 
+def test_journal_is_not_compacted_into_the_reserve_of_the_disk(tmp_path, monkeypatch, held):
+    journal = grown(tmp_path / "session.journal", 1, held)
+    used, read = held.used, []
+    monkeypatch.setattr(disk_quota, "free_bytes", lambda _: disk_quota.RESERVE + STEP)
+    memory = LazyBuffers([2 * STEP], lambda number: read.append(number) or bytes(2 * STEP))
+    assert not journal.compact(SnapshotHeader(2, 2, b""), memory, [])
+    assert journal.open
+    assert not read
+    assert held.used == used
+    assert [path.name for path in tmp_path.iterdir()] == ["session.journal"]
+    assert journal.compact(SnapshotHeader(2, 2, b""), [bytes(STEP // 2)], [])
+    journal.end()
+
+
+def test_journal_stays_where_a_value_of_a_snapshot_cannot_be_read(tmp_path, held):
+    def no_memory(_):
+        raise torch.OutOfMemoryError("no pinned memory")
+
+    journal = grown(tmp_path / "session.journal", 1, held)
+    used = held.used
+    assert not journal.compact(SnapshotHeader(2, 2, b""), LazyBuffers([10], no_memory), [])
+    assert held.used == used
+    assert [path.name for path in tmp_path.iterdir()] == ["session.journal"]
+    journal.end()
+
+
+def test_frame_that_exceeds_the_limit_of_a_journal_is_not_written(tmp_path, monkeypatch, held):
+    journal = Journal.begin(tmp_path / "session.journal", OWNER, STEP, held)
+    written = []
+    monkeypatch.setattr(record_log, "pwritev", lambda *call: written.append(call))
+    journal.frame(Frame(b"head", [bytes(STEP)]))
+    assert not journal.open
+    assert not written
+
+
+def test_journal_of_another_process_does_not_grow_by_what_it_has(tmp_path, monkeypatch, held):
+    grown(tmp_path / "session.journal", 4, held).leave()
+    monkeypatch.setattr(disk_quota, "free_bytes", lambda _: disk_quota.RESERVE + STEP)
+    journal = Journal(tmp_path / "session.journal", OWNER, 1 << 40, held)
+    journal.frame(HALF)
+    assert journal.open
+    journal.end()
+
+
 def test_weights_make_way_for_journals(tmp_path, held):
     store = WeightStore(tmp_path / "weights", 1 << 30, held)
     tenancy, badge = Tenancy(UsageMetrics(), held, store), Badge(quota=Quota(disk=3 * STEP))
@@ -91,15 +138,25 @@ def test_weights_make_way_for_journals(tmp_path, held):
 
 def test_spilled_values_count_as_well(tmp_path, held):
     held.limit = STEP
-    spill = FileSpill(held, tmp_path)
+    space = FileSpill(held, tmp_path)
     memory = torch.ones(STEP // 4 + 4096).untyped_storage()
     with pytest.raises(OSError, match="that you may have"):
-        spill.write(memory)
+        space.write(memory)
+    assert not held.used
+    assert space.room() == STEP
     held.limit = 3 * STEP
-    slot = spill.write(memory)
+    slot = space.write(memory)
     assert held.used >= STEP
-    spill.free(slot)
-    spill.close()
+    space.free(slot)
+    space.close()
+
+
+def test_pinned_spill_is_refused_where_the_host_has_no_memory(monkeypatch):
+    monkeypatch.setattr(spill, "free_bytes", lambda: 2 * 4095)
+    space = PinnedSpill(torch.device("cpu"))
+    with pytest.raises(OSError, match="4,096 bytes of pinned memory"):
+        space.write(torch.ones(1024).untyped_storage())
+    assert space.used == 0
 
 
 def test_an_upload_counts_once_whoever_has_it(tmp_path, held):

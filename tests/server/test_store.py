@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from djinn_core.server import disk_quota
 from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.weights.store import WeightStore, stretches
 from djinn_core.wire.digests import digest_of_content
@@ -89,6 +90,25 @@ def test_what_is_larger_than_the_store_is_not_kept(tmp_path):
     store = WeightStore(tmp_path / "weights", SIZE - 1, DiskQuota())
     keep(store, some(1))
     assert store.nbytes() == 0
+
+
+def test_store_leaves_the_reserve_of_the_disk_free(store, monkeypatch):
+    disk = disk_quota.RESERVE + 2 * SIZE + 10
+    monkeypatch.setattr(disk_quota, "free_bytes", lambda _: disk - store.nbytes())
+    for seed in (1, 2, 3):
+        keep(store, some(seed))
+    assert store.nbytes() == 2 * SIZE
+    assert store.find(digest_of(some(3)), SIZE) is not None
+    disk = disk_quota.RESERVE
+    keep(store, some(4))
+    assert store.find(digest_of(some(4)), SIZE) is None
+
+
+def test_entry_that_cannot_be_read_does_not_end_the_writer(store):
+    unreadable = torch.empty(SIZE, dtype=torch.uint8, device="meta")
+    keep(store, unreadable, digest_of(some(1)))
+    keep(store, some(2))
+    assert store.find(digest_of(some(2)), SIZE) is not None
 
 
 def test_only_the_owner_can_read_it(store):

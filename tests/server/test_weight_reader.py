@@ -17,6 +17,7 @@ from djinn_core.builtins.safetensors_files import Safetensors, read_header
 from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.server import disk_quota
 from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.weights import saving, weight_reader
 from djinn_core.server.weights.shared_weights import WeightKey
@@ -292,7 +293,7 @@ def test_each_tenant_saves_in_a_folder_of_its_own(models):
 def test_a_disk_that_is_full(models, monkeypatch):
     reader = WeightReader([FileSource()], WeightPermissions())
     reader.save_in(models, DiskQuota(reserve=1000), "tenant")
-    monkeypatch.setattr(saving, "free_bytes", lambda _: 5000)
+    monkeypatch.setattr(disk_quota, "free_bytes", lambda _: 5000)
     with pytest.raises(WeightsUnavailable, match="only 5,000 bytes left"):
         reader.create("file:x.safetensors", 4001)
     reader.create("file:x.safetensors", 3999).discard()

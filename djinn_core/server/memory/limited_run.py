@@ -19,6 +19,7 @@ from djinn_core.server.memory.eviction import Hints
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, bytes_of_step
+from djinn_core.server.memory.room import is_out_of_memory
 from djinn_core.server.running.run import CancelledStep, FailedStep, RunOutcome, fulfil
 from djinn_core.server.running.template_compiler import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.running.values import has_memory
@@ -103,7 +104,6 @@ class Rematerialization:
 
 MEASURED = 64  # the process is looked at when the limit by this was made
 LARGE = 256 << 10  # bytes; before so much is allocated the process is looked at as well
-_ALLOCATOR = "can't allocate memory"  # what PyTorch's allocator for CPUs says, in a plain RuntimeError
 
 
 class LimitedRun:
@@ -280,8 +280,8 @@ class LimitedRun:
         """Run a step; where the device has no memory for it after all, once more with as much room as can be made."""
         try:
             step.store(self._env)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if step.writes or not _no_memory(error):
+        except (MemoryError, RuntimeError) as error:
+            if step.writes or not is_out_of_memory(error):
                 raise
             operands = [self._at[place] for place in step.reads if place in self._at]
             self._room(self._ledger.budget - self._resident + sum(h.nbytes for h in operands), operands)
@@ -348,7 +348,3 @@ class LimitedRun:
         session = hints.of(holding) if holding.holders else self._session
         seconds = None if self._recomputable is None else self._recomputable.seconds(holding)
         return self._ledger.describe(holding, session, None if nearest == NEVER else nearest - step, since, seconds)
-
-
-def _no_memory(error: Exception) -> bool:
-    return not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError) or _ALLOCATOR in str(error)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import torch
+
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Room
@@ -13,6 +15,17 @@ from djinn_core.wire.messages import Room
 SECONDS: Final = 1.0  # between looks at the device
 NOTABLE: Final = 1 / 16  # of what was reported, from which on a change is reported
 OUT_OF_MEMORY: Final = frozenset({"OutOfMemoryError", "MemoryError"})
+_ALLOCATORS: Final = (
+    "can't allocate memory",
+    "out of memory",
+)  # in messages of the CPU's allocator, and of CUDA's for pinned memory
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an allocation has failed, on a device or on the host. The allocators of both raise plain RuntimeErrors, too."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _ALLOCATORS)
 
 
 class RoomReport:

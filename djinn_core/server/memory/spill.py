@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -42,7 +41,7 @@ class SpillSpace(Protocol):
         """Spill the bytes of a storage.
 
         Raises:
-            OSError, RuntimeError: there is no room for them.
+            OSError: there is no room for them.
         """
 
     def read(self, slot: SpillExtent, storage: torch.UntypedStorage) -> None:
@@ -155,7 +154,7 @@ class FileSpill:
 
     def room(self) -> int:
         """As `SpillSpace.room`."""
-        return shutil.disk_usage(self._directory or tempfile.gettempdir()).free
+        return self._disk.headroom(self._directory or tempfile.gettempdir())
 
     def close(self) -> None:
         """As `SpillSpace.close`."""
@@ -190,8 +189,13 @@ class PinnedSpill:
 
     def write(self, storage: torch.UntypedStorage) -> SpillExtent:
         """As `SpillSpace.write`."""
+        if storage.nbytes() > self.room():
+            raise OSError(errno.ENOMEM, f"the host has no {storage.nbytes():,} bytes of pinned memory to spill to")
         began = time.perf_counter()
-        block = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+        try:
+            block = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            raise OSError(errno.ENOMEM, f"the host gives no pinned memory to spill to: {error}") from error
         block.copy_(bytes_on_device(storage, self._device))
         self._number += 1
         self._blocks[self._number] = block

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
+import msgspec
 import torch
 
 from djinn_core import torch_private
@@ -12,6 +13,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.handles import storage_of
 from djinn_core.server.memory.limited import in_memory
+from djinn_core.server.memory.room import is_out_of_memory
 from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
 from djinn_core.server.running.values import Poison, Stored, ValueTable, no_such_value
 from djinn_core.wire.frames import allocate
@@ -31,16 +33,32 @@ def pack_copies(handles: Sequence[int], values: ValueTable, runtime: DeviceRunti
 
 
 def pack_storages(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
-    """The memory of values, with everything that looks into it."""
+    """Copies of the memory of values, with everything that looks into it."""
+    packed: list[Packed] = []
+    with torch.inference_mode():
+        for item, tensor in storages_of_values(handles, values, executor):
+            try:
+                data = copied_memory(tensor, runtime) if tensor is not None else memoryview(b"")
+            except torch.OutOfMemoryError as error:
+                packed.append(_lacking([view.handle for view in item.views], _no_room(error), executor))
+            else:
+                packed.append((msgspec.structs.replace(item, size=len(data)), data))
+    return packed
+
+
+def storages_of_values(
+    handles: Sequence[int], values: ValueTable, executor: int
+) -> Iterator[tuple[Item, torch.Tensor | None]]:
+    """The storages of values as items, with all views; each with a tensor whose memory it is, or None if it has none.
+
+    The size of an item is that of memory which is on the device now.
+    """
     storages = {storage_of(handle) for handle in handles}
     together: dict[int, list[int]] = {storage: [] for storage in storages}
     for handle in dict.fromkeys((*handles, *values.sharing(storages))):
         together[storage_of(handle)].append(handle)
-    packed: list[Packed] = []
-    with torch.inference_mode():
-        for alike in together.values():
-            packed += _pack_storage(alike, values, runtime, executor)
-    return packed
+    for alike in together.values():
+        yield from _storages(alike, values, executor)
 
 
 def _found(values: ValueTable, handle: int) -> Stored:
@@ -69,43 +87,44 @@ def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime) -> Pac
     return Item(len(data), (view,), dense), data
 
 
-def _pack_storage(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
-    found = {handle: _found(values, handle) for handle in handles}
-    whole = [(handle, value) for handle, value in found.items() if _travels(value)]
-    packed = [
-        (Item(0, (View(h),), generator=octets_of(v.get_state())), memoryview(b""))
-        if isinstance(v, torch.Generator)
-        else _lacking((h,), v, executor)
-        for h, v in found.items()
-        if not _travels(v)
-    ]
+def _storages(handles: Sequence[int], values: ValueTable, executor: int) -> Iterator[tuple[Item, torch.Tensor | None]]:
     by_address: dict[int, list[tuple[int, torch.Tensor]]] = {}
-    for handle, tensor in whole:  # one storage of the client's may be several here, as after `set_`
-        address = tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
-        by_address.setdefault(address, []).append((handle, tensor))
+    for handle in handles:
+        value = _found(values, handle)
+        if _travels(value):  # one storage of the client's may be several here, as after `set_`
+            address = value.untyped_storage().data_ptr() or -torch_private.storage_key(value)
+            by_address.setdefault(address, []).append((handle, value))
+        elif isinstance(value, torch.Generator):
+            yield Item(0, (View(handle),), generator=octets_of(value.get_state())), None
+        else:
+            yield _lacking((handle,), value, executor)[0], None
     for alike in by_address.values():
         views = tuple(
             View(h, dtype_name(t.dtype), tuple(t.shape), t.stride(), int(t.storage_offset())) for h, t in alike
         )
-        try:
-            data = _all_bytes(alike[0][1], runtime)
-        except torch.OutOfMemoryError as error:
-            packed.append(_lacking([handle for handle, _ in alike], _no_room(error), executor))
-            continue
-        packed.append((Item(len(data), views), data))
-    return packed
+        tensor = alike[0][1]
+        yield Item(tensor.untyped_storage().nbytes(), views), tensor
 
 
 def _no_room(error: torch.OutOfMemoryError) -> Poison:
     return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", str(error)))
 
 
-def _all_bytes(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+def copied_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
     """A copy of the memory that a tensor looks into."""
     with in_memory(tensor, runtime):
-        storage = tensor.untyped_storage()
-        octets = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
-        return _snapshot(octets, runtime)
+        return _snapshot(_octets(tensor), runtime)
+
+
+def host_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+    """The memory that a tensor looks into, in host memory; a copy unless it is there already."""
+    with torch.inference_mode():
+        return _bytes_of(runtime.deliver(_octets(tensor)))
+
+
+def _octets(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def can_move(value: Stored) -> bool:
@@ -135,6 +154,10 @@ def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
     host = runtime.deliver(flat)
     if host.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr():
         host = host.clone()
+    return _bytes_of(host)
+
+
+def _bytes_of(host: torch.Tensor) -> memoryview:
     return memoryview(host.contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
@@ -173,12 +196,14 @@ def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
 
 
 def _laid_out(dense: torch.Tensor, view: View) -> Stored:
-    """The elements with the strides of their value; a reason instead, if there is no memory for the gaps between them."""
+    """The elements with the strides of their value; poison if that fails, as where there is no memory for the gaps between them."""
     try:
         return torch.empty_strided(view.shape, view.stride, dtype=dense.dtype, device=dense.device).copy_(dense)
-    except RuntimeError as error:  # that of a CPU is no more than that
-        reason = f"no memory for a layout of strides {view.stride}: {error}"
-        return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", reason))
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            reason = f"no memory for a layout of strides {view.stride}: {error}"
+            return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", reason))
+        return Poison(Failure(0, -1, "transfer", type(error).__name__, str(error)))
 
 
 def room_for(item: Item) -> memoryview:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import attrs
 import msgspec
 import numpy as np
 
+from djinn_core.delivery.record_log import Buffers, sizes_of
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
@@ -158,32 +158,41 @@ class BlobFiles:
         self._proven.add(digest)
         return path
 
-    def match(self, memory: Sequence[Buffer]) -> dict[int, bytes]:
-        """Map buffer positions to digests of identical blob files. Only buffers of the size of a file are hashed."""
+    def sizes(self) -> set[int]:
+        """Sizes of the verified files."""
         sizes = set()
         for digest in tuple(self._proven):
             try:
                 sizes.add(self.path(digest).stat().st_size)
             except FileNotFoundError:  # it went with an earlier snapshot, and was verified only then
                 self._proven.discard(digest)
+        return sizes
+
+    def match(self, memory: Buffers) -> dict[int, bytes]:
+        """Map buffer positions to digests of identical blob files. Only buffers of the size of a file are read and hashed."""
+        sizes = self.sizes()
         found: dict[int, bytes] = {}
-        for position, buffer in enumerate(memory):
-            data = flatten(buffer)
-            if len(data) in sizes and (digest := digest_of_content(data)) in self._proven:
+        for position, size in enumerate(sizes_of(memory)):
+            if size in sizes and (digest := digest_of_content(flatten(memory[position]))) in self._proven:
                 found[position] = digest
         return found
 
-    def own_bytes(self) -> int:
-        """Bytes of files that have no other link."""
-        return sum(s.st_size for s in (path.stat() for path in self._files()) if s.st_nlink == 1)
+    def own_bytes(self, digests: set[bytes] | None = None) -> int:
+        """Bytes of files that have no other link: of all, or of those that `retain(digests)` would leave."""
+        kept = None if digests is None else self._names(digests)
+        files = [path.stat() for path in self._files() if kept is None or path.name in kept]
+        return sum(status.st_size for status in files if status.st_nlink == 1)
 
     def retain(self, digests: set[bytes]) -> None:
         """Delete all blob files except `digests` and what is `held`."""
-        kept = {digest.hex() for digest in digests | self.held}
+        kept = self._names(digests)
         for path in self._files():
             if path.name not in kept:
                 path.unlink(missing_ok=True)
         self._proven &= digests
+
+    def _names(self, digests: set[bytes]) -> set[str]:
+        return {digest.hex() for digest in digests | self.held}
 
     def end(self) -> None:
         """Delete all blob files."""

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from djinn_core.delivery.record_log import Buffers
 from djinn_core.delivery.session_channel import PlainChannel, SessionChannel
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.server.recovery.journal import Journal, JournalReader
 from djinn_core.server.recovery.transfer_log import TransferRecord
-from djinn_core.wire.frames import Buffer
 
-# A session between two frames: encoded, its memory, and records of transfers that wait or are under way.
-StateParts = tuple[bytes, Sequence[Buffer], Sequence[TransferRecord]]
+# A session between two frames: encoded, its memory, and records of transfers that wait or are under way. The memory is that
+# of the values, and valid until the next frame.
+StateParts = tuple[bytes, Buffers, Sequence[TransferRecord]]
 
 
 YES, NO = b"\1", b"\0"  # decisions

@@ -8,18 +8,20 @@ time, which bounds the replay: `leased_connection.py` says when, `snapshot_forma
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from djinn_core.delivery.record_log import RecordReader, RecordWriter
+from djinn_core.delivery.record_log import Buffers, LazyBuffers, RecordReader, RecordWriter, record_size, sizes_of
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.hookspecs.launchers import NO_TENANT, Badge
 from djinn_core.logs import get_logger
@@ -44,6 +46,7 @@ _CUT_AT: Final = struct.Struct("<QQ")
 STALE_SECONDS: Final = 600.0  # age at which an unused journal is deleted
 _OWNER_LIMIT: Final = 1 << 16  # bytes
 _log = get_logger("djinn.server")
+Record = tuple[bytes, bytes, Buffers]  # kind, head and body
 
 
 class SessionIdentity(msgspec.Struct, frozen=True):
@@ -99,15 +102,12 @@ class Journal:
         self._limit = limit
         self._disk = disk
         self._lock = threading.RLock()
-        self._file = os.open(path, os.O_CREAT | os.O_RDWR | NOFOLLOW | CLOEXEC, 0o600)
-        try:
-            lock_file(self._file)
-        except OSError:
-            os.close(self._file)
-            raise
+        self._file = _opened(path)
         self._records = RecordWriter(self._file, os.fstat(self._file).st_size)
+        self._disk.set_usage(path, self._records.size)
         self._beside = 0  # bytes of blob files that have no other link
         self._look_at = 0  # size at which it is checked again
+        self._refused: float = math.inf  # bytes of a state that was too large for a snapshot
         self.is_half_full = False
 
     @classmethod
@@ -153,7 +153,8 @@ class Journal:
         try:
             if self.contents.expect(handle, digest, size, again):
                 self._beside += size
-                self._look_again()
+                if self._records.size + self._beside > self._look_at:
+                    self._has_room(self._records.size)
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
 
@@ -172,53 +173,93 @@ class Journal:
     def compact(
         self,
         base: SnapshotHeader,
-        memory: Sequence[Buffer],
+        memory: Buffers,
         kept: Sequence[Frame],
         transfers: Sequence[TransferRecord] = (),
     ) -> bool:
         """Compact the journal to a snapshot: the session's state, its memory, and answers that the client has not received yet.
 
-        `transfers`: records of those that wait, or are under way. A process that dies meanwhile leaves the old journal. False if it
-        stays as it is.
+        `transfers`: records of those that wait, or are under way. A process that dies meanwhile leaves the old journal.
+
+        Returns False if the journal stays as it is: the state is larger than the limit, the disk has no room, or a value
+        cannot be read. Sizes are checked before anything is written.
         """
         if not self.open:
             return False
-        path = self.path.with_suffix(".new")
-        path.unlink(missing_ok=True)
-        new: Journal | None = None
+        sizes = sizes_of(memory)
+        others: list[Record] = [*[(_KEPT, frame.head, frame.body) for frame in kept], *transfers]
+        state = sum(sizes) + sum(record_size(head, body) for _, head, body in others)
+        if state >= self._refused:
+            return False
+        known = self.contents.sizes() if self.contents is not None else set[int]()
+        least = sum(size for size in sizes if size not in known)
         try:
-            new = Journal.begin(path, self._owner, self._limit, self._disk)
-            found = self.contents.match(memory) if self.contents is not None else {}
+            found = self.contents.match(memory) if self.contents is not None and least <= self._limit else {}
+            here = [position for position in range(len(sizes)) if position not in found]
+            rest = LazyBuffers([sizes[position] for position in here], lambda number: memory[here[number]])
             base = msgspec.structs.replace(base, elsewhere=tuple(found.items()))
-            rest = [buffer for position, buffer in enumerate(memory) if position not in found]
-            new.append(_SNAPSHOT, msgspec.msgpack.encode(base), rest)
-            for frame in kept:
-                new.append(_KEPT, frame.head, frame.body)
-            for record in transfers:
-                new.append(*record)
-            if not new.open:  # which has said why
+            records: list[Record] = [
+                (_HEADER, msgspec.msgpack.encode(self._owner), ()),
+                (_SNAPSHOT, msgspec.msgpack.encode(base), rest),
+                *others,
+            ]
+            nbytes = len(_MAGIC) + sum(record_size(head, body) for _, head, body in records)
+            beside = self.contents.own_bytes(set(found.values())) if self.contents is not None else 0
+            if max(least, nbytes + beside) > self._limit:
+                self._refuse(state)
                 return False
-            path.replace(self.path)
-        except OSError as error:
-            if new is not None:
-                new.end()
-            _log.warning("a journal stays as it is", error=str(error))
+            file = self._replaced(nbytes, records)
+        except (OSError, RuntimeError, MemoryError) as error:
+            _log.warning("a journal is not compacted: it stays as it is", error=str(error))
             return False
         with self._lock:
             os.close(self._file)
-            self._file, size = new.hand_over()
-            self._records = RecordWriter(self._file, size)
+            self._file, self._records = file, RecordWriter(file, nbytes)
         if self.contents is not None:
             self.contents.retain(set(found.values()))
-        self._disk.release(path)
         self._beside = self.contents.own_bytes() if self.contents is not None else 0
-        self._look()
-        return True
+        self._refused = math.inf
+        self._disk.set_usage(self.path, nbytes + self._beside)
+        return self._has_room(nbytes)
 
-    def hand_over(self) -> tuple[int, int]:
-        """Release the file descriptor and the size to the caller. The object must not be used afterwards."""
-        file, self._file = self._file, -1
-        return file, self._records.size
+    def _refuse(self, nbytes: int) -> None:
+        """Say once that a state of `nbytes` bytes is too large for a snapshot. Only a smaller one is tried again."""
+        tell = _log.warning if self._refused == math.inf else _log.debug
+        self._refused = nbytes
+        tell(
+            "a session's state is larger than its journal may be: the journal is not compacted any more. The session can be "
+            "recovered until the journal has reached its limit (--journal-gib)",
+            state=nbytes,
+            journal=self.nbytes,
+            limit=self._limit,
+        )
+
+    def _replaced(self, nbytes: int, records: Iterable[Record]) -> int:
+        """Write `records`, which have `nbytes` bytes, and put them in the place of the journal; returns the open file.
+
+        Raises:
+            OSError: there is no room.
+            RuntimeError, MemoryError: the contents of a buffer cannot be read.
+        """
+        path = self.path.with_suffix(".new")
+        if reason := self._disk.charge(path, nbytes, path.parent):
+            raise OSError(errno.EDQUOT, reason)
+        try:
+            path.unlink(missing_ok=True)
+            file = _opened(path)
+            try:
+                os.write(file, _MAGIC)
+                writer = RecordWriter(file, len(_MAGIC))
+                for record in records:
+                    writer.append(*record)
+                path.replace(self.path)
+            except BaseException:
+                os.close(file)
+                path.unlink(missing_ok=True)
+                raise
+        finally:
+            self._disk.release(path)
+        return file
 
     def truncate(self, size: int) -> None:
         """Truncate a torn record, and continue at this offset.
@@ -253,17 +294,18 @@ class Journal:
                 self._disk.release(self.path)
 
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
-        """Write a record."""
+        """Write a record, if the journal is open and has room for it."""
         with self._lock:
             if self._file < 0:
                 return
             records = self._records
+            size = records.size + record_size(head, body)
+            if size + self._beside > self._look_at and not self._has_room(size):
+                return
             try:
                 records.append(kind, head, body)
             except OSError as error:
                 self.give_up(f"its journal cannot be written: {error}")
-            if records.size + self._beside > self._look_at:
-                self._look()
 
     def shared(self, size: int) -> None:
         """Note that `size` bytes are now shared with the weight store and no longer count here."""
@@ -272,13 +314,9 @@ class Journal:
         if self.open:
             self._disk.set_usage(self.path, self._records.size + self._beside)
 
-    def _look_again(self) -> None:
-        if self._records.size + self._beside > self._look_at:
-            self._look()
-
-    def _look(self) -> None:
-        """Abandon the journal if it is too large, or the disk is full."""
-        records, half = self._records.size, self._limit // 2
+    def _has_room(self, records: int) -> bool:
+        """Return True if its records may have that many bytes. Otherwise the journal is abandoned: it is too large, or the disk is full."""
+        half = self._limit // 2
         size = records + self._beside
         self.is_half_full = records > half
         self._look_at = min(size + STEP, self._limit, self._limit if self.is_half_full else half + self._beside)
@@ -286,6 +324,7 @@ class Journal:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
         elif reason := self._disk.charge(self.path, size, self.path.parent):
             self.give_up(reason)
+        return self.open
 
 
 class JournalReader:
@@ -418,6 +457,21 @@ class JournalReader:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _opened(path: Path) -> int:
+    """Open a journal's file, or make it, and lock it.
+
+    Raises:
+        OSError: that cannot be done, or another process has it.
+    """
+    file = os.open(path, os.O_CREAT | os.O_RDWR | NOFOLLOW | CLOEXEC, 0o600)
+    try:
+        lock_file(file)
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def owner_of(path: Path) -> SessionIdentity:

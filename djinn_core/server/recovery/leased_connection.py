@@ -112,8 +112,8 @@ class LeasedConnection(ReliableConnection):
             return
         if self._early or (self._past is not None and not self._past.over):
             return
-        self._compact(journal, state, still)
-        self._schedule.taken(started)
+        done = self._compact(journal, state, still)
+        self._schedule.taken(started, failed=done is False)
 
     def put_aside(
         self, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
@@ -130,20 +130,19 @@ class LeasedConnection(ReliableConnection):
 
     def _compact(
         self, journal: Journal, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
-    ) -> bool:
-        """Replace the journal by a snapshot of `state()`; False if it stays as it is."""
-        done = False
+    ) -> bool | None:
+        """Replace the journal by a snapshot of `state()`. Returns as `Journal.compact`; None if the session is in the middle of something."""
         with self._reading, still:  # no other thread reads ahead meanwhile
-            if self._early:
-                return False
-            taken = state() if journal.open else None
-            if taken is not None:
-                with self._sending, self._keeping:
-                    base = SnapshotHeader(self._inbox.received, self._outbox.sent, taken[0])
-                    kept = [frame for _, frame in self._outbox.kept()]
-                done = journal.compact(base, taken[1], kept, taken[2])
-                self._usage.count("journal_snapshots")
-        if taken is not None and self._past is not None:  # it holds the file that was there before
+            taken = state() if journal.open and not self._early else None
+            if taken is None:
+                return None
+            with self._sending, self._keeping:
+                base = SnapshotHeader(self._inbox.received, self._outbox.sent, taken[0])
+                kept = [frame for _, frame in self._outbox.kept()]
+            done = journal.compact(base, taken[1], kept, taken[2])
+        if done:
+            self._usage.count("journal_snapshots")
+        if done and self._past is not None:  # it holds the file that was there before
             self._past.close()
             self._past = self._replay = None
         return done

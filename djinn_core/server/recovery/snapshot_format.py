@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
+from djinn_core.delivery.record_log import LazyBuffers
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.server.peers.packed_values import pack_storages, unpack_item
+from djinn_core.server.peers.packed_values import storages_of_values, unpack_item
 from djinn_core.server.recovery.transfer_log import PoolCounts
 from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
 from djinn_core.server.running.values import Stored, ValueTable
@@ -57,7 +58,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
     handle, `random` is the session's own random state. `pool`: what it has counted of transfers, which are beside it.
     `numeric_settings`: None if the client sent none. `stored`: values that are read again from where they came. `timings`: the last
-    request for times that is in force; None if there is none.
+    request for times that is in force; None if there is none. `promised`: digests and sizes of the blobs that the client was told to
+    be here, and has not offered yet.
     """
 
     submissions: int
@@ -70,6 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     numeric_settings: NumericSettings | None = None
     stored: tuple[StoredValue, ...] = ()
     timings: TimingsRequest | None = None
+    promised: tuple[tuple[bytes, int], ...] = ()
 
 
 # Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
@@ -77,11 +80,11 @@ _snapshots: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot
 
 
 def take_values(
-    values: ValueTable, runtime: DeviceRuntime, left_out: Container[int] = ()
-) -> tuple[dict[str, Any], list[Buffer]] | None:
+    values: ValueTable, read: Callable[[torch.Tensor], memoryview], left_out: Container[int] = ()
+) -> tuple[dict[str, Any], LazyBuffers] | None:
     """The fields of a snapshot that hold values, and their memory; None if a value cannot be serialized.
 
-    `left_out`: handles of values that are not wanted.
+    `read`: returns the memory of a tensor; called when it is needed. `left_out`: handles of values that are not wanted.
     """
     tensors: list[int] = []
     numbers: list[tuple[int, Number]] = []
@@ -101,9 +104,15 @@ def take_values(
             numbers.append((handle, value))
         else:  # failures, whose memory may come back to life, and events
             return None
-    packed = pack_storages(tensors, values, runtime, 0)
-    items = tuple([item for item, _ in packed])
-    return {"items": items, "numbers": tuple(numbers), "generators": tuple(generators)}, [data for _, data in packed]
+    storages = list(storages_of_values(tensors, values, 0))
+
+    def memory(position: int) -> Buffer:
+        tensor = storages[position][1]
+        return read(tensor) if tensor is not None else b""
+
+    items = tuple([item for item, _ in storages])
+    fields = {"items": items, "numbers": tuple(numbers), "generators": tuple(generators)}
+    return fields, LazyBuffers([item.size for item in items], memory)
 
 
 def put_values(snapshot: Snapshot, body: Sequence[memoryview], values: ValueTable, runtime: DeviceRuntime) -> None:

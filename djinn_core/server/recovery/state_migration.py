@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from djinn_core.delivery.record_log import sizes_of
 from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.server.peers.packed_values import check_item
 from djinn_core.server.recovery.executor_channel import StateParts
 from djinn_core.server.recovery.snapshot_format import Snapshot, decode_snapshot
+from djinn_core.wire import limits
 from djinn_core.wire.frames import flatten
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, pieces_of
@@ -28,10 +30,14 @@ def hand_out(take: Callable[[], StateParts | None], held: int, limit: int, send:
         send(Frame(encode(StateHeader(reason=_too_long(held) if held > limit else other))))
         return
     state, memory, transfers = found
-    parts = [flatten(part) for part in (state, *memory)]
-    nbytes = sum(map(len, parts))
+    nbytes = len(state) + sum(sizes_of(memory))
     if transfers or nbytes > limit:
         send(Frame(encode(StateHeader(reason="it exchanges values with others" if transfers else _too_long(nbytes)))))
+        return
+    try:
+        parts = [flatten(part) for part in (state, *memory)]
+    except (RuntimeError, MemoryError) as error:
+        send(Frame(encode(StateHeader(reason=f"its values cannot be read: {error}"[: limits.FAILURE_TEXT]))))
         return
     send(Frame(encode(StateHeader(tuple(map(len, parts))))))
     for piece in pieces_of(parts):
@@ -55,8 +61,8 @@ def take_in(state: StateHeader, receive: Callable[[], Frame]) -> tuple[Snapshot,
         snapshot = decode_snapshot(bytes(head))
     except SessionLost as error:
         raise ProtocolError(f"a client sends a state that cannot be read: {error}") from error
-    if snapshot.stored:
-        raise ProtocolError("a client sends a state with values that another server has read")
+    if snapshot.stored or snapshot.promised:
+        raise ProtocolError("a client sends a state with weights of another server")
     if len(snapshot.items) != len(memory):
         raise ProtocolError(f"a state has {len(snapshot.items)} items and the memory of {len(memory)}")
     for item, data in zip(snapshot.items, memory, strict=True):

@@ -13,7 +13,7 @@ from djinn_core.builtins.safetensors_files import make_header
 from djinn_core.builtins.weights import UNFINISHED, remove_abandoned
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import WeightFile, WeightSink
-from djinn_core.server.disk_quota import DiskQuota, free_bytes
+from djinn_core.server.disk_quota import DiskQuota
 
 MOST_FILES: Final = 10_000  # that a tenant has saved
 _COMPARED: Final = 1 << 20  # bytes of a file that are compared at a time
@@ -119,11 +119,8 @@ class SavedBytes:
             raise WeightsUnavailable(
                 f"{len(there):,} files were {self._what} on the server; {self._most:,} are the limit"
             )
-        too_much = self._disk.charge(self._folder, sum(there) + size, self._folder)
-        if not too_much and size > free_bytes(self._folder) - self._disk.reserve:
-            too_much = f"the disk has only {free_bytes(self._folder):,} bytes left"
-        if too_much:
-            self._disk.set_usage(self._folder, sum(there))
+        self._disk.set_usage(self._folder, sum(there))
+        if too_much := self._disk.charge(self._folder, sum(there) + size, self._folder):
             raise WeightsUnavailable(f"{size:,} bytes are not {self._what}: {too_much}")
 
     def count(self) -> None:

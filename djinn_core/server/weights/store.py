@@ -74,7 +74,7 @@ class WeightFiles:
             return None
         if version_of(place.path) != place.version:
             _log.warning("a file with weights has changed since the server started", file=str(place.path))
-            del self._places[digest]
+            self._places.pop(digest, None)  # another session may have found out, too
             return None
         return torch.from_numpy(_mapped(place.path, place.start, size))
 
@@ -301,7 +301,7 @@ class WeightStore:
                     self._write(entry.digest, entry.data)
                 else:
                     self._take_over(entry, entry.data)
-            except OSError as error:
+            except Exception as error:  # uploads would wait for a thread that has ended
                 _log.warning("a weight was not stored", digest=entry.digest.hex(), error=str(error))
             finally:
                 with self._changed:
@@ -316,6 +316,9 @@ class WeightStore:
             return
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._make_room(size)
+        if size > (free := self._disk.headroom(self._directory)):
+            _log.warning("a weight was not stored: the disk is nearly full", bytes=size, free=free)
+            return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=NEW)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -349,9 +352,10 @@ class WeightStore:
         self._make_room(0, limit)
 
     def _make_room(self, size: int, limit: int | None = None) -> None:
-        limit = self._room if limit is None else limit
         files = sorted(self._files(), key=lambda found: found[1].st_mtime_ns)
         total = sum(status.st_size for _, status in files)
+        if limit is None:
+            limit = min(self._room, total + self._disk.headroom(self._directory))
         for path, status in files:
             if total + size <= limit:
                 return

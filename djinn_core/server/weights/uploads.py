@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import attrs
 import torch
@@ -11,6 +12,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
 from djinn_core.server.memory.limited import ledger_of
+from djinn_core.server.memory.room import is_out_of_memory
 from djinn_core.server.recovery.journal import Journal
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
@@ -18,7 +20,7 @@ from djinn_core.wire import limits
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.tensors import dtype_from_name
-from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, BlobQueryReply, UploadPart
+from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, UploadPart
 
 WITHDRAWN = "its upload was interrupted: make it again"
 _NUMBERS = 1 << 63  # what PyTorch counts with ends there
@@ -54,8 +56,13 @@ class UploadAssembly:
 
     @property
     def busy(self) -> bool:
-        """True if an upload is incomplete, a value is being read, or a blob is held for a later offer by the client."""
-        return bool(self.wanted or self._partial or self._held or self.reading)
+        """True if an upload is incomplete, or a value is being read."""
+        return bool(self.wanted or self._partial or self.reading)
+
+    @property
+    def promised(self) -> tuple[tuple[bytes, int], ...]:
+        """Digests and sizes of the blobs that the client was told to be here, and has not offered yet."""
+        return tuple([(digest, data.nbytes) for digest, data in self._held.items()])
 
     def clear(self) -> None:
         """Forget what is under way."""
@@ -64,19 +71,24 @@ class UploadAssembly:
         self._held.clear()
         self.journal = None
 
-    def hold(self, have: BlobQuery) -> BlobQueryReply:
-        """Say which bytes are here, and hold on to them, so that they are still here when they are offered."""
+    def hold(self, have: BlobQuery, before: bytes | None = None) -> bytes:
+        """Return a flag for each blob that is here. It is held until it is offered, or the client asks for others.
+
+        `before`: the flags that the client was sent, in a replay; no other blob is held.
+
+        Raises:
+            ProtocolError: the query contradicts itself.
+        """
         if len(have.sizes) != len(have.digests):
             raise ProtocolError(f"{len(have.digests)} digests come with {len(have.sizes)} sizes")
-        return BlobQueryReply(tuple([self._hold(d, n) for d, n in zip(have.digests, have.sizes, strict=True)]))
-
-    def _hold(self, digest: bytes, size: int) -> bool:
-        if len(self._held) >= limits.BLOBS_ASKED:
-            return False
-        data = self._find(digest, size)
-        if data is not None:
-            self._held[digest] = data
-        return data is not None
+        earlier, self._held = self._held, {}
+        for digest, size, wanted in zip(have.digests, have.sizes, before or repeat(True), strict=False):
+            data = earlier.get(digest)
+            if data is None or data.nbytes != size:
+                data = self._find(digest, size) if wanted else None
+            if data is not None and wanted:
+                self._held[digest] = data
+        return bytes([digest in self._held for digest in have.digests])
 
     def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
         """The bytes of a digest. The journal of the session keeps a link to their file, so that the store may evict them."""
@@ -223,8 +235,12 @@ class UploadAssembly:
 
     def refuse_bytes(self, upload: UploadPart, error: Exception) -> None:
         """Make the value poison: ops that use it report the error, and the session goes on."""
-        reason = f"no room for an upload of {upload.size:,} bytes: {str(error).splitlines()[0]}"
-        self.poison(upload.handle, "OutOfMemoryError", reason)
+        text = str(error).partition("\n")[0]
+        if is_out_of_memory(error):
+            self.poison(upload.handle, "OutOfMemoryError", f"no room for an upload of {upload.size:,} bytes: {text}")
+        else:
+            reason = f"an upload of {upload.size:,} bytes cannot be placed on the device: {text}"
+            self.poison(upload.handle, type(error).__name__, reason)
 
 
 def _check_layout(upload: UploadPart) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
+import attrs
 import torch
 
 from djinn.hooks import CompilerContext, Replay
 
-WARM_RUNS: Final = 3  # before anything is recorded: libraries choose kernels and take memory in their first runs
-RECORDINGS: Final = 4  # of one template, for inputs that moved
+WARM_RUNS: Final = 1  # the executor compares the results of two runs, so the second one has to be a recording
+RECORDINGS: Final = 4  # of one template
 Graph = Callable[..., Sequence[torch.Tensor]]
+Launch = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Records what a function launches."""
+
+    def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Launch, Sequence[torch.Tensor]]:
+        """Return a function that launches what `run` launches, and the tensors that it writes its results into."""
 
 
 class CudaGraphs:
@@ -34,8 +43,8 @@ class GraphRecorder:
         self.pool: Any = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)
 
-    def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Callable[[], None], Sequence[torch.Tensor]]:
-        """A function that launches what `run` launches, and the tensors that it writes its results into."""
+    def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Launch, Sequence[torch.Tensor]]:
+        """As `Recorder.record`."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         # Threads of other sessions may use the GPU meanwhile, for uploads: only this one's calls are recorded.
@@ -44,52 +53,83 @@ class GraphRecorder:
         return graph.replay, results
 
 
-class RecordedRuns:
-    """Runs a graph as it is at first, then as it was recorded.
+@attrs.frozen
+class Recording:
+    """A recorded graph.
 
-    A recording reads and writes fixed memory. Inputs that lay elsewhere at each warm run are copied into buffers before a
-    launch, and those that are written are copied back after it; the others, such as weights, are read where they lie,
-    and the recording is made again when one of them has moved. Results are copied out: the next launch overwrites them.
+    Attributes:
+        launch: runs it.
+        results: its memory for results.
+        in_place: addresses of the inputs that it reads where they lie.
+        buffers: its memory for the other inputs.
     """
 
-    def __init__(self, graph: Graph, recorder: GraphRecorder, writes: Sequence[int] = ()) -> None:
+    launch: Launch
+    results: Sequence[torch.Tensor]
+    in_place: Mapping[int, int]
+    buffers: Mapping[int, torch.Tensor]
+
+    def run(self, inputs: Sequence[torch.Tensor], writes: Sequence[int]) -> Sequence[torch.Tensor]:
+        """Launch it with these inputs, and copy its results."""
+        for index, buffer in self.buffers.items():
+            buffer.copy_(_memory_of(inputs[index]))
+        for index, address in self.in_place.items():
+            assert inputs[index].data_ptr() == address, f"input {index} has moved since the graph was recorded"
+        self.launch()
+        for index in writes:
+            if index in self.buffers:
+                _memory_of(inputs[index]).copy_(self.buffers[index])
+        return [result.clone() for result in self.results]
+
+
+class RecordedRuns:
+    """Runs a graph eagerly at first, then as a recording.
+
+    A recording reads and writes fixed memory. An input that had one address in all runs, such as a weight, is read in place.
+    Any other input has a buffer: it is copied there before a launch, and back after it if the graph writes it. An input that
+    leaves its address ends the recording, and the next recording has a buffer for it. After `RECORDINGS` recordings the graph
+    runs eagerly for good.
+    """
+
+    def __init__(self, graph: Graph, recorder: Recorder, writes: Sequence[int] = ()) -> None:
         self._graph, self._recorder, self._writes = graph, recorder, writes
-        self._warm = 0
-        self._addresses: list[int] = []
-        self._moving: set[int] = set()
+        self._runs = 0
         self._recordings = 0
-        self._launch: Callable[[], None] | None = None
-        self._buffers: dict[int, torch.Tensor] = {}
-        self._results: Sequence[torch.Tensor] = ()
+        self._in_place: dict[int, int] = {}
+        self._recording: Recording | None = None
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The results of one run."""
-        moved = self._note(inputs)
-        if self._warm < WARM_RUNS or (moved and self._recordings >= RECORDINGS):
-            self._warm += 1
+        """Return the results of one run, in memory of their own."""
+        self._runs += 1
+        self._note_addresses([tensor.data_ptr() for tensor in inputs])
+        if self._recording is None and self._runs > WARM_RUNS and self._recordings < RECORDINGS:
+            self._recordings += 1
+            self._recording = self._record(inputs)
+        if self._recording is None:
             return self._graph(*inputs)
-        if self._launch is None or moved:
-            self._record(inputs)
-        for index, buffer in self._buffers.items():
-            buffer.copy_(inputs[index])
-        assert self._launch is not None
-        self._launch()
-        for index in self._writes:
-            if index in self._buffers:
-                inputs[index].copy_(self._buffers[index])
-        return [result.clone() for result in self._results]
+        return self._recording.run(inputs, self._writes)
 
-    def _note(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """True if an input whose address had been constant has another address now."""
-        addresses = [tensor.data_ptr() for tensor in inputs]
-        found = {i for i, (a, b) in enumerate(zip(self._addresses, addresses, strict=False)) if a != b}
-        new = found - self._moving
-        self._moving |= new
-        self._addresses = addresses
-        return bool(new)
+    def _note_addresses(self, addresses: Sequence[int]) -> None:
+        """Drop the recording if an input has moved that it reads in place."""
+        if self._runs == 1:
+            self._in_place = dict(enumerate(addresses))
+        moved = [index for index, address in self._in_place.items() if addresses[index] != address]
+        for index in moved:
+            del self._in_place[index]
+            self._recording = None
 
-    def _record(self, inputs: Sequence[torch.Tensor]) -> None:
-        self._recordings += 1
-        self._buffers = {index: inputs[index].clone() for index in self._moving}
-        given = [self._buffers.get(index, tensor) for index, tensor in enumerate(inputs)]
-        self._launch, self._results = self._recorder.record(lambda: self._graph(*given))
+    def _record(self, inputs: Sequence[torch.Tensor]) -> Recording:
+        moving = [index for index in range(len(inputs)) if index not in self._in_place]
+        buffers = {index: _memory_of(inputs[index]).clone() for index in moving}
+        given = list(inputs)
+        for index, buffer in buffers.items():
+            given[index] = buffer.as_strided(inputs[index].shape, inputs[index].stride(), 0)
+        launch, results = self._recorder.record(lambda: self._graph(*given))
+        return Recording(launch, results, dict(self._in_place), buffers)
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory from a tensor's first element to its last one, gaps included: the ops of a graph may depend on its strides."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1 + sum((size - 1) * step for size, step in steps) if tensor.numel() else 0
+    return tensor.as_strided((extent,), (1,))
