@@ -493,6 +493,7 @@ def _end_session() -> None:
         if one.executor is not None:
             one.executor.close(0.0)  # no thread waits for the rest of its work
     session_planner.save_plans(context)
+    context.plans = None
 
 
 @for_users

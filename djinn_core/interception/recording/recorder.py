@@ -198,18 +198,20 @@ class Recorder:
 
     def flush(self) -> None:
         """Send what all threads have recorded so far, and what may be freed, without waiting."""
-        for other in self._shared.all():
-            if other is not self:
-                other.cut()
-        self._send(_runtime(), SyncRequest())
+        self.asked(lambda _: None)
 
     def cut_all(self) -> None:
         """Send what all threads have recorded so far, but for captures, without waiting."""
         require_stack_room()
-        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.sending:
-            for recorder in self._shared.all():
-                if not recorder.captures:
-                    recorder.cut()
+        if any(recorder.entries and not recorder.captures for recorder in self._shared.all()):
+            with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
+                for recorder in self._shared.all():
+                    if not recorder.captures:
+                        recorder._cut_for(runtime)
+
+    def _cut_for(self, runtime: Runtime) -> None:
+        if self.entries:
+            self._send(runtime, SyncRequest())
 
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
@@ -245,9 +247,11 @@ class Recorder:
     def asked(self, question: Callable[[Runtime], T]) -> T:
         """The runtime's reply when everything that was recorded so far is sent; the recorders' lock is held meanwhile."""
         require_stack_room()
-        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.sending:
-            self.flush()
-            runtime = _runtime()
+        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
+            for other in self._shared.all():
+                if other is not self:
+                    other._cut_for(runtime)
+            self._send(runtime, SyncRequest())
             try:
                 return question(runtime)
             except KeyboardInterrupt:
@@ -508,7 +512,8 @@ class Recorders:
     Attributes:
         thread: the present thread's recorder, which its first use makes.
         sending: serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because
-            cutting one thread's program may demand that another's goes first. A forked child has a new one.
+            cutting one thread's program may demand that another's goes first. A forked child has a new one. No thread that holds
+            it begins a session (`session_held`).
         tracking: held while it changes which recorders use a storage.
         held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
         unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
@@ -551,6 +556,21 @@ class Recorders:
     def has_only(self, recorder: Recorder) -> bool:
         """True if no thread has another recorder than this one."""
         return self.made == 1 or (len(self._all) == 1 and recorder in self._all)
+
+    @contextmanager
+    def session_held(self) -> Iterator[Runtime]:
+        """Hold `sending` while programs are sent to the open session; begin one if there is none.
+
+        A thread that begins or ends a session holds the context's lock, and waits for `sending`. So the session begins before
+        `sending` is taken, and anew if another thread has ended it in between.
+        """
+        while True:
+            ended = port.sessions_ended
+            runtime = _runtime()
+            with self.sending:
+                if port.sessions_ended == ended:
+                    yield runtime.successor or runtime
+                    return
 
     def send_held_back(self, runtime: Runtime) -> None:
         """Upload what captures have held back. The caller holds `sending`."""
