@@ -11,7 +11,7 @@ import threading
 import traceback
 from pathlib import Path
 
-import networkx
+import networkx as nx
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) for name in ("djinn", "djinn_core", "plugins"))
@@ -104,7 +104,7 @@ def cycles():
     """Each cycle of locks, as text."""
     found = edges()
     texts = []
-    for cycle in networkx.simple_cycles(networkx.DiGraph(found), length_bound=4):
+    for cycle in nx.simple_cycles(nx.DiGraph(found), length_bound=4):
         steps = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
         texts.append(" -> ".join([*cycle, cycle[0]]) + "\n" + "\n".join(found[step] for step in steps))
     return texts

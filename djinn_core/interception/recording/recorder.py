@@ -74,7 +74,7 @@ class Recorder:
     Attributes:
         entries: unsent entries. epoch: number of cuts so far. limit: number of entries at which `cut_at_limit` must be called.
         captures: what captures under way get of programs that are sent. fixed: the last entry from before the innermost capture.
-        constants: uploaded values, where they are tracked. dead: handles that no tensor refers to or ever referred to.
+        constants: uploaded values (handle, elements, logical device), where they are tracked. dead: handles that no tensor refers to or ever referred to.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
         module_moments: while a timeline is recorded, when the thread entered what, one after the other in one list: a weak reference to
             a module, `BACKWARD`, the number of an autograd node, or None where it left the former two.
@@ -113,7 +113,7 @@ class Recorder:
         self.epoch = 0
         self.captures: list[SentEntries] = []
         self.fetches = FetchPredictor()
-        self.constants: list[tuple[int, torch.Tensor]] | None = None
+        self.constants: list[tuple[int, torch.Tensor, int]] | None = None
         self.dead: list[int] = []
         self.fixed: Entry | None = None
         self.module: ModuleCall | None = None
@@ -191,10 +191,10 @@ class Recorder:
         if not self.captures:
             port.prepare()
 
-    def cut(self) -> None:
-        """Send what was recorded so far, without waiting."""
+    def cut(self, runtime: Runtime | None = None) -> None:
+        """Send what was recorded so far, without waiting. `runtime`: the open session, from a caller that holds it (`session_held`)."""
         if self.entries:
-            self._send(_runtime(), SyncRequest())
+            self._send(runtime or _runtime(), SyncRequest())
 
     def flush(self) -> None:
         """Send what all threads have recorded so far, and what may be freed, without waiting."""
@@ -207,11 +207,7 @@ class Recorder:
             with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
                 for recorder in self._shared.all():
                     if not recorder.captures:
-                        recorder._cut_for(runtime)
-
-    def _cut_for(self, runtime: Runtime) -> None:
-        if self.entries:
-            self._send(runtime, SyncRequest())
+                        recorder.cut(runtime)
 
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
@@ -250,7 +246,7 @@ class Recorder:
         with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
             for other in self._shared.all():
                 if other is not self:
-                    other._cut_for(runtime)
+                    other.cut(runtime)
             self._send(runtime, SyncRequest())
             try:
                 return question(runtime)
@@ -330,7 +326,7 @@ class Recorder:
             raise
         return runtime, number
 
-    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
+    def upload(self, handle: int, source: torch.Tensor, device: int) -> None:
         """Make `source` (a CPU tensor) the value `handle` of a logical device; it is the caller's again afterwards.
 
         Raises:
@@ -339,7 +335,7 @@ class Recorder:
         check_dimensions("an upload", source.dim())
         require_stack_room()
         if self.constants is not None:
-            self.constants.append((handle, source.clone()))
+            self.constants.append((handle, source.clone(), device))
         if self.captures and not port.is_open():
             self._shared.held_back.append((handle, source.clone(), device))
             return
