@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import attrs
+from attrs.validators import instance_of
 
+from djinn_core.ir.checked_fields import mapping_of, tuple_of
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 
 # The share of its time on one device that a program has to be predicted to save, for several to be used, where nothing is
@@ -40,14 +43,16 @@ class Placement(ShownInNotebooks):
         pinned: nodes that are where the user asked for. They stay there: if that does not fit, planning fails.
     """
 
-    decisions: tuple[PlacementDecision, ...]
-    values: Mapping[int, str]
-    policy: str = ""
-    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
-    replicas: tuple[PlacementDecision, ...] = ()
+    decisions: tuple[PlacementDecision, ...] = attrs.field(converter=tuple, validator=tuple_of(PlacementDecision))
+    values: Mapping[int, str] = attrs.field(validator=mapping_of(int, str))
+    policy: str = attrs.field(default="", validator=instance_of(str))
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, validator=mapping_of(int, tuple))
+    replicas: tuple[PlacementDecision, ...] = attrs.field(
+        default=(), converter=tuple, validator=tuple_of(PlacementDecision)
+    )
     refused: tuple[str, ...] = ()
     spills: bool = False
-    pinned: frozenset[int] = frozenset()
+    pinned: frozenset[int] = attrs.field(default=frozenset(), validator=instance_of(AbstractSet))
 
     @property
     def devices(self) -> tuple[str, ...]:

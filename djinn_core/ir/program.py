@@ -258,7 +258,7 @@ def interchangeable(first: Slot, second: Slot) -> bool:
     """True if ops give the same result for either: 1 and 1.0 differ in type, 0.0 and -0.0 in sign."""
     if type(first) is not type(second) or (first != second and not (first != first and second != second)):  # noqa: PLR0124 - nan
         return False
-    return bool(first) and first == second or math.copysign(1, first) == math.copysign(1, second)
+    return (bool(first) and first == second) or math.copysign(1, first) == math.copysign(1, second)
 
 
 _NANS: Final = (math.nan, -math.nan)

@@ -38,9 +38,14 @@ def check_estimate(estimate: CostEstimate, node: Node) -> None:
     Raises:
         InvalidStage: they are not.
     """
-    numbers = (estimate.flops, estimate.bytes_read, estimate.bytes_written, estimate.seconds, estimate.workspace)
+    if not isinstance(estimate, CostEstimate):
+        raise InvalidStage(f"a {type(estimate).__name__} is no CostEstimate")
+    counts = (estimate.flops, estimate.operations, estimate.bytes_read, estimate.bytes_written)
+    numbers = (*counts, estimate.seconds, estimate.workspace)
     if not all(math.isfinite(x) and x >= 0 for x in numbers):
         raise InvalidStage(f"the estimate for {node.op} is negative or not finite: {estimate}")
+    if not isinstance(estimate.model, str):
+        raise InvalidStage(f"the estimate for {node.op} names its model by a {type(estimate.model).__name__}")
 
 
 def check_placement(context: PlacementContext, placement: Placement, author: str) -> None:
@@ -49,6 +54,8 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
     Raises:
         InvalidStage: one of these does not hold; the message names `author`.
     """
+    if not isinstance(placement, Placement):
+        raise InvalidStage(f"{author} returned a {type(placement).__name__}, which is no Placement")
     problem = _decision_problem(context, placement) or _value_problem(context, placement)
     problem = problem or _replica_problem(context, placement)
     if problem:
@@ -64,7 +71,7 @@ def _decision_problem(context: PlacementContext, placement: Placement) -> str:
     for decision in placement.decisions:
         if decision.device not in devices:
             return f"node {decision.node} is on {decision.device!r}; the devices are {sorted(devices)}"
-        if not decision.reason:
+        if not decision.reason or not isinstance(decision.reason, str):
             return f"node {decision.node} is placed without a reason"
     drawing = [d for d in placement.decisions if context.graph.nodes[d.node].random]
     bound = bound_nodes(context.graph, [d.node for d in drawing])  # each of these has a random state of its own

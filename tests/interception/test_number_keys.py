@@ -51,7 +51,7 @@ def in_turns(numbers):
 @pytest.mark.parametrize("op", OPS)
 def test_equal_numbers_of_other_types_and_signs_are_told_apart(embedded, op):
     for x in (torch.tensor([-1.0, 0.0, 2.0]), torch.tensor([-1, 0, 2])):
-        expected = {(type(n), repr(n)): text_of(lambda n=n: OPS[op](x, n)) for n in NUMBERS}
+        expected = {(type(n), repr(n)): text_of(lambda x=x, n=n: OPS[op](x, n)) for n in NUMBERS}
         there = x.to(embedded)
         for number in in_turns(NUMBERS[::-1]) if op in ("full", "mul", "div") else NUMBERS * 2:
             found = text_of(lambda: OPS[op](there, number))  # noqa: B023 - called at once
