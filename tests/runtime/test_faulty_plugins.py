@@ -53,7 +53,11 @@ class Adapt(Faulty):
 
 
 def ties(*_, **fields):
-    return [PatternMatch("a", (0,), 0.5, "so"), PatternMatch("a", [0], 0.5, "so"), PatternMatch("a", (0,), 0.5, **fields)]
+    return [
+        PatternMatch("a", (0,), 0.5, "so"),
+        PatternMatch("a", [0], 0.5, "so"),
+        PatternMatch("a", (0,), 0.5, **fields),
+    ]
 
 
 @attrs.define
@@ -101,7 +105,16 @@ class Plugin:
 
 
 NAMES = (
-    *("hints_none", "phase_text", "match_none", "cost_text", "cost_raises", "drops_text", "rewrites_none", "places_none"),
+    *(
+        "hints_none",
+        "phase_text",
+        "match_none",
+        "cost_text",
+        "cost_raises",
+        "drops_text",
+        "rewrites_none",
+        "places_none",
+    ),
     *("schedules_text", "observe_raises", "wants_3", "install_raises"),
 )
 
@@ -110,7 +123,12 @@ NAMES = (
 def test_a_program_runs_as_without_faulty_plugins_and_each_is_named(caplog):
     torch.manual_seed(0)
     x, weight = torch.randn(4, 4), torch.randn(4, 4)
-    settings = {"placement_policy": "places_none", "scheduler": "schedules_text", "plan_first_runs": True, "exact": False}
+    settings = {
+        "placement_policy": "places_none",
+        "scheduler": "schedules_text",
+        "plan_first_runs": True,
+        "exact": False,
+    }
     with configured(plugins=[Plugin()], **settings):
         djinn.init()
         __import__(LIBRARY)
