@@ -11,7 +11,15 @@ import djinn
 
 REMOTE = "remote_accelerator:0"
 NUMBERS = (0.0, -0.0, 0, False, 1, True, 1.0, math.nan, -math.inf, math.inf, -1, -1.0)
-COMPLEX = (complex(0.0, 0.0), complex(-0.0, 0.0), complex(0.0, -0.0), complex(math.nan, 0.0), complex(0.0, math.nan), 1j, -1j)
+COMPLEX = (
+    complex(0.0, 0.0),
+    complex(-0.0, 0.0),
+    complex(0.0, -0.0),
+    complex(math.nan, 0.0),
+    complex(0.0, math.nan),
+    1j,
+    -1j,
+)
 OPS = {
     "full": lambda x, n: torch.full((2,), n, device=x.device),
     "full_like": torch.full_like,

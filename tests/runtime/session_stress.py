@@ -23,7 +23,7 @@ import torch
 import djinn
 
 THREADS = 8
-HANG_SECONDS = 15.0
+HANG_SECONDS = 60.0
 
 
 def compute() -> None:

@@ -200,6 +200,13 @@ def test_a_faulty_plugin_is_named_and_left_out(registry, graph, caplog, kind, fa
     assert describe(result)
 
 
+def test_a_list_of_nodes_is_taken_as_a_tuple(registry, graph, caplog):
+    given = attrs.evolve(registry, patterns=(Faulty(also_matched(nodes=[0])),))
+    found = plan(graph, given, Request(topology())).profile.patterns
+    assert [one.nodes for one in found] == [(0,), (0,)]
+    assert not [r for r in caplog.records if WARNING in r.getMessage()]
+
+
 def test_a_scheduler_that_finds_no_order_within_the_limits_is_not_said_to_fail(graph, caplog):
     dynamic = load_registry(Selection(plugins=("dynamic",)), builtins=builtin_plugins())
     devices = topology(1)
