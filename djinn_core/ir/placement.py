@@ -9,7 +9,6 @@ from typing import Final
 import attrs
 from attrs.validators import instance_of
 
-from djinn_core.ir.checked_fields import mapping_of, tuple_of
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 
 # The share of its time on one device that a program has to be predicted to save, for several to be used, where nothing is
@@ -43,13 +42,11 @@ class Placement(ShownInNotebooks):
         pinned: nodes that are where the user asked for. They stay there: if that does not fit, planning fails.
     """
 
-    decisions: tuple[PlacementDecision, ...] = attrs.field(converter=tuple, validator=tuple_of(PlacementDecision))
-    values: Mapping[int, str] = attrs.field(validator=mapping_of(int, str))
+    decisions: tuple[PlacementDecision, ...] = attrs.field(converter=tuple)
+    values: Mapping[int, str] = attrs.field(validator=instance_of(Mapping))
     policy: str = attrs.field(default="", validator=instance_of(str))
-    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, validator=mapping_of(int, tuple))
-    replicas: tuple[PlacementDecision, ...] = attrs.field(
-        default=(), converter=tuple, validator=tuple_of(PlacementDecision)
-    )
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, validator=instance_of(Mapping))
+    replicas: tuple[PlacementDecision, ...] = attrs.field(default=(), converter=tuple)
     refused: tuple[str, ...] = ()
     spills: bool = False
     pinned: frozenset[int] = attrs.field(default=frozenset(), validator=instance_of(AbstractSet))

@@ -10,7 +10,7 @@ from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.indexes import bound_nodes
-from djinn_core.ir.placement import Placement
+from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.profile import PatternMatch
 from djinn_core.ir.replicas import repeatable
 
@@ -56,10 +56,18 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
     """
     if not isinstance(placement, Placement):
         raise InvalidStage(f"{author} returned a {type(placement).__name__}, which is no Placement")
-    problem = _decision_problem(context, placement) or _value_problem(context, placement)
+    problem = _type_problem(placement) or _decision_problem(context, placement) or _value_problem(context, placement)
     problem = problem or _replica_problem(context, placement)
     if problem:
         raise InvalidStage(f"{author} made an invalid placement: {problem}")
+
+
+def _type_problem(placement: Placement) -> str:
+    """What is of a wrong type in a placement, whose class looks at no elements: policies may make thousands."""
+    wrong = [d for d in (*placement.decisions, *placement.replicas) if not isinstance(d, PlacementDecision)]
+    wrong += [(v, d) for v, d in placement.values.items() if not (isinstance(v, int) and isinstance(d, str))]
+    wrong += [(v, held) for v, held in placement.copies.items() if not (isinstance(v, int) and isinstance(held, tuple))]
+    return f"{wrong[0]!r} is of a wrong type" if wrong else ""
 
 
 def _decision_problem(context: PlacementContext, placement: Placement) -> str:
