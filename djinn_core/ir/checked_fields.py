@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 from attrs.validators import deep_iterable, deep_mapping, instance_of
@@ -13,6 +14,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], Any]
+IS_MAPPING: Final[Validator] = instance_of(Mapping)  # type: ignore[type-abstract]
+IS_SET: Final[Validator] = instance_of(AbstractSet)  # type: ignore[type-abstract]
 
 
 def tuple_of(kind: type | tuple[type, ...]) -> Validator:
@@ -22,7 +25,7 @@ def tuple_of(kind: type | tuple[type, ...]) -> Validator:
 
 def mapping_of(keys: type, values: type = object) -> Validator:
     """Return a validator of a mapping from `keys` to `values`."""
-    return deep_mapping(instance_of(keys), instance_of(values), instance_of(Mapping))
+    return deep_mapping(instance_of(keys), instance_of(values), IS_MAPPING)
 
 
 def read_only(mapping: Mapping[K, V]) -> Mapping[K, V]:

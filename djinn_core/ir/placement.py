@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from typing import Final
 
 import attrs
 from attrs.validators import instance_of
 
+from djinn_core.ir.checked_fields import IS_MAPPING, IS_SET
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 
 # The share of its time on one device that a program has to be predicted to save, for several to be used, where nothing is
@@ -43,13 +43,13 @@ class Placement(ShownInNotebooks):
     """
 
     decisions: tuple[PlacementDecision, ...] = attrs.field(converter=tuple)
-    values: Mapping[int, str] = attrs.field(validator=instance_of(Mapping))
+    values: Mapping[int, str] = attrs.field(validator=IS_MAPPING)
     policy: str = attrs.field(default="", validator=instance_of(str))
-    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, validator=instance_of(Mapping))
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, validator=IS_MAPPING)
     replicas: tuple[PlacementDecision, ...] = attrs.field(default=(), converter=tuple)
     refused: tuple[str, ...] = ()
     spills: bool = False
-    pinned: frozenset[int] = attrs.field(default=frozenset(), validator=instance_of(AbstractSet))
+    pinned: frozenset[int] = attrs.field(default=frozenset(), validator=IS_SET)
 
     @property
     def devices(self) -> tuple[str, ...]:

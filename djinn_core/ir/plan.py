@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs.validators import deep_iterable, instance_of
 
 from djinn_core.errors import InvalidStage
-from djinn_core.ir.checked_fields import mapping_of, tuple_of
+from djinn_core.ir.checked_fields import IS_SET, mapping_of, tuple_of
 from djinn_core.ir.networkx_graph import plan_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.placement import PlacementDecision
@@ -40,9 +39,7 @@ class Rewrite:
             follow each other, each is planned for the device whose turn it is.
     """
 
-    drop: frozenset[int] = attrs.field(
-        default=frozenset(), validator=deep_iterable(instance_of(int), instance_of(AbstractSet))
-    )
+    drop: frozenset[int] = attrs.field(default=frozenset(), validator=deep_iterable(instance_of(int), IS_SET))
     replace: Mapping[int, int] = attrs.field(factory=dict, validator=mapping_of(int, int))
     hints: Mapping[str, Any] = attrs.field(factory=dict, validator=mapping_of(str))
     equal_slots: tuple[tuple[int, int], ...] = attrs.field(default=(), converter=tuple, validator=tuple_of(tuple))

@@ -44,7 +44,7 @@ def _look() -> None:
 
 
 def _notice(one: OpenSession, told: list[OpenSession]) -> str:
-    """Why the engine takes an executor's place away; empty while it does not. A launcher that raises is not asked again."""
+    """Return why the engine takes an executor's place away; empty while it does not. A launcher that raises is not asked again."""
     if one.executor is None:
         return ""
     try:

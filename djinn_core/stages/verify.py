@@ -63,7 +63,7 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
 
 
 def _type_problem(placement: Placement) -> str:
-    """What is of a wrong type in a placement, whose class looks at no elements: policies may make thousands."""
+    """Return which element of a placement is of a wrong type, or an empty text. Its class checks none: policies may make thousands."""
     wrong = [d for d in (*placement.decisions, *placement.replicas) if not isinstance(d, PlacementDecision)]
     wrong += [(v, d) for v, d in placement.values.items() if not (isinstance(v, int) and isinstance(d, str))]
     wrong += [(v, held) for v, held in placement.copies.items() if not (isinstance(v, int) and isinstance(held, tuple))]

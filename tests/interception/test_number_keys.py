@@ -40,7 +40,7 @@ OPS = {
 
 
 def text_of(call):
-    """What `call` gives, with the signs of zeros; the kind of its error otherwise."""
+    """Return the result of `call` as text, with the signs of zeros, or the kind of its error."""
     try:
         made = call()
     except Exception as error:
