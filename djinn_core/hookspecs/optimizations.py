@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from djinn_core.hookspecs import hookspec
+from djinn_core.ir.checked_fields import read_only
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import MARGIN, Placement
@@ -42,8 +43,8 @@ class OptimizationContext(ShortRepr):
     plan: OptimizationPlan
     kept: frozenset[int]
     placement: Placement | None = None
-    resident: Mapping[int, str] = attrs.field(factory=dict)
-    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
+    resident: Mapping[int, str] = attrs.field(factory=dict, converter=read_only)
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, converter=read_only)
     stream: Stream = ALONE
     margin: float = MARGIN
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from djinn_core.hookspecs import hookspec
+from djinn_core.ir.checked_fields import read_only
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import MARGIN, Placement
@@ -39,12 +40,12 @@ class PlacementContext(ShortRepr):
     plan: OptimizationPlan
     costs: Costs
     topology: NetworkTopology
-    resident: Mapping[int, str]
-    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
-    pins: Mapping[str, str] = attrs.field(factory=dict)
+    resident: Mapping[int, str] = attrs.field(converter=read_only)
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, converter=read_only)
+    pins: Mapping[str, str] = attrs.field(factory=dict, converter=read_only)
     stream: Stream = ALONE
     fetch: tuple[int, ...] = ()
-    memory_limits: Mapping[str, int] = attrs.field(factory=dict)
+    memory_limits: Mapping[str, int] = attrs.field(factory=dict, converter=read_only)
     margin: float = MARGIN
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from djinn_core.hookspecs import hookspec
+from djinn_core.ir.checked_fields import read_only
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement
@@ -36,10 +37,10 @@ class SchedulingContext(ShortRepr):
     placement: Placement
     costs: Costs
     topology: NetworkTopology
-    resident: Mapping[int, str] = attrs.field(factory=dict)
+    resident: Mapping[int, str] = attrs.field(factory=dict, converter=read_only)
     fetch: tuple[int, ...] = ()
-    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
-    memory_limits: Mapping[str, int] = attrs.field(factory=dict)
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, converter=read_only)
+    memory_limits: Mapping[str, int] = attrs.field(factory=dict, converter=read_only)
     latency_target: float = 0.0
 
 

@@ -89,6 +89,7 @@ def _matches(address: str, pattern: str) -> bool:
     return bool(given_slash) and fnmatch.fnmatchcase(given_path, path)
 
 
+@runtime_checkable
 class WeightFile(Protocol):
     """A file with weights, opened for reading. It is read by several threads at the same time, and closed when it is collected.
 

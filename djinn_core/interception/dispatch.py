@@ -57,7 +57,7 @@ from djinn_core.interception.shape_inference.scalar_ranges import takes_any_floa
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts_tensor import holds_parts
 from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
-from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.program import Call, Slot, nan_like
 from djinn_core.torch_private import CGenerator, class_of_script_object, schema_of
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
@@ -287,7 +287,7 @@ def _own_random_state(index: int) -> Iterator[None]:
 def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) -> None:
     """Append the arguments to the key by which calls are memoised, and tensors to `operands`.
 
-    Scalars that compare equal but differ in type or sign are distinguished.
+    Scalars that compare equal but differ in type or sign are distinguished. A nan is found again although it equals nothing.
     """
     for a in args:
         kind = type(a)
@@ -302,7 +302,7 @@ def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) ->
             _flatten(a, key, operands)
         elif kind is float:
             key.append(kind)
-            key.append(a or repr(a))
+            key.append((a or repr(a)) if a == a else nan_like(a))  # noqa: PLR0124 - False for nan
         else:
             _flatten_rare(a, kind, key, operands)
 
@@ -349,14 +349,14 @@ def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
         if kind is LazyTensor:
             continue
         if kind is int or kind is float:
-            slots.append(a)
+            slots.append(a if a == a else nan_like(a))  # noqa: PLR0124 - False for nan
         elif isinstance(a, (list, tuple)):
             _gather(a, slots)
         elif isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor):
             number = a.item()
             _gather((int(number) if isinstance(number, bool) else number,), slots)
         elif kind is complex:
-            slots += (a.real, a.imag)
+            _gather((a.real, a.imag), slots)
 
 
 def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import attrs
 import msgspec
 
+from djinn_core.ir.checked_fields import read_only
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.form import Form
 from djinn_core.ir.handles import RANDOM_STATE, storage_of, storages_of
@@ -256,7 +257,7 @@ class ProgramGraph(ShownInNotebooks):
         index: dict[str, list[int]] = defaultdict(list)
         for node in self.nodes:
             index[node.operation].append(node.id)
-        return index
+        return read_only(index)
 
     def meta(self, value: int) -> TensorMeta:
         """Metadata of a value.

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 import attrs
+from attrs.validators import instance_of
 
+from djinn_core.ir.checked_fields import IS_MAPPING, IS_SET
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 
 # The share of its time on one device that a program has to be predicted to save, for several to be used, where nothing is
@@ -40,14 +42,14 @@ class Placement(ShownInNotebooks):
         pinned: nodes that are where the user asked for. They stay there: if that does not fit, planning fails.
     """
 
-    decisions: tuple[PlacementDecision, ...]
-    values: Mapping[int, str]
-    policy: str = ""
-    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
-    replicas: tuple[PlacementDecision, ...] = ()
+    decisions: tuple[PlacementDecision, ...] = attrs.field(converter=tuple)
+    values: Mapping[int, str] = attrs.field(validator=IS_MAPPING)
+    policy: str = attrs.field(default="", validator=instance_of(str))
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, validator=IS_MAPPING)
+    replicas: tuple[PlacementDecision, ...] = attrs.field(default=(), converter=tuple)
     refused: tuple[str, ...] = ()
     spills: bool = False
-    pinned: frozenset[int] = frozenset()
+    pinned: frozenset[int] = attrs.field(default=frozenset(), validator=IS_SET)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs.validators import deep_iterable, instance_of
 
 from djinn_core.errors import InvalidStage
+from djinn_core.ir.checked_fields import IS_SET, mapping_of, tuple_of
 from djinn_core.ir.networkx_graph import plan_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.placement import PlacementDecision
@@ -37,12 +39,14 @@ class Rewrite:
             follow each other, each is planned for the device whose turn it is.
     """
 
-    drop: frozenset[int] = frozenset()
-    replace: Mapping[int, int] = attrs.field(factory=dict)
-    hints: Mapping[str, Any] = attrs.field(factory=dict)
-    equal_slots: tuple[tuple[int, int], ...] = ()
-    substitutions: tuple[Substitution, ...] = ()
-    replicas: tuple[PlacementDecision, ...] = ()
+    drop: frozenset[int] = attrs.field(default=frozenset(), validator=deep_iterable(instance_of(int), IS_SET))
+    replace: Mapping[int, int] = attrs.field(factory=dict, validator=mapping_of(int, int))
+    hints: Mapping[str, Any] = attrs.field(factory=dict, validator=mapping_of(str))
+    equal_slots: tuple[tuple[int, int], ...] = attrs.field(default=(), converter=tuple, validator=tuple_of(tuple))
+    substitutions: tuple[Substitution, ...] = attrs.field(default=(), converter=tuple, validator=tuple_of(Substitution))
+    replicas: tuple[PlacementDecision, ...] = attrs.field(
+        default=(), converter=tuple, validator=tuple_of(PlacementDecision)
+    )
     by_turn: bool = False
 
     def __bool__(self) -> bool:
@@ -53,10 +57,10 @@ class Rewrite:
 class OptimizationResult:
     """Outcome of one optimization: its rewrite, or the reason why it did nothing."""
 
-    optimization: str
+    optimization: str = attrs.field(validator=instance_of(str))
     applied: bool
-    reason: str
-    rewrite: Rewrite = Rewrite()
+    reason: str = attrs.field(validator=instance_of(str))
+    rewrite: Rewrite = attrs.field(default=Rewrite(), validator=instance_of(Rewrite))
     seconds_before: float = 0.0
     seconds_after: float = 0.0
 

@@ -7,7 +7,9 @@ from enum import Enum, IntFlag
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+from attrs.validators import instance_of, optional
 
+from djinn_core.ir.checked_fields import mapping_of, tuple_of
 from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.networkx_graph import profile_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
@@ -131,15 +133,15 @@ class PatternMatch:
         partial: whether some of its nodes lie outside the graph, which is a piece of the program that it was found in.
     """
 
-    pattern: str
-    nodes: tuple[int, ...]
+    pattern: str = attrs.field(validator=instance_of(str))
+    nodes: tuple[int, ...] = attrs.field(converter=tuple, validator=tuple_of(int))
     confidence: float = attrs.field(validator=[attrs.validators.ge(0.0), attrs.validators.le(1.0)])
-    reason: str
-    hints: Mapping[str, Any] = attrs.field(factory=dict)
-    residency: Mapping[int, DataResidency] = attrs.field(factory=dict)
-    phase: ExecutionPhase | None = None
-    modality: Modality | None = None
-    details: Mapping[str, Any] = attrs.field(factory=dict)
+    reason: str = attrs.field(validator=instance_of(str))
+    hints: Mapping[str, Any] = attrs.field(factory=dict, validator=mapping_of(str))
+    residency: Mapping[int, DataResidency] = attrs.field(factory=dict, validator=mapping_of(int, DataResidency))
+    phase: ExecutionPhase | None = attrs.field(default=None, validator=optional(instance_of(ExecutionPhase)))
+    modality: Modality | None = attrs.field(default=None, validator=optional(instance_of(Modality)))
+    details: Mapping[str, Any] = attrs.field(factory=dict, validator=mapping_of(str))
     partial: bool = False
 
 

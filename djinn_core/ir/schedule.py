@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from enum import Enum
 
 import attrs
+from attrs.validators import instance_of
 
+from djinn_core.ir.checked_fields import mapping_of, tuple_of
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.program import Program
 from djinn_core.ir.substitution import RewrittenProgram
@@ -105,12 +107,12 @@ class ExecutionSchedule(ShownInNotebooks):
     """
 
     program: Program
-    groups: tuple[SchedulingGroup, ...]
-    steps: Mapping[str, tuple[Step, ...]]
-    replace: Mapping[int, int] = attrs.field(factory=dict)
+    groups: tuple[SchedulingGroup, ...] = attrs.field(converter=tuple, validator=tuple_of(SchedulingGroup))
+    steps: Mapping[str, tuple[Step, ...]] = attrs.field(validator=mapping_of(str, tuple))
+    replace: Mapping[int, int] = attrs.field(factory=dict, validator=mapping_of(int, int))
     equal_slots: tuple[tuple[int, int], ...] = ()
-    scheduler: str = ""
-    reasons: tuple[str, ...] = ()
+    scheduler: str = attrs.field(default="", validator=instance_of(str))
+    reasons: tuple[str, ...] = attrs.field(default=(), converter=tuple, validator=tuple_of(str))
     rewritten: RewrittenProgram | None = attrs.field(default=None, repr=False)
 
     @property

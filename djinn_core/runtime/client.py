@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -200,11 +200,21 @@ def _apply(settings: Settings, registry: Registry, reinstall: bool = False) -> N
 def _intercept(wanted: Mapping[str, Interceptor], reinstall: bool) -> None:
     """Install the interceptors that are wanted now, and uninstall the others. `reinstall`: install those in use anew, too."""
     for name in context.intercepting.keys() - (set() if reinstall else wanted.keys()):
-        context.intercepting.pop(name).uninstall()
+        _try_interceptor(name, context.intercepting.pop(name).uninstall)
     for name, interceptor in wanted.items():
-        if name not in context.intercepting:
-            interceptor.install()
+        if name not in context.intercepting and _try_interceptor(name, interceptor.install):
             context.intercepting[name] = interceptor
+
+
+def _try_interceptor(name: str, call: Callable[[], None]) -> bool:
+    """True if `call`, which installs or uninstalls an interceptor, did not raise."""
+    try:
+        call()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        log.warning("an interceptor failed and is left out", interceptor=name, call=call.__name__, error=reason)
+        return False
+    return True
 
 
 def settings() -> Settings:
@@ -493,6 +503,7 @@ def _end_session() -> None:
         if one.executor is not None:
             one.executor.close(0.0)  # no thread waits for the rest of its work
     session_planner.save_plans(context)
+    context.plans = None
 
 
 @for_users

@@ -8,18 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from djinn_core.errors import RemoteError, RemoteNotImplementedError, UnsupportedOperation
+from djinn_core.interception.device.current_device import index_of
 from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.remote_infer import ask_executor
+from djinn_core.interception.shape_inference.meta_infer import written_operands
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.upload import upload_copy
 from djinn_core.ir.program import Slot
 from djinn_core.logs import get_logger
 from djinn_core.runtime.stats import Stats
-from djinn_core.torch_private import schema_of, storage_key
+from djinn_core.torch_private import CGenerator, schema_of, storage_key
 
 log = get_logger("djinn.fallback")
 aten = torch.ops.aten
@@ -85,7 +88,7 @@ class ClientFallback:
         with torch.no_grad(), torch.device("cpu"):
             out = func(*here.bring(args), **{name: here.bring(value) for name, value in kwargs.items()})
             for written in _written(func, args, kwargs):
-                record(aten.copy_.default, (written, upload_copy(here.bring(written))), {})
+                record(aten.copy_.default, (written, upload_copy(here.bring(written), written.remote.meta.device)), {})
             return here.send(out)
 
     def _tell(self, func: Any, reason: str) -> None:
@@ -100,6 +103,7 @@ class _Here:
     def __init__(self, func: Any) -> None:
         self._func = func
         self._pairs: list[tuple[LazyTensor, torch.Tensor]] = []
+        self._named: int | None = None
 
     def bring(self, argument: Any) -> Any:
         """`argument` with remote tensors fetched and the device replaced by the CPU."""
@@ -108,8 +112,14 @@ class _Here:
         if isinstance(argument, (list, tuple)):
             return [self.bring(a) for a in argument]
         if isinstance(argument, torch.device):
+            self._named = index_of(argument)
             return torch.device("cpu")
         return argument
+
+    @property
+    def _index(self) -> int:
+        """The logical device of the results: the one that the call names, or that of its operands."""
+        return self._pairs[0][0].remote.meta.device if self._named is None else self._named
 
     def _fetched(self, remote: LazyTensor) -> torch.Tensor:
         known = next((here for there, here in self._pairs if there is remote), None)
@@ -132,7 +142,7 @@ class _Here:
                 f"{self._func.name()} cannot be computed on this machine for {DEVICE_NAME}: its result shares memory with "
                 f"an operand or has a layout ({out.layout}) that the device does not have"
             )
-        return upload_copy(out)
+        return upload_copy(out, self._index)
 
 
 def _returns_list(func: Any) -> bool:
@@ -140,12 +150,7 @@ def _returns_list(func: Any) -> bool:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LazyTensor]:
-    """The operands that the op writes."""
-    schema = {a.name: a.alias_info for a in schema_of(func).arguments}
-    written: list[LazyTensor] = []
-    for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
-        info = schema[name]
-        if info is not None and info.is_write:
-            given = argument if isinstance(argument, (list, tuple)) else [argument]
-            written += [a for a in given if isinstance(a, LazyTensor)]
-    return written
+    """The tensors that the op writes."""
+    operands = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, (LazyTensor, CGenerator))]
+    written = [operands[position] for position in written_operands(func, args, kwargs)]
+    return [operand for operand in written if isinstance(operand, LazyTensor)]

@@ -34,14 +34,25 @@ def _look() -> None:
         session = session.successor or session
         told = [one for one in told if one in context.opened]
         for one in context.opened:
-            reason = one.executor.notice() if one.executor is not None else ""
-            if reason and one not in told:
+            if one not in told and (reason := _notice(one, told)):
                 told.append(one)
                 _log.warning("an executor loses its place, and leaves the session", reason=reason)
                 try:
                     _give_way(one)
                 except DjinnError as error:
                     _log.error("an executor that loses its place cannot leave the session", error=str(error))
+
+
+def _notice(one: OpenSession, told: list[OpenSession]) -> str:
+    """Return why the engine takes an executor's place away; empty while it does not. A launcher that raises is not asked again."""
+    if one.executor is None:
+        return ""
+    try:
+        return one.executor.notice()
+    except Exception as error:
+        told.append(one)
+        _log.warning("a launcher failed to say if an executor loses its place", server=one.server, error=repr(error))
+        return ""
 
 
 def _goes_on(session: ClientSession) -> bool:

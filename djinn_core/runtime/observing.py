@@ -62,7 +62,9 @@ class Observers:
 
     def _look(self) -> None:
         """Note which of the events of every submission no observer wants."""
-        wanted = [getattr(one, "events", None) for one in self._observers]
+        wanted: list[frozenset[str] | None] = []
+        for one in list(self._observers):
+            self._call(one, "events", partial(_add_wanted, wanted, one))
         self.unwanted = frozenset(
             name for name in _OF_SUBMISSIONS if all(events is not None and name not in events for events in wanted)
         )
@@ -109,6 +111,11 @@ class Observers:
         except Exception as error:
             self._set([o for o in self._observers if o is not observer])
             log.warning("an observer raised and is dropped", observer=observer.name, told=told, error=repr(error))
+
+
+def _add_wanted(wanted: list[frozenset[str] | None], observer: Observer) -> None:
+    events = getattr(observer, "events", None)
+    wanted.append(None if events is None else frozenset(events))
 
 
 def _checked(trace: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from djinn_core.errors import InvalidStage
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.ir.costs import Costs
 from djinn_core.ir.graph import Graph
@@ -41,6 +42,8 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
         try:
             result = optimization.optimize(attrs.evolve(context, plan=plan))
             author = title("optimization", optimization)
+            if not isinstance(result, OptimizationResult):
+                raise InvalidStage(f"{author} returned a {type(result).__name__}, which is no OptimizationResult")
             check_rewrite(context.graph, plan, result.rewrite, context.kept, author)
             check_substitutions(context.graph, plan, result.rewrite.substitutions, context.kept, author)
             if any(s.nodes & plan.substituted for s in result.rewrite.substitutions):

@@ -155,7 +155,9 @@ class _Attempts:
             refusal = error
         else:
             return placement
-        if instead and context is self.context and not isinstance(refusal, DoesNotFit):
+        # With fewer devices a policy may refuse: those that it needs are not among them.
+        refuses = isinstance(refusal, InvalidStage if context is not self.context else DoesNotFit)
+        if instead and not refuses:
             warn_skipped("placement policy", policy, refusal, instead, context.graph)
         if isinstance(refusal, InvalidStage):
             self.first = self.first or refusal

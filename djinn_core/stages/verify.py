@@ -10,7 +10,7 @@ from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.indexes import bound_nodes
-from djinn_core.ir.placement import Placement
+from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.profile import PatternMatch
 from djinn_core.ir.replicas import repeatable
 
@@ -38,9 +38,14 @@ def check_estimate(estimate: CostEstimate, node: Node) -> None:
     Raises:
         InvalidStage: they are not.
     """
-    numbers = (estimate.flops, estimate.bytes_read, estimate.bytes_written, estimate.seconds, estimate.workspace)
+    if not isinstance(estimate, CostEstimate):
+        raise InvalidStage(f"a {type(estimate).__name__} is no CostEstimate")
+    counts = (estimate.flops, estimate.operations, estimate.bytes_read, estimate.bytes_written)
+    numbers = (*counts, estimate.seconds, estimate.workspace)
     if not all(math.isfinite(x) and x >= 0 for x in numbers):
         raise InvalidStage(f"the estimate for {node.op} is negative or not finite: {estimate}")
+    if not isinstance(estimate.model, str):
+        raise InvalidStage(f"the estimate for {node.op} names its model by a {type(estimate.model).__name__}")
 
 
 def check_placement(context: PlacementContext, placement: Placement, author: str) -> None:
@@ -49,10 +54,20 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
     Raises:
         InvalidStage: one of these does not hold; the message names `author`.
     """
-    problem = _decision_problem(context, placement) or _value_problem(context, placement)
+    if not isinstance(placement, Placement):
+        raise InvalidStage(f"{author} returned a {type(placement).__name__}, which is no Placement")
+    problem = _type_problem(placement) or _decision_problem(context, placement) or _value_problem(context, placement)
     problem = problem or _replica_problem(context, placement)
     if problem:
         raise InvalidStage(f"{author} made an invalid placement: {problem}")
+
+
+def _type_problem(placement: Placement) -> str:
+    """Return which element of a placement is of a wrong type, or an empty text. Its class checks none: policies may make thousands."""
+    wrong = [d for d in (*placement.decisions, *placement.replicas) if not isinstance(d, PlacementDecision)]
+    wrong += [(v, d) for v, d in placement.values.items() if not (isinstance(v, int) and isinstance(d, str))]
+    wrong += [(v, held) for v, held in placement.copies.items() if not (isinstance(v, int) and isinstance(held, tuple))]
+    return f"{wrong[0]!r} is of a wrong type" if wrong else ""
 
 
 def _decision_problem(context: PlacementContext, placement: Placement) -> str:
@@ -64,7 +79,7 @@ def _decision_problem(context: PlacementContext, placement: Placement) -> str:
     for decision in placement.decisions:
         if decision.device not in devices:
             return f"node {decision.node} is on {decision.device!r}; the devices are {sorted(devices)}"
-        if not decision.reason:
+        if not decision.reason or not isinstance(decision.reason, str):
             return f"node {decision.node} is placed without a reason"
     drawing = [d for d in placement.decisions if context.graph.nodes[d.node].random]
     bound = bound_nodes(context.graph, [d.node for d in drawing])  # each of these has a random state of its own

@@ -30,7 +30,10 @@ def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, auth
         DoesNotFit: a device would hold more than it may.
         InvalidStage: the schedule is not legal; the message names `author` and the first problem.
     """
+    if not isinstance(schedule, ExecutionSchedule):
+        raise InvalidStage(f"{author} returned a {type(schedule).__name__}, which is no ExecutionSchedule")
     try:
+        _check_plan(context, schedule)
         _check_groups(context, schedule)
         _Rehearsal(context, schedule).run()
         _check_memory(context, schedule)
@@ -46,6 +49,13 @@ class _Broken(Exception):  # noqa: N818 - a signal within this file
 
 class _Short(_Broken):
     """A device lacks memory."""
+
+
+def _check_plan(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
+    if schedule.program is not context.program or schedule.rewritten is not None:
+        raise _Broken("it is for another program")
+    if dict(schedule.replace) != dict(context.plan.replace) or schedule.equal_slots != context.plan.equal_slots:
+        raise _Broken("its `replace` or `equal_slots` are not those of the plan")
 
 
 def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> None:

@@ -60,6 +60,8 @@ class Judge:
 
     def pays(self, trial):
         self.trials.append(trial)
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
         return self.verdict if min(len(trial.with_it), len(trial.without)) >= 3 else None
 
 
@@ -168,6 +170,18 @@ def test_what_pays_stays_and_is_not_tried_again(session):
     for _ in range(3):
         step()
     assert djinn.stats()["plans_made"] == made
+
+
+@pytest.mark.parametrize("verdict", [ValueError("oops"), "yes"])
+def test_a_judge_that_fails_is_named_and_nothing_is_switched_off(session, caplog, verdict):
+    session(Offered(Slower(), Judge(verdict)))
+    step, *_ = layer_and_data()
+    for _ in range(3 * ab_tests.MIN_RUNS):
+        step()
+    assert tried() == (1, 0)
+    failed = [r for r in caplog.records if "a plugin failed" in r.getMessage()]
+    assert len(failed) == 1
+    assert "optimization 'judge'" in failed[0].getMessage() + str(vars(failed[0]))
 
 
 def test_without_a_judge_nothing_is_tried(session):

@@ -71,7 +71,9 @@ BLOCK = Template(
     (11, 12),
     (2,),
 )
-SLOTS = {digest_of(STEP): (), digest_of(BLOCK): (0.5, 4, 1, 1, 4, 1, 4)}
+# A product that is scaled, a product of that, and a cache that keeps what was scaled.
+SCALED = Template((_MM, _HALVE, _CAT), (0, 1, 0, 2), (0, 1, 3, 3, 4, 4, 1, 5, 2, 4, 6), (0, 1, 2), (5, 6), (2,))
+SLOTS = {digest_of(STEP): (), digest_of(BLOCK): (0.5, 4, 1, 1, 4, 1, 4), digest_of(SCALED): (0.5,)}
 _ORIGIN = Origin("file:model", WeightKey(bytes(32), "weight", 0, 64))
 
 
@@ -87,6 +89,7 @@ class Client:
         self.limits, self._frames, self._given = Limits(), [], threading.Semaphore(0)
         self.answers, self.submitted, self.length, self.template = [], 0, rows, template
         self.broken = False
+        self.slots = SLOTS[digest_of(template)]
         self.session = ExecutorSession(context)
         for handle, value in ((GIVEN, torch.ones(1, 4) * rows), (WEIGHT, weight), (CACHE, torch.zeros(rows, 4))):
             self.session.values[handle] = value
@@ -122,7 +125,7 @@ class Client:
         cache = CACHE if self.submitted == 1 else made_by(self.submitted - 1)[1]
         handles, made = pack_handles([GIVEN, WEIGHT, cache]), pack_handles(made_by(self.submitted))
         digest = digest_of(self.template)
-        first = InitialBindings(SLOTS[digest], handles)
+        first = InitialBindings(self.slots, handles)
         self.give(Submit(self.submitted, digest=digest, template=self.template, first=first, outputs=made, fetch=made))
 
     def results(self):
@@ -217,6 +220,24 @@ def test_what_lies_between_two_products_runs_once_for_all_sessions(context, weig
     storages = [one.session.values[made_by(one.submitted)[0]].untyped_storage() for one in clients]
     assert [storage.nbytes() for storage in storages] == [16] * 3, "each result has memory of its own"
     assert len({storage.data_ptr() for storage in storages}) == 3
+    close(clients)
+
+
+def test_numbers_that_differ_in_sign_or_type_alone_are_not_joined(context, weight):
+    clients = [Client(context, weight, rows, template=SCALED) for rows in (1, 2, 3)]
+    for slots in [(0.5,)] * ROUNDS + [(0.0,), (-0.0,), (0,)]:
+        for number, one in enumerate(clients):
+            one.slots = (-slots[0],) if number == 1 else slots
+        together(context, clients)
+    for one in clients:
+        scaled = torch.ones(1, 4) * one.length @ weight * one.slots[0]
+        assert torch.equal(one.results()[1][-1:].signbit(), scaled.signbit())
+    for one, slot in zip(clients, (0.0, -0.0, 0.0), strict=True):
+        one.slots = (slot,)
+    together(context, clients)
+    for one in clients:
+        scaled = torch.ones(1, 4) * one.length @ weight * one.slots[0]
+        assert torch.equal(one.results()[1][-1:].signbit(), scaled.signbit())
     close(clients)
 
 

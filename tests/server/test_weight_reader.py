@@ -16,6 +16,7 @@ from safetensors.torch import save, save_file
 from djinn_core.builtins.safetensors_files import Safetensors, read_header
 from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weight_formats import FileHeader
 from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.server import disk_quota
 from djinn_core.server.disk_quota import DiskQuota
@@ -313,10 +314,48 @@ def test_what_a_process_that_died_was_writing_is_removed(models):
     assert [path.name for path in (models / "tenant").iterdir()] == ["x.safetensors"]
 
 
-def test_a_format_that_fails_costs_only_that_call(models):
+def raises(*_):
+    raise KeyError("oops")
+
+
+HEADERS = {
+    "raises": raises,
+    "returns None": lambda _: None,
+    "tensors are None": lambda _: FileHeader(None, {}),
+    "metadata is None": lambda _: FileHeader({}, None),
+    "an entry is text": lambda _: FileHeader({"a": "b"}, {}),
+    "a name is None": lambda file: FileHeader({None: next(iter(read_header(file).tensors.values()))}, {}),
+}
+OPENED = {
+    "raises": raises,
+    "returns None": lambda *_: None,
+    "returns text": lambda *_: "model.safetensors",
+    "returns a file": lambda source, address, permissions: source.open(address, permissions)[0],
+    "returns numbers": lambda *_: [1],
+}
+
+
+@pytest.mark.parametrize("fault", HEADERS)
+def test_a_format_that_fails_costs_only_that_call(models, caplog, fault):
     class Failing(Safetensors):
         def read_header(self, file):
-            raise KeyError(file.name)
+            return HEADERS[fault](file)
 
-    with pytest.raises(WeightsUnavailable, match="cannot be read: KeyError"):
-        WeightReader([FileSource()], WeightPermissions((models,)), [Failing()]).open(f"file:{models}")
+    reader = WeightReader([FileSource()], WeightPermissions((models,)), [Failing()])
+    with pytest.raises(WeightsUnavailable, match=r"cannot be read: (Key|Type|Attribute)Error"):
+        reader.open(f"file:{models}")
+    assert "a weight format failed" in caplog.text
+
+
+@pytest.mark.parametrize("fault", OPENED)
+def test_a_source_that_fails_costs_only_that_call(models, caplog, fault):
+    class Failing(FileSource):
+        def open(self, address, permissions):
+            return OPENED[fault](super(), address, permissions) if fault == "returns a file" else OPENED[fault]()
+
+    reader = WeightReader([Failing()], WeightPermissions((models,)))
+    with pytest.raises(WeightsUnavailable, match=r"cannot be opened: (Key|Type)Error"):
+        reader.open(f"file:{models}")
+    failed = [r for r in caplog.records if "a weight source failed" in r.getMessage()]
+    assert len(failed) == 1
+    assert "file" in failed[0].getMessage() + str(vars(failed[0]))

@@ -43,7 +43,7 @@ def keep_state() -> LazyTensor:
 
 def set_state(state: torch.Tensor) -> None:
     """Record that the remote random state goes on from `state`, a CPU tensor of bytes or a kept state."""
-    remote = state if isinstance(state, LazyTensor) else upload_copy(state)
+    remote = state if isinstance(state, LazyTensor) else upload_copy(state, 0)
     append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), makes=False), [remote], ())
 
 

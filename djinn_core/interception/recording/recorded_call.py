@@ -150,7 +150,7 @@ class _Analysis:
         self.input_places: dict[int, int] = {}
         for place, tensor in enumerate(inputs):
             self.input_places.setdefault(tensor.remote.handle, place)
-        self.uploads = dict(uploads)
+        self.uploads = {handle: (data, device) for handle, data, device in uploads}
         # The place of an input or constant over each storage that is there before.
         self.there = {storage_of(h): len(inputs) + i for i, h in enumerate(self.uploads)}
         self.there |= {storage_of(t.remote.handle): i for i, t in reversed(list(enumerate(inputs)))}
@@ -168,7 +168,7 @@ class _Analysis:
         for entry in self.entries:
             self._look_at(entry)
         used = {handle for entry in self.entries for handle in entry.handles}
-        if sum(data.nbytes for data in self.uploads.values()) > CONSTANTS_LIMIT:
+        if sum(data.nbytes for data, _ in self.uploads.values()) > CONSTANTS_LIMIT:
             raise _NotRecordable
         known = {*self.input_places, *self.uploads, *self.new}
         if not used <= known or not isinstance(outputs, (list, tuple)):
@@ -178,7 +178,7 @@ class _Analysis:
         kept = {o.place for o in found if isinstance(o, _Output)}
         return RecordedCall(
             steps=tuple((e.call, _finder([places[h] for h in e.handles]), e.slots) for e in self.entries),
-            constants=tuple(upload_copy(data) for data in self.uploads.values()),
+            constants=tuple(upload_copy(data, device) for data, device in self.uploads.values()),
             written=tuple(sorted(self._written())),
             storages=len(self.sizes),
             made=tuple((i, view + 1) for i, s in enumerate(self.sizes) for view in range(len(self._views_of(s)))),

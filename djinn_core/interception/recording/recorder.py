@@ -74,7 +74,7 @@ class Recorder:
     Attributes:
         entries: unsent entries. epoch: number of cuts so far. limit: number of entries at which `cut_at_limit` must be called.
         captures: what captures under way get of programs that are sent. fixed: the last entry from before the innermost capture.
-        constants: uploaded values, where they are tracked. dead: handles that no tensor refers to or ever referred to.
+        constants: uploaded values (handle, elements, logical device), where they are tracked. dead: handles that no tensor refers to or ever referred to.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
         module_moments: while a timeline is recorded, when the thread entered what, one after the other in one list: a weak reference to
             a module, `BACKWARD`, the number of an autograd node, or None where it left the former two.
@@ -113,7 +113,7 @@ class Recorder:
         self.epoch = 0
         self.captures: list[SentEntries] = []
         self.fetches = FetchPredictor()
-        self.constants: list[tuple[int, torch.Tensor]] | None = None
+        self.constants: list[tuple[int, torch.Tensor, int]] | None = None
         self.dead: list[int] = []
         self.fixed: Entry | None = None
         self.module: ModuleCall | None = None
@@ -191,25 +191,23 @@ class Recorder:
         if not self.captures:
             port.prepare()
 
-    def cut(self) -> None:
-        """Send what was recorded so far, without waiting."""
+    def cut(self, runtime: Runtime | None = None) -> None:
+        """Send what was recorded so far, without waiting. `runtime`: the open session, from a caller that holds it (`session_held`)."""
         if self.entries:
-            self._send(_runtime(), SyncRequest())
+            self._send(runtime or _runtime(), SyncRequest())
 
     def flush(self) -> None:
         """Send what all threads have recorded so far, and what may be freed, without waiting."""
-        for other in self._shared.all():
-            if other is not self:
-                other.cut()
-        self._send(_runtime(), SyncRequest())
+        self.asked(lambda _: None)
 
     def cut_all(self) -> None:
         """Send what all threads have recorded so far, but for captures, without waiting."""
         require_stack_room()
-        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.sending:
-            for recorder in self._shared.all():
-                if not recorder.captures:
-                    recorder.cut()
+        if any(recorder.entries and not recorder.captures for recorder in self._shared.all()):
+            with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
+                for recorder in self._shared.all():
+                    if not recorder.captures:
+                        recorder.cut(runtime)
 
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
@@ -245,9 +243,11 @@ class Recorder:
     def asked(self, question: Callable[[Runtime], T]) -> T:
         """The runtime's reply when everything that was recorded so far is sent; the recorders' lock is held meanwhile."""
         require_stack_room()
-        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.sending:
-            self.flush()
-            runtime = _runtime()
+        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
+            for other in self._shared.all():
+                if other is not self:
+                    other.cut(runtime)
+            self._send(runtime, SyncRequest())
             try:
                 return question(runtime)
             except KeyboardInterrupt:
@@ -326,7 +326,7 @@ class Recorder:
             raise
         return runtime, number
 
-    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
+    def upload(self, handle: int, source: torch.Tensor, device: int) -> None:
         """Make `source` (a CPU tensor) the value `handle` of a logical device; it is the caller's again afterwards.
 
         Raises:
@@ -335,7 +335,7 @@ class Recorder:
         check_dimensions("an upload", source.dim())
         require_stack_room()
         if self.constants is not None:
-            self.constants.append((handle, source.clone()))
+            self.constants.append((handle, source.clone(), device))
         if self.captures and not port.is_open():
             self._shared.held_back.append((handle, source.clone(), device))
             return
@@ -508,7 +508,8 @@ class Recorders:
     Attributes:
         thread: the present thread's recorder, which its first use makes.
         sending: serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because
-            cutting one thread's program may demand that another's goes first. A forked child has a new one.
+            cutting one thread's program may demand that another's goes first. A forked child has a new one. No thread that holds
+            it begins a session (`session_held`).
         tracking: held while it changes which recorders use a storage.
         held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
         unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
@@ -551,6 +552,21 @@ class Recorders:
     def has_only(self, recorder: Recorder) -> bool:
         """True if no thread has another recorder than this one."""
         return self.made == 1 or (len(self._all) == 1 and recorder in self._all)
+
+    @contextmanager
+    def session_held(self) -> Iterator[Runtime]:
+        """Hold `sending` while programs are sent to the open session; begin one if there is none.
+
+        A thread that begins or ends a session holds the context's lock, and waits for `sending`. So the session begins before
+        `sending` is taken, and anew if another thread has ended it in between.
+        """
+        while True:
+            ended = port.sessions_ended
+            runtime = _runtime()
+            with self.sending:
+                if port.sessions_ended == ended:
+                    yield runtime.successor or runtime
+                    return
 
     def send_held_back(self, runtime: Runtime) -> None:
         """Upload what captures have held back. The caller holds `sending`."""

@@ -49,6 +49,20 @@ def _on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return for_users(method)
 
 
+def _on_own_index(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """The method `plain`, whose result is on the tensor's index unless the call names a device. PyTorch leaves that to C++ guards."""
+
+    @functools.wraps(plain)
+    def method(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        if plain is torch.Tensor.new_tensor or not any(
+            isinstance(a, (torch.Tensor, torch.UntypedStorage)) for a in args
+        ):
+            options.setdefault("device", self.device)
+        return plain(self, *args, **options)
+
+    return for_users(method)
+
+
 _handlers: Final = device_state.handlers
 
 
@@ -131,6 +145,8 @@ class LazyTensor(torch.Tensor):
     apply_ = _on_fetched(torch.Tensor.apply_)
     map_ = _on_fetched(torch.Tensor.map_)
     map2_ = _on_fetched(torch.Tensor.map2_)
+    new = _on_own_index(torch.Tensor.new)
+    new_tensor = _on_own_index(torch.Tensor.new_tensor)
 
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError(f"a {self.device} tensor has no memory on this machine to share: use Tensor.cpu() first")

@@ -107,22 +107,27 @@ class ResumingConnection(ReliableConnection):
         try:
             if self._inner is not broken:
                 return
-            if self._closed:
-                raise TransportError(self._closed)
-            self._take_close_reason()
-            if self._expired:
-                raise error
-            received = self._retire()
-            self._check_limit(received, error)
-            _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
-            started = time.monotonic()
-            self._dial_until(started + self._patience, received, error)
-            seconds = time.monotonic() - started
-            for resumed in self._when_resumed:
-                resumed(seconds)
-            _log.warning("connected again", server=self._server, seconds=round(seconds, 3))
+            seconds = self._reconnect(error)
         finally:
             self._reconnecting.release()
+        for resumed in self._when_resumed:  # observers may use the session, whose connection may break again
+            resumed(seconds)
+
+    def _reconnect(self, error: TransportError) -> float:
+        """Dial until the session goes on; the seconds that it took. The caller holds `_reconnecting`."""
+        if self._closed:
+            raise TransportError(self._closed)
+        self._take_close_reason()
+        if self._expired:
+            raise error
+        received = self._retire()
+        self._check_limit(received, error)
+        _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
+        started = time.monotonic()
+        self._dial_until(started + self._patience, received, error)
+        seconds = time.monotonic() - started
+        _log.warning("connected again", server=self._server, seconds=round(seconds, 3))
+        return seconds
 
     def _check_limit(self, received: int, error: TransportError) -> None:
         """Give up where connections break again and again before a frame is received: the frames that are sent cause it."""

@@ -8,6 +8,7 @@ offers gets the executor's times and decides. Rewrites that only drop nodes are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -168,7 +169,7 @@ class AbTests:
         ours, other = arms
         name = tried.names[0]
         trial = Trial(name, tuple(ours.seconds), tuple(other.seconds))
-        pays = self._judge.pays(trial) if trial.with_it and trial.without else None
+        pays = verdict_of(self._judge, partial(self._judge.pays, trial)) if trial.with_it and trial.without else None
         if pays is None and min(len(trial.with_it), len(trial.without)) < MAX_RUNS_PER_ARM:
             return False
         tried.names.pop(0)
@@ -183,6 +184,22 @@ class AbTests:
         self._verdicts.add(tried.program, name, tried.out[name])
         tried.best = other.plan
         return True
+
+
+def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
+    """The verdict of a judge, which a plugin offers; True, as without it, if the judge fails."""
+    try:
+        verdict = ask()
+        if verdict is not None and not isinstance(verdict, bool):
+            raise TypeError(f"{verdict!r} is no verdict")
+    except Exception as error:
+        from djinn_core.stages.attribution import title  # with what plans
+
+        failure = f"{type(error).__name__}: {error}"
+        judged = title("optimization", judge)
+        _log.warning("a plugin failed and is left out", plugin=judged, error=failure, instead="the plan stays as it is")
+        return True
+    return verdict
 
 
 def _told(trial: Trial) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import attrs
@@ -16,7 +17,7 @@ import attrs
 from djinn_core.hookspecs.optimizations import PlacementJudge, PlacementTrial
 from djinn_core.ir.program import Program
 from djinn_core.logs import get_logger
-from djinn_core.runtime.planning.ab_tests import Verdicts
+from djinn_core.runtime.planning.ab_tests import Verdicts, verdict_of
 from djinn_core.runtime.stats import Stats
 
 LOOKS: Final = (
@@ -100,7 +101,7 @@ class PlacementTrials:
         if tried.settled:
             return bool(tried.pays)
         trial = PlacementTrial(self._policy, tuple(tried.alone.seconds), tuple(tried.apart.seconds), tried.moving)
-        pays = self._judge.spreads(trial) if trial.alone and trial.apart else None
+        pays = verdict_of(self._judge, partial(self._judge.spreads, trial)) if trial.alone and trial.apart else None
         if pays is not tried.pays:
             self._tell(tried, trial, pays)
         way = next_way(tried, pays)

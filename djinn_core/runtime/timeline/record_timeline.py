@@ -54,9 +54,9 @@ def record_timeline(*, ops: bool = False) -> Iterator[Recording]:
 def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
     """Have executors tell times, or no more, when all that was recorded so far is done; and compare their clocks with this one."""
     try:
+        if not request.on:
+            current().flush()
         with recorders.sending:
-            if not request.on:
-                current().flush()
             members = _members()
             for member in members:
                 for _ in range(SAMPLES if request.on else 1):

@@ -8,6 +8,7 @@ from typing import Any, Final
 import attrs
 import torch
 
+from djinn_core.ir.program import interchangeable
 from djinn_core.server.batching.rows import RowStep
 from djinn_core.server.running.run import TemplateRun
 from djinn_core.server.running.template_compiler import Environment
@@ -270,4 +271,4 @@ def is_same(ours: Any, theirs: Any) -> bool:
 
 
 def _are_like(numbers: Sequence[Any], others: Sequence[Any]) -> bool:
-    return numbers == others and [*map(type, numbers)] == [*map(type, others)]
+    return len(numbers) == len(others) and all(map(interchangeable, numbers, others))

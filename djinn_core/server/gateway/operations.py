@@ -106,10 +106,13 @@ def split_path(path: str) -> tuple[str, str]:
 
 def _ask(pages: OperationsPages, request: PageRequest) -> HttpResponse | EventFeed:
     try:
-        return pages.answer(request)
+        answer: object = pages.answer(request)  # a plugin may return anything
+        if not isinstance(answer, (HttpResponse, EventFeed)):
+            raise TypeError(f"the pages {pages.name!r} answered with a {type(answer).__name__}")
     except Exception as error:
         _log.exception("pages of a plugin failed", pages=pages.name, path=request.path[:64], error=repr(error))
         return HttpResponse(HTTPStatus.INTERNAL_SERVER_ERROR, b"the page failed: the server's log has the reason\n")
+    return answer
 
 
 PROBES: Final = ("/livez", "/readyz")

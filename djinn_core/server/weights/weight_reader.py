@@ -72,11 +72,18 @@ def read_headers(
     for form in formats:
         counted = _counted(form, files)
         if counted:
-            return [(file, file.version(), form.read_header(file)) for file in counted]
+            return [(file, file.version(), _header(form, file)) for file in counted]
     known = ", ".join(suffix for form in formats for suffix in form.suffixes)
     raise ValueError(
         f"there is no file with weights of a format in use ({known}); packages in plugins/weight_formats of Djinn's repository read others"
     )
+
+
+def _header(form: WeightFormat, file: WeightFile) -> FileHeader:
+    header: object = form.read_header(file)  # a plugin may return anything
+    if not isinstance(header, FileHeader):
+        raise TypeError(f"the weight format {form.name!r} returned a {type(header).__name__}, which is no FileHeader")
+    return header
 
 
 def _counted(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile]:
@@ -459,6 +466,8 @@ class WeightReader:
                 files = source.download(address, self._permissions, report)
             else:
                 files = source.open(address, self._permissions)
+            if not (isinstance(files, Sequence) and all(isinstance(file, WeightFile) for file in files)):
+                raise TypeError(f"the weight source {source.name!r} returned no list of files")
         except WeightsUnavailable:
             raise
         except Exception as error:
@@ -469,16 +478,19 @@ class WeightReader:
 
 
 def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightFormat]) -> OpenedWeights:
-    state, tensors, metadata = ContentHash(), dict[str, StoredPlace](), dict[str, str]()
     try:
-        counted = read_headers(files, formats)
+        return _with_headers(address, read_headers(files, formats))
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise WeightsUnavailable(f"{address!r} cannot be read: {error}") from error
-    except MemoryError:
+    except (MemoryError, WeightsUnavailable):
         raise
     except Exception as error:
         _log.exception("a weight format failed", address=address)
         raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}") from error
+
+
+def _with_headers(address: str, counted: Sequence[tuple[WeightFile, str, FileHeader]]) -> OpenedWeights:
+    state, tensors, metadata = ContentHash(), dict[str, StoredPlace](), dict[str, str]()
     for file, version, header in counted:
         state.update(f"{file.name}\0{file.size}\0{version}\0".encode(errors="surrogateescape"))
         metadata |= header.metadata

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from djinn.hooks import ExecutionSchedule, InvalidStage, SchedulingContext, SchedulingStrategy
+from djinn.hooks import DoesNotFit, ExecutionSchedule, SchedulingContext, SchedulingStrategy
 from djinn.scheduling import Dependences, Timeline, made_in_order, memory_peaks, ready_order, simulate
 from djinn_dynamic.frugal import frugal_order
 
@@ -21,13 +21,13 @@ class Dynamic:
         """Steps in the order that was chosen; the reasons name the others with their figures.
 
         Raises:
-            InvalidStage: no order keeps to the limits of memory.
+            DoesNotFit: no order keeps to the limits of memory.
         """
         tried = [_TriedOrder.of(context, name, made) for name, made in _orders(context, self.name)]
         allowed = [t for t in tried if t.excess <= 0]
         if not allowed:
             best = min(tried, key=lambda t: t.excess)
-            raise InvalidStage(
+            raise DoesNotFit(
                 f"no order keeps to the limits of memory: {best.told()}, {best.excess:,} bytes more than allowed; "
                 "recompute or move what is kept, or use more devices"
             )

@@ -1,0 +1,33 @@
+"""Fields of values that plugins make: they are checked where a plugin makes the value, so that an error names its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import attrs
+from attrs.validators import deep_iterable, deep_mapping, instance_of
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+Validator = Callable[[Any, "attrs.Attribute[Any]", Any], Any]
+IS_MAPPING: Final[Validator] = instance_of(Mapping)  # type: ignore[type-abstract]
+IS_SET: Final[Validator] = instance_of(AbstractSet)  # type: ignore[type-abstract]
+
+
+def tuple_of(kind: type | tuple[type, ...]) -> Validator:
+    """Return a validator of a tuple with elements of `kind`."""
+    return deep_iterable(instance_of(kind), instance_of(tuple))
+
+
+def mapping_of(keys: type, values: type = object) -> Validator:
+    """Return a validator of a mapping from `keys` to `values`."""
+    return deep_mapping(instance_of(keys), instance_of(values), IS_MAPPING)
+
+
+def read_only(mapping: Mapping[K, V]) -> Mapping[K, V]:
+    """Return a view of `mapping` that refuses writes: plugins see it, and it belongs to the planner."""
+    return mapping if isinstance(mapping, MappingProxyType) else MappingProxyType(mapping)

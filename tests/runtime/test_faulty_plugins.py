@@ -1,0 +1,141 @@
+"""Faulty plugins of the client: a program runs as without them, and the log names each of them."""
+
+from __future__ import annotations
+
+import sys
+
+import attrs
+import pytest
+import torch
+from configured import configured
+
+import djinn
+from djinn.hooks import CostEstimate, OptimizationResult, PatternMatch, Rewrite, hookimpl
+
+REMOTE = "remote_accelerator:0"
+LIBRARY = "sndhdr" if sys.version_info < (3, 12) else "wave"
+
+
+def raises(*_):
+    raise KeyError("oops")
+
+
+@attrs.define
+class Faulty:
+    """A plugin object of any kind; each of its methods does the same."""
+
+    name: str
+    does: object
+    events: object = None
+    operations: frozenset[str] = frozenset({"mm", "add"})
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    after_placement: bool = False
+    module: str = LIBRARY
+    only_under_run: bool = False
+
+    def match(self, *given):
+        return self.does(*given)
+
+    estimate = optimize = place = schedule = observe = install = uninstall = adapt = match
+
+
+class Install(Faulty):
+    def install(self):
+        raise KeyError("oops")
+
+    uninstall = install
+
+
+class Adapt(Faulty):
+    def adapt(self, module):
+        raise KeyError("oops")
+
+
+def ties(*_, **fields):
+    return [
+        PatternMatch("a", (0,), 0.5, "so"),
+        PatternMatch("a", [0], 0.5, "so"),
+        PatternMatch("a", (0,), 0.5, **fields),
+    ]
+
+
+@attrs.define
+class Plugin:
+    djinn_api_version: int = 1
+
+    @hookimpl
+    def djinn_register_patterns(self):
+        return [
+            Faulty("hints_none", lambda *_: ties(reason="so", hints=None)),
+            Faulty("phase_text", lambda *_: ties(reason="so", phase="llm_decode")),
+            Faulty("match_none", lambda *_: None),
+        ]
+
+    @hookimpl
+    def djinn_register_cost_models(self):
+        return [Faulty("cost_text", lambda *_: CostEstimate(1, 1, 1, "fast")), Faulty("cost_raises", raises)]
+
+    @hookimpl
+    def djinn_register_optimizations(self):
+        return [
+            Faulty("drops_text", lambda _: OptimizationResult("drops_text", True, "so", Rewrite(drop={"a"}))),
+            Faulty("rewrites_none", lambda _: OptimizationResult("rewrites_none", True, "so", None)),
+        ]
+
+    @hookimpl
+    def djinn_register_placement_policies(self):
+        return [Faulty("places_none", lambda _: None)]
+
+    @hookimpl
+    def djinn_register_schedulers(self):
+        return [Faulty("schedules_text", lambda _: "now")]
+
+    @hookimpl
+    def djinn_register_observers(self):
+        return [Faulty("observe_raises", raises), Faulty("wants_3", lambda _: None, events=3)]
+
+    @hookimpl
+    def djinn_register_interceptors(self):
+        return [Install("install_raises", raises)]
+
+    @hookimpl
+    def djinn_register_integrations(self):
+        return [Adapt("adapt_raises", raises)]
+
+
+NAMES = (
+    *(
+        "hints_none",
+        "phase_text",
+        "match_none",
+        "cost_text",
+        "cost_raises",
+        "drops_text",
+        "rewrites_none",
+        "places_none",
+    ),
+    *("schedules_text", "observe_raises", "wants_3", "install_raises"),
+)
+
+
+@pytest.mark.filterwarnings("ignore:'sndhdr' is deprecated")
+def test_a_program_runs_as_without_faulty_plugins_and_each_is_named(caplog):
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 4), torch.randn(4, 4)
+    settings = {
+        "placement_policy": "places_none",
+        "scheduler": "schedules_text",
+        "plan_first_runs": True,
+        "exact": False,
+    }
+    with configured(plugins=[Plugin()], **settings):
+        djinn.init()
+        __import__(LIBRARY)
+        for _ in range(2):
+            made = torch.relu(x.to(REMOTE) @ weight.to(REMOTE) + 1)
+            assert torch.equal(made.cpu(), torch.relu(x @ weight + 1))
+        text = [record.getMessage() + str(vars(record)) for record in caplog.records if record.levelname == "WARNING"]
+    for name in NAMES:
+        assert any(name in line for line in text), name
+    assert any(LIBRARY in line and "oops" in line for line in text)

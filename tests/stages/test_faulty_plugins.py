@@ -1,0 +1,215 @@
+"""A faulty plugin never breaks planning: it is named once, with what it did, and left out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from djinn.hooks import CostEstimate, OptimizationResult, PatternMatch, Placement, PlacementDecision, Rewrite
+from djinn.testing import ProgramBuilder, topology
+from djinn_core.builtins import builtin_plugins
+from djinn_core.errors import InvalidStage
+from djinn_core.pipeline import Request, plan
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.showing.described import describe
+from djinn_core.showing.text import explain
+
+SQUARE = (3, 3)
+WARNING = "a plugin failed and is left out"
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return load_registry(Selection(plugins=("cleanup",)), builtins=builtin_plugins())
+
+
+@pytest.fixture
+def graph():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    first = builder.op("aten::tanh", x, shape=SQUARE)
+    builder.op("aten::neg", builder.op("aten::tanh", first, shape=SQUARE), shape=SQUARE)
+    return builder.graph()
+
+
+def raises(*_):
+    raise ValueError("oops")
+
+
+def match(**fields):
+    return PatternMatch(**{"pattern": "faulty", "nodes": (0,), "confidence": 0.5, "reason": "it is", **fields})
+
+
+def also_matched(**fields):
+    """Matches that tie: they are sorted by their nodes."""
+    return lambda *_: [match(), match(**fields)]
+
+
+@attrs.define
+class Faulty:
+    """A plugin object of any kind of stage, whose method is `does`."""
+
+    does: object
+    name: str = "faulty"
+    operations: frozenset[str] = frozenset({"tanh", "neg"})
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    after_placement: bool = False
+
+    def match(self, *given):
+        return self.does(*given)
+
+    estimate = optimize = place = schedule = match
+
+
+def placed(context, **fields):
+    decisions = tuple(PlacementDecision(n, context.topology.devices[0].id, "there") for n in context.plan.nodes)
+    values = {v: context.topology.devices[0].id for n in context.graph.nodes for v in (*n.inputs, *n.outputs)}
+    return Placement(**{"decisions": decisions, "values": values, **fields})
+
+
+def scheduled(context, **fields):
+    from djinn_core.builtins.scheduling import Sequential
+
+    return attrs.evolve(Sequential().schedule(context), **fields)
+
+
+def refuses_fewer(context):
+    """A policy that exceeds the memory of a device, and raises when it is asked for the others."""
+    if len(context.topology.devices) > 1:
+        return placed(context)
+    raise KeyError("the device that it likes")
+
+
+def emptied(mapping):
+    mapping.clear()
+
+
+PATTERNS = {
+    "raises": raises,
+    "returns None": lambda *_: None,
+    "returns a number": lambda *_: 3,
+    "returns what is no match": lambda *_: [SimpleNamespace(nodes=(0,), residency={}, confidence=0.5, pattern="a")],
+    "raises when it is listed": lambda *_: (raises() for _ in range(1)),
+    "nodes are text": also_matched(nodes=("a",)),
+    "nodes are None": also_matched(nodes=None),
+    "nodes are elsewhere": also_matched(nodes=(7,)),
+    "the name is None": also_matched(pattern=None),
+    "the confidence is text": also_matched(confidence="high"),
+    "the reason is None": also_matched(reason=None),
+    "hints are None": also_matched(hints=None),
+    "hints are a list": also_matched(hints=[1]),
+    "the phase is text": also_matched(phase="llm_decode"),
+    "the modality is text": also_matched(modality="text"),
+    "residency is text": also_matched(residency={1: "weight"}),
+    "residency is None": also_matched(residency=None),
+    "details are None": also_matched(details=None),
+    "writes into the graph": lambda graph, _: emptied(graph.by_op),
+}
+COST_MODELS = {
+    "raises": raises,
+    "returns a number": lambda *_: 3.0,
+    "returns what is no estimate": lambda *_: SimpleNamespace(
+        flops=1, operations=1, bytes_read=1, bytes_written=1, seconds=1.0, workspace=0
+    ),
+    "seconds are text": lambda *_: CostEstimate(1.0, 1, 1, "fast"),
+    "seconds are nan": lambda *_: CostEstimate(1.0, 1, 1, float("nan")),
+    "workspace is None": lambda *_: CostEstimate(1.0, 1, 1, 1.0, workspace=None),
+    "the model is None": lambda *_: CostEstimate(1.0, 1, 1, 1.0, model=7),
+}
+OPTIMIZATIONS = {
+    "raises": raises,
+    "returns None": lambda _: None,
+    "returns what is no result": lambda _: SimpleNamespace(applied=True, rewrite=Rewrite(), optimization="faulty"),
+    "the rewrite is None": lambda _: OptimizationResult("faulty", True, "so", None),
+    "the reason is None": lambda _: OptimizationResult("faulty", False, None),
+    "drops text": lambda _: OptimizationResult("faulty", True, "so", Rewrite(drop=frozenset({"a"}))),
+    "drops None": lambda _: OptimizationResult("faulty", True, "so", Rewrite(drop=None)),
+    "hints are None": lambda _: OptimizationResult("faulty", True, "so", Rewrite(hints=None)),
+    "replaces by text": lambda _: OptimizationResult("faulty", True, "so", Rewrite(replace={1: "a"})),
+    "replaces in a circle": lambda _: OptimizationResult("faulty", True, "so", Rewrite(replace={1: 2, 2: 1})),
+    "slots are numbers": lambda _: OptimizationResult("faulty", True, "so", Rewrite(equal_slots=(1,))),
+    "slots are texts": lambda _: OptimizationResult("faulty", True, "so", Rewrite(equal_slots=(("a", "b"),))),
+    "substitutes text": lambda _: OptimizationResult("faulty", True, "so", Rewrite(substitutions=("a",))),
+    "replicas are None": lambda _: OptimizationResult("faulty", True, "so", Rewrite(replicas=None)),
+    "writes into its context": lambda context: emptied(context.resident),
+}
+POLICIES = {
+    "raises": raises,
+    "returns None": lambda _: None,
+    "returns what is no placement": lambda context: SimpleNamespace(**attrs.asdict(placed(context), recurse=False)),
+    "places nothing": lambda context: placed(context, decisions=()),
+    "decisions are text": lambda context: placed(context, decisions=("a",)),
+    "values are None": lambda context: placed(context, values=None),
+    "values are texts": lambda context: placed(context, values={"a": "b"}),
+    "copies are None": lambda context: placed(context, copies=None),
+    "copies are texts": lambda context: placed(context, copies={1: "ab"}),
+    "replicas are texts": lambda context: placed(context, replicas=("a",)),
+    "pins None": lambda context: placed(context, pinned=None),
+    "the policy is None": lambda context: placed(context, policy=None),
+    "writes into its context": lambda context: emptied(context.resident),
+    "raises in the second round": refuses_fewer,
+}
+SCHEDULERS = {
+    "raises": raises,
+    "returns None": lambda _: None,
+    "returns what is no schedule": lambda context: SimpleNamespace(**attrs.asdict(scheduled(context), recurse=False)),
+    "steps are None": lambda context: scheduled(context, steps=None),
+    "steps are texts": lambda context: scheduled(context, steps={d.id: ("a",) for d in context.topology.devices}),
+    "groups are texts": lambda context: scheduled(context, groups=("a",)),
+    "reasons are None": lambda context: scheduled(context, reasons=None),
+    "replaces values": lambda context: scheduled(context, replace={1: 2}),
+    "demands equal slots": lambda context: scheduled(context, equal_slots=((7, 8),)),
+    "it is for another program": lambda context: scheduled(context, program=attrs.evolve(context.program)),
+    "writes into its context": lambda context: emptied(context.resident),
+}
+KINDS = {
+    "pattern": ("patterns", PATTERNS),
+    "cost model": ("cost_models", COST_MODELS),
+    "optimization": ("optimizations", OPTIMIZATIONS),
+    "placement policy": ("placement_policies", POLICIES),
+    "scheduler": ("schedulers", SCHEDULERS),
+}
+CASES = [(kind, fault) for kind, (_, faults) in KINDS.items() for fault in faults]
+
+
+@pytest.mark.parametrize(("kind", "fault"), CASES)
+def test_a_faulty_plugin_is_named_and_left_out(registry, graph, caplog, kind, fault):
+    member, faults = KINDS[kind]
+    limits = {"0/cpu:0": 1} if fault == "raises in the second round" else {}
+    devices = topology(2)
+    limits = {devices.devices[0].id: 1} if limits else {}
+    request = Request(devices, memory_limits=limits)
+    chosen = {"placement policy": {"placement_policy": "faulty"}, "scheduler": {"scheduler": "faulty"}}.get(kind, {})
+    without = plan(graph, registry, request)
+    faulty = attrs.evolve(registry, **{member: (Faulty(faults[fault]), *getattr(registry, member))})
+    caplog.clear()
+    result = plan(graph, faulty, attrs.evolve(request, **chosen))
+    named = [r for r in caplog.records if WARNING in r.getMessage()]
+    assert len(named) == 1
+    text = named[0].getMessage() + str(vars(named[0]))
+    assert f"{kind} 'faulty'" in text
+    assert "test_faulty_plugins" in text
+    assert result.schedule.steps == without.schedule.steps
+    assert result.placement.values == without.placement.values
+    assert result.plan.nodes == without.plan.nodes
+    assert result.profile.patterns == without.profile.patterns
+    assert explain(result)
+    assert describe(result)
+
+
+def test_a_list_of_nodes_is_taken_as_a_tuple(registry, graph, caplog):
+    given = attrs.evolve(registry, patterns=(Faulty(also_matched(nodes=[0])),))
+    found = plan(graph, given, Request(topology())).profile.patterns
+    assert [one.nodes for one in found] == [(0,), (0,)]
+    assert not [r for r in caplog.records if WARNING in r.getMessage()]
+
+
+def test_a_scheduler_that_finds_no_order_within_the_limits_is_not_said_to_fail(graph, caplog):
+    dynamic = load_registry(Selection(plugins=("dynamic",)), builtins=builtin_plugins())
+    devices = topology(1)
+    with pytest.raises(InvalidStage):
+        plan(graph, dynamic, Request(devices, memory_limits={devices.devices[0].id: 40}, scheduler="dynamic"))
+    assert not [r for r in caplog.records if WARNING in r.getMessage()]
