@@ -51,7 +51,7 @@ def test_a_line_without_an_end_is_not_kept(monkeypatch):
     for end in (receiving, sending):
         os.close(end)
     talks = behind("yes | tr -d '\\n'")
-    with pytest.raises(StartupError, match="was killed by signal|has ended"):
+    with pytest.raises(StartupError, match=r"was killed by signal|has ended"):
         talks.wait_placed()
     talks.end()
 
