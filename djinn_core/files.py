@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from djinn_core.system.files import CLOEXEC
 from djinn_core.system.processes import lock_file
 
 _LOOK_SECONDS: Final = 0.01  # between two looks for a lock that another process holds
@@ -34,6 +35,11 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException:
         Path(aside).unlink()
         raise
+
+
+def open_privately(path: str, flags: int) -> int:
+    """Open a file as `opener` of `open`; a new one has mode 0600."""
+    return os.open(path, flags | CLOEXEC, 0o600)
 
 
 class FileVersion(msgspec.Struct, frozen=True):
@@ -64,7 +70,8 @@ def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
         BlockingIOError: it was held for longer.
         OSError: there cannot be one.
     """
-    with (path.parent / f".{path.name}.lock").open("w") as file:
+    # Mode 0600, so that no other user can open it and hold the lock.
+    with open(path.parent / f".{path.name}.lock", "w", encoding="utf-8", opener=open_privately) as file:
         if seconds is None:
             lock_file(file.fileno(), wait=True)
         else:

@@ -6,7 +6,6 @@ import abc
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import Final, Protocol
@@ -15,6 +14,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts, link_of
 from djinn_core.interrupts import interrupt_mask
 from djinn_core.logs import get_logger
+from djinn_core.wire import limits
 from djinn_core.wire.frame_order import (
     COUNT_MASK,
     PREFIX_BYTES,
@@ -27,6 +27,7 @@ from djinn_core.wire.frame_order import (
     split,
     unpack_prefix,
 )
+from djinn_core.wire.frames import FrameQueue
 
 _NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
 _NOTE_BYTES: Final = 1 << 20
@@ -34,7 +35,6 @@ _ACK_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the
 _MUCH_BYTES: Final = 128 << 10  # fewer bytes fit into the buffers of a socket
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
-_AHEAD_FRAMES: Final = 64  # that a thread reads ahead while it looks for notes
 _GARBLED_CONNECTIONS: Final = 3  # in a row without a frame in between, after which the other end is not a peer
 _TURN_SECONDS: Final = 0.05
 _FIRST_PROBE_SECONDS: Final = 0.05
@@ -127,7 +127,7 @@ class ReliableConnection(ReconnectingConnection):
         self._sending = threading.RLock()  # around numbering frames and sending them
         self._taking = threading.Lock()  # around counting received frames
         self._keeping = threading.Lock()  # around the outbox
-        self._early: deque[Frame] = deque()  # read ahead by a sender that looked for notes
+        self._early = FrameQueue()  # read ahead by a sender that looked for notes
         self._frames = self._bytes = 0  # received since the last acknowledgement
         self._missing_requested = False
         self._garbled = 0  # connections in a row that broke on bytes that are no frame
@@ -295,7 +295,7 @@ class ReliableConnection(ReconnectingConnection):
         if not self._reading.acquire(blocking=False):
             return found
         try:
-            while len(self._early) < frames and sum(_bytes_of(frame) for frame in self._early) < nbytes:
+            while not self._early.full(frames, nbytes):
                 frame = self._read(self._inner, 0.0)
                 if frame is not None:
                     self._early.append(frame)
@@ -389,7 +389,7 @@ class ReliableConnection(ReconnectingConnection):
         """Read acknowledgements that have arrived, unless another thread reads."""
         if self._reading.acquire(blocking=False):
             try:
-                while len(self._early) < _AHEAD_FRAMES:
+                while not self._early.full(limits.AHEAD_FRAMES, limits.AHEAD_BYTES):
                     frame = self._take(0.0)
                     if frame is not None:
                         self._early.append(frame)

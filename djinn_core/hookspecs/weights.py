@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -63,7 +64,7 @@ class WeightPermissions:
         """
         try:
             found = path.parent.resolve() / path.name
-            if any(found.is_relative_to(folder.resolve()) for folder in self.saving):
+            if path.name != ".." and any(found.is_relative_to(folder.resolve()) for folder in self.saving):
                 return found
         except (OSError, RuntimeError, ValueError):
             pass
@@ -77,7 +78,8 @@ def _matches(address: str, pattern: str) -> bool:
         return fnmatch.fnmatchcase(address, pattern)
     host, slash, path = rest.partition("/")
     given_scheme, given_separator, given = address.partition("://")
-    given_host, given_slash, given_path = given.partition("/")
+    given_host = re.split("[/?#]", given, maxsplit=1)[0]  # a query ends a host as well
+    given_slash, given_path = given[len(given_host) :][:1], given[len(given_host) + 1 :]
     if (
         not given_separator
         or not fnmatch.fnmatchcase(given_scheme, scheme)
@@ -86,7 +88,7 @@ def _matches(address: str, pattern: str) -> bool:
         return False
     if not slash:  # `hf://*` is everything
         return host.endswith("*") or not given_slash
-    return bool(given_slash) and fnmatch.fnmatchcase(given_path, path)
+    return given_slash == "/" and fnmatch.fnmatchcase(given_path, path)
 
 
 @runtime_checkable
@@ -138,7 +140,8 @@ class WeightSource(Protocol):
         """The files that an address names: one, or the candidates of a folder, which may include indexes (`*.index.json`).
 
         Args:
-            address: it has no segment `..`, no control characters and no percent escapes.
+            address: it has no segment `..` (between any of `/`, `:`, `@`, `?`, `=` and the like), no control characters, no
+                backslashes and no percent escapes.
             permissions: what may be read; the source checks them.
 
         Raises:

@@ -8,7 +8,10 @@ import time
 
 import attrs
 
+from djinn_core.errors import StartupError
+
 _CHUNK = 65536
+LONGEST_LINE = 64 << 20  # bytes: as the message of a frame
 
 
 @attrs.define
@@ -17,6 +20,7 @@ class LineReader:
 
     descriptor: int
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
+    _searched: int = attrs.field(default=0, init=False)  # bytes of it without the end of a line
     _ended: bool = attrs.field(default=False, init=False)
 
     def read_line(self, timeout: float | None = None) -> bytes | None:
@@ -24,6 +28,7 @@ class LineReader:
 
         Raises:
             TimeoutError: no whole line came within `timeout` seconds; nothing is lost.
+            StartupError: the other end has sent a line that is too long.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (line := self.next_line()) is None and not self._ended:
@@ -35,15 +40,25 @@ class LineReader:
 
     def next_line(self) -> bytes | None:
         """The next line that has already been read, or None."""
-        end = self._buffer.find(b"\n")
+        end = self._buffer.find(b"\n", self._searched)
         if end < 0:
+            self._searched = len(self._buffer)
             return None
+        self._searched = 0
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         return line
 
     def fill(self) -> bool:
-        """Read what is there, waiting for at least a byte; False at the end of the stream."""
+        """Read what is there, waiting for at least a byte; False at the end of the stream.
+
+        Raises:
+            StartupError: the other end has sent a line that is too long.
+        """
+        if len(self._buffer) > LONGEST_LINE:
+            raise StartupError(
+                f"another process has sent a line of {len(self._buffer):,} bytes and more; {LONGEST_LINE:,} bytes are the limit"
+            )
         data = os.read(self.descriptor, _CHUNK)
         self._buffer += data
         self._ended = not data

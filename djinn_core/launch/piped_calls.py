@@ -15,7 +15,7 @@ import msgspec
 
 from djinn_core.errors import StartupError
 from djinn_core.launch.command import executor_environment
-from djinn_core.launch.pipe_lines import write_line
+from djinn_core.launch.pipe_lines import LineReader, write_line
 from djinn_core.launch.piped_messages import call_line, read_reply
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
@@ -156,8 +156,12 @@ class PipedCalls:
     def _read(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as replies:
-            for line in replies:
-                self._take(line)
+            lines = LineReader(replies.fileno())
+            try:
+                while (line := lines.read_line()) is not None:
+                    self._take(line)
+            except StartupError as error:
+                _log.warning("a holder is given up", command=self._shown, reason=str(error))
         self._close_input()
         status = self._process.wait()
         how = f"has ended with exit status {status}" if status >= 0 else f"was killed by signal {-status}"

@@ -129,12 +129,17 @@ def parse_table(content: bytes, path: Path) -> TokenTable:
     """The table that a file has. `path`: of the file, for the message of the error.
 
     Raises:
-        ConfigurationError: it has none.
+        ConfigurationError: it has none, or the name of a tenant in it is not valid.
     """
     try:
-        return _tables.decode(content)
+        table = _tables.decode(content)
+        for row in table.tokens:
+            check_tenant(row.tenant)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the token file {path} cannot be used: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no table of tokens as `djinn token create` writes it: {error}") from error
+    return table
 
 
 def read_table(path: Path) -> TokenTable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -67,6 +66,7 @@ from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
 from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.frames import FrameQueue
 from djinn_core.wire.malformed import (
     Unreadable,
     UnreadableSubmit,
@@ -116,7 +116,6 @@ from djinn_core.wire.weight_messages import (
 )
 
 _log = get_logger("djinn.server")
-BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
 # Unsolicited replies must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
 FAILURE_MESSAGE_LIMIT = 400  # characters
@@ -140,7 +139,7 @@ class ExecutorSession:
         self._rounded = False  # True once it was in a batch with other sessions
         self._timings: Timings | None = None  # while the client asks for them
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
-        self._backlog: deque[Frame] = deque()
+        self._backlog = FrameQueue()
         self._uploads = UploadAssembly(device.runtime, self.values, store)
         self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights)
         self.exchange = PeerExchange(peer_listener or PeerListener())
@@ -374,7 +373,8 @@ class ExecutorSession:
     def _read_ahead(self, connection: ExecutorChannel) -> None:
         """Take in what the client says while something else is waited for: it can go on sending, and is seen to be gone."""
         with contextlib.suppress(TimeoutError):
-            while len(self._backlog) < BACKLOG_LIMIT:
+            # Half of what may wait: a submission among these may have to wait for a message behind them.
+            while not self._backlog.full(limits.BACKLOG_FRAMES // 2, limits.BACKLOG_BYTES // 2):
                 self._next_urgent(connection, 0.0)
 
     def _next_frame(self, connection: ExecutorChannel) -> Frame:
@@ -638,8 +638,11 @@ class ExecutorSession:
             return message
         if isinstance(message, Goodbye):
             raise TransportError("the client left while something was waited for")
-        if len(self._backlog) >= BACKLOG_LIMIT:
-            raise ProtocolError("what was asked for does not come")
+        if self._backlog.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
+            raise ProtocolError(
+                f"the client has sent {len(self._backlog):,} messages of {self._backlog.nbytes:,} bytes, and not the template or "
+                f"upload that the executor waits for; {limits.BACKLOG_FRAMES:,} messages or {limits.BACKLOG_BYTES:,} bytes are the limit"
+            )
         self._backlog.append(frame)
         return None
 

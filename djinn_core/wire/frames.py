@@ -154,6 +154,36 @@ def weight(frame: Frame) -> int:
     return len(frame.head) + sum(memoryview(buffer).nbytes for buffer in frame.body)
 
 
+class FrameQueue(deque[Frame]):
+    """Frames that were received and wait to be taken, oldest first. Use `append`, `popleft` and `clear` alone.
+
+    Attributes:
+        nbytes: bytes of the frames.
+    """
+
+    nbytes = 0
+
+    def append(self, frame: Frame) -> None:
+        """Add a frame."""
+        self.nbytes += weight(frame)
+        super().append(frame)
+
+    def popleft(self) -> Frame:
+        """Remove and return the oldest frame."""
+        frame = super().popleft()
+        self.nbytes -= weight(frame)
+        return frame
+
+    def clear(self) -> None:
+        """Remove all frames."""
+        super().clear()
+        self.nbytes = 0
+
+    def full(self, frames: int, nbytes: int) -> bool:
+        """Return True if the queue has reached one of these limits."""
+        return len(self) >= frames or self.nbytes >= nbytes
+
+
 class FrameDecoder:
     """Frames from a byte stream that arrives in pieces of any size: a state machine that does no I/O.
 

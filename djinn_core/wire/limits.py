@@ -47,3 +47,9 @@ FAILURE_BEGINNING: Final = 100
 HEAD_BYTES: Final = 64 << 20  # of a frame: its message
 BODY_BYTES: Final = 1 << 30  # of a frame: its buffers together
 BUFFERS: Final = 1 << 16  # of a frame, and tensors that come back at a time
+
+# What an end receives before it takes it. One frame may be larger than the bytes: it is the last one then.
+AHEAD_FRAMES: Final = 64  # while it need not receive: the rest stays in the network's buffers, which slows the sender
+AHEAD_BYTES: Final = 16 << 20
+BACKLOG_FRAMES: Final = 4096  # while it waits for a frame behind them: more are an error
+BACKLOG_BYTES: Final = 256 << 20

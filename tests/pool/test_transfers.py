@@ -25,7 +25,7 @@ from djinn_core.server.peers.route import WAITING_LIMIT, Route
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.wire.messages import decode, encode
-from djinn_core.wire.peer_messages import ConnectPeer, Item, TransferHeader, View
+from djinn_core.wire.peer_messages import ConnectPeer, Item, LinkProbe, TransferChunk, TransferHeader, View
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
 HERE, THERE = 1, 2
@@ -64,7 +64,8 @@ class Breaking:
 class Ways:
     """One executor that sends to another one."""
 
-    def __init__(self, odds=0.0, patience=5.0):
+    def __init__(self, odds=0.0, patience=5.0, source=HERE):
+        self.source = source
         self._chance, self._odds = random.Random(3), odds
         self.patience = patience
         self.noted = []
@@ -83,7 +84,7 @@ class Ways:
 
     def _welcome(self, theirs):
         with contextlib.suppress(DjinnError):
-            PeerConnection(self.inbox, HERE, "secret").serve(theirs)
+            PeerConnection(self.inbox, self.source, "secret").serve(theirs)
 
     def connect(self):
         while True:
@@ -91,10 +92,10 @@ class Ways:
                 self.route.adopt(*self.dial(), self.dial)
                 return
 
-    def send(self, number):
+    def send(self, number, size=0, first=100):
         assert self.route.number() == number
         assert self.route.has_room(5.0)
-        self.route.send(number, 100 + number, packed(number, 300_000 if number % 9 == 0 else 10))
+        self.route.send(number, first + number, packed(number, size or (300_000 if number % 9 == 0 else 10)))
 
     def close(self):
         self.route.close()
@@ -295,6 +296,106 @@ def test_what_nobody_takes_is_bounded(ways):
     assert not both.route.has_room(0.01)
     both.connect()
     assert both.route.has_room(5.0)
+
+
+@pytest.fixture
+def small_inbox(monkeypatch):
+    monkeypatch.setattr(inboxes, "WAITING_BYTES", 25)
+    monkeypatch.setattr(inboxes, "WAITING_TRANSFERS", 5)
+
+
+@pytest.mark.parametrize(("size", "most"), [(10, 3), (1, 5)], ids=["bytes", "transfers"])
+@pytest.mark.usefixtures("small_inbox")
+def test_who_sends_more_than_is_taken_is_slowed(ways, size, most):
+    both, count = ways(), 12
+    both.connect()
+    for number in range(1, count + 1):
+        both.send(number, size)
+    for taken in range(1, count + 1):
+        expected = min(count, taken - 1 + most)
+        wait_for(lambda expected=expected: both.inbox.arrived == expected)
+        time.sleep(0.02)
+        assert both.inbox.arrived == expected
+        assert content(both.inbox.take(100 + taken, HERE, 60.0)) == content(packed(taken, size))
+
+
+@pytest.mark.usefixtures("small_inbox")
+def test_an_executor_that_a_session_waits_for_delivers_all_the_same(ways):
+    both, other = ways(), ways(source=2)
+    other.inbox = both.inbox
+    for one, first in ((both, 100), (other, 200)):
+        one.connect()
+        for number in range(1, 11):
+            one.send(number, 10, first)
+    assert content(both.inbox.take(110, HERE, 60.0)) == content(packed(10)), "the last one of its source"
+    assert content(both.inbox.take(210, 2, 60.0)) == content(packed(10)), "of another source"
+    for source, first in ((HERE, 100), (2, 200)):
+        for number in range(1, 10):
+            assert content(both.inbox.take(first + number, source, 60.0)) == content(packed(number))
+
+
+@pytest.mark.usefixtures("small_inbox")
+@pytest.mark.parametrize("end", [TransferInbox.close, lambda inbox: inbox.forget(HERE)], ids=["close", "forget"])
+def test_an_end_is_not_waited_for_by_what_is_slowed(ways, end):
+    before = threading.active_count()
+    both = ways()
+    both.connect()
+    for number in range(1, 11):
+        both.send(number)
+    wait_for(lambda: both.inbox.arrived == 3)
+    end(both.inbox)
+    both.route.close()
+    wait_for(lambda: threading.active_count() <= before)
+
+
+@pytest.mark.parametrize("source", [HERE, 0], ids=["executor", "client"])
+def test_what_waits_for_a_session_is_less_than_the_machine_has(source):
+    inbox = TransferInbox(most=25)
+
+    def unload(number, size=10):
+        (item, data), *_ = packed(number, size)
+        return inbox.unload(TransferHeader(number, (item,), number), lambda: chunk(data), source)
+
+    with pytest.raises(ProtocolError, match=r"transfers of 26 bytes wait .* 25 bytes are the limit"):
+        unload(1, 26)
+    (item, _), *_ = packed(1)
+    for _ in range(3):
+        with pytest.raises(TransportError):  # its room is there again
+            inbox.unload(TransferHeader(1, (item,), 1), hung_up, source)
+    assert unload(1) == 1
+    for _ in range(3):
+        unload(1)  # again
+    assert unload(2) == 2
+    with pytest.raises(ProtocolError, match="transfers of 30 bytes wait"):
+        unload(3)
+    assert content(inbox.take(1, source, 0.0)) == content(packed(1))
+    assert unload(3) == 3
+
+
+def chunk(data):
+    return Frame(encode(TransferChunk()), [data])
+
+
+def hung_up():
+    raise TransportError("the executor hung up")
+
+
+def test_replies_to_probes_that_were_not_sent_end_the_connection(ways):
+    both = ways(patience=0.0)
+    ours, theirs = connected_pair()
+    both.route.adopt(ours, 0, both.dial)
+    with pytest.raises(TransportError):
+        for _ in range(10_000):
+            theirs.send(Frame(encode(LinkProbe())))
+            time.sleep(0)
+        theirs.receive(60.0)
+
+
+def wait_for(true):
+    deadline = time.monotonic() + 60.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def test_a_gap_is_no_transfer():

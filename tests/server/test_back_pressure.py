@@ -9,16 +9,21 @@ from pathlib import Path
 import pytest
 
 from djinn_core.builtins import builtin_plugins
+from djinn_core.config import Settings
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
-from djinn_core.server.recovery import leased_connection
+from djinn_core.runtime.connecting.embedded import open_inline
+from djinn_core.server import inline
+from djinn_core.server.peers.exchange import WAIT_SECONDS
 from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.frame_order import Prefix
-from djinn_core.wire.messages import Submit, UploadPart, encode
+from djinn_core.wire.messages import ProtocolClose, StatsRequest, Submit, TemplateRequest, UploadPart, decode, encode
+from djinn_core.wire.peer_messages import AwaitTransfer
 
 MIB = 1 << 20
 HANDLE = 1 << 32 | 1
@@ -86,31 +91,109 @@ def test_a_client_that_never_reads_is_not_answered_on_credit(raw, scheme):
 class Deaf:
     """Stands for a connection to a client that keeps sending and says that it has taken nothing."""
 
-    def __init__(self, frames):
+    def __init__(self, frames, nbytes=64 << 10):
         self.limits = Limits()
         self.bytes_sent = self.bytes_received = 0
-        self._frames = iter(range(1, frames + 1))
+        self.taken = 0
+        self._most, self._nbytes = frames, nbytes
 
     def send(self, frame):
         pass
 
     def receive(self, timeout=None):
-        number = next(self._frames, None)
-        if number is None:
+        if self.taken == self._most:
             raise TimeoutError
-        return Frame(Prefix(number, 0).encode() + b"head", [memoryview(bytearray(64 << 10))])
+        self.taken += 1
+        return Frame(Prefix(self.taken, 0).encode() + b"head", [memoryview(bytearray(self._nbytes))])
 
     def close(self):
         pass
 
 
-def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch):
-    monkeypatch.setattr(leased_connection, "AHEAD_BYTES", MIB)
-    connection = LeasedConnection(Deaf(4096), 1.0, UsageMetrics())
+@pytest.mark.parametrize(("nbytes", "most"), [(64 << 10, 17), (0, 100)], ids=["bytes", "frames"])
+def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch, nbytes, most):
+    for name, limit in (("AHEAD_BYTES", 0), ("BACKLOG_BYTES", MIB), ("BACKLOG_FRAMES", 100)):
+        monkeypatch.setattr(limits, name, limit)
+    deaf = Deaf(4096, nbytes)
+    connection = LeasedConnection(deaf, 1.0, UsageMetrics())
     connection._window = MIB
-    with pytest.raises(ProtocolError, match="does not take what is sent to it"):
+    with pytest.raises(ProtocolError, match="does not take a reply; 100 messages or 1,048,576 bytes are the limit"):
         connection.send(Frame(b"answer", [memoryview(bytearray(2 * MIB))]))
-    assert len(connection._early) <= 65
+    assert deaf.taken <= most
+
+
+def test_who_looks_for_acknowledgements_reads_few_bytes_ahead():
+    deaf = Deaf(64, MIB)
+    LeasedConnection(deaf, 1.0, UsageMetrics()).send(Frame(b"answer", [memoryview(bytearray(MIB))]))
+    assert deaf.taken == limits.AHEAD_BYTES // MIB
+
+
+class Counting:
+    """The executor's end of a connection, with the number of frames that it has received."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.received = 0
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def receive(self, timeout=None):
+        frame = self._inner.receive(timeout)
+        self.received += 1
+        return frame
+
+
+@pytest.fixture
+def unleased(monkeypatch):
+    """A session of an executor in this process whose client does as it likes, and the executor's end of the connection."""
+    monkeypatch.setattr(limits, "BACKLOG_BYTES", MIB)
+    monkeypatch.setattr(limits, "BACKLOG_FRAMES", 100)
+    ends, pair = [], inline.connected_pair
+
+    def connected_pair():
+        ours, theirs = pair()
+        ends.append(Counting(theirs))
+        return ours, ends[0]
+
+    monkeypatch.setattr(inline, "connected_pair", connected_pair)
+    opened = open_inline(Settings(executor="inline", device="cpu"))
+    yield opened.connection, ends[0]
+    opened.connection.close()
+
+
+def kept(nbytes):
+    """A message that a session which waits for another one keeps for later."""
+    return Frame(encode(StatsRequest()), [memoryview(bytearray(nbytes))])
+
+
+@pytest.mark.parametrize(("nbytes", "most"), [(128 << 10, 8), (0, 100)], ids=["bytes", "frames"])
+def test_a_session_that_waits_for_a_template_keeps_few_bytes(unleased, nbytes, most):
+    connection, end = unleased
+    connection.send(Frame(encode(Submit(1, digest=bytes(16)))))
+    assert isinstance(decode(connection.receive(60.0).head), TemplateRequest)
+    before = end.received
+    for _ in range(200):
+        connection.send(kept(nbytes))
+    closed = decode(connection.receive(60.0).head)
+    assert isinstance(closed, ProtocolClose)
+    assert "100 messages or 1,048,576 bytes are the limit" in closed.reason
+    assert end.received - before == most + 1
+
+
+@pytest.mark.parametrize(("nbytes", "most"), [(128 << 10, 4), (0, 50)], ids=["bytes", "frames"])
+def test_a_session_that_waits_for_another_executor_stops_reading(unleased, nbytes, most):
+    connection, end = unleased
+    before = end.received
+    connection.send(Frame(encode(AwaitTransfer(1, 1, pack_handles([HANDLE])))))
+    for _ in range(200):
+        connection.send(kept(nbytes))
+    deadline = time.monotonic() + 60.0
+    while end.received < before + 1 + most:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(2.5 * WAIT_SECONDS)  # in which it looks twice
+    assert end.received == before + 1 + most
 
 
 def test_only_a_little_is_read_ahead():

@@ -15,7 +15,7 @@ import pytest
 from djinn.launchers import PipedCalls, StartupError, djinn_version, holder_command
 from djinn.testing.processes import executor_process
 from djinn_core.errors import DjinnError
-from djinn_core.launch import piped_calls
+from djinn_core.launch import pipe_lines, piped_calls
 from djinn_core.launch.piped_holder import _CallServer
 from djinn_core.launch.piped_messages import HolderCall, call_line, read_call, read_reply, reply_line
 
@@ -35,6 +35,25 @@ def test_a_greeting_is_no_answer():
     calls.tell("drain", 1.0)
     with pytest.raises(StartupError, match="has ended"):
         calls.call("full", timeout=1.0)
+
+
+def test_a_line_without_an_end_is_not_kept(monkeypatch):
+    monkeypatch.setattr(pipe_lines, "LONGEST_LINE", 100_000)
+    receiving, sending = os.pipe()
+    lines, longest = pipe_lines.LineReader(receiving), b"a" * 100_000
+    thread = threading.Thread(target=pipe_lines.write_line, args=(sending, longest + b"\nb\n" + b"c" * 300_000))
+    thread.start()
+    assert [lines.read_line(60.0) for _ in range(2)] == [longest, b"b"]
+    with pytest.raises(StartupError, match="100,000 bytes are the limit"):
+        lines.read_line(60.0)
+    while thread.is_alive():
+        os.read(receiving, 1 << 16)
+    for end in (receiving, sending):
+        os.close(end)
+    talks = behind("yes | tr -d '\\n'")
+    with pytest.raises(StartupError, match=r"was killed by signal|has ended"):
+        talks.wait_placed()
+    talks.end()
 
 
 def test_what_leads_nowhere():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 
 from djinn_core.server import disk_quota
 from djinn_core.server.disk_quota import DiskQuota
+from djinn_core.server.weights import store as stores
 from djinn_core.server.weights.store import WeightStore, stretches
 from djinn_core.wire.digests import digest_of_content
 
@@ -54,6 +57,23 @@ def test_what_is_not_what_it_says_is_not_kept(store):
     keep(store, some(1), digest_of(some(2)))
     assert store.find(digest_of(some(2)), SIZE) is None
     assert store.nbytes() == 0
+
+
+def test_sessions_find_together_that_a_file_has_changed(store, tmp_path, monkeypatch):
+    data, both = some(1), threading.Barrier(2, timeout=60)
+    save_file({"a": data}, tmp_path / "model.safetensors")
+    assert store.lend([tmp_path / "model.safetensors"]).wait(60)
+    assert store.find(digest_of(data), SIZE) is not None
+    save_file({"a": some(2)}, tmp_path / "model.safetensors")
+    look = stores.version_of
+
+    def version_of(path):
+        both.wait()
+        return look(path)
+
+    monkeypatch.setattr(stores, "version_of", version_of)
+    with ThreadPoolExecutor(2) as sessions:
+        assert list(sessions.map(lambda _: store.find(digest_of(data), SIZE), range(2))) == [None, None]
 
 
 def test_a_damaged_file_is_removed(store, tmp_path):

@@ -21,9 +21,9 @@ _log = get_logger("djinn.calibration")
 
 
 def calibration_file(device: DeviceInfo) -> Path:
-    """Path of the calibration of `device`, in the user's cache directory."""
+    """Return the path of the calibration of `device`, in the user's cache directory. A server's text is in it as a digest alone."""
     key = hashlib.blake2b(json.dumps(_identity(device)).encode(), digest_size=8).hexdigest()
-    return cache_directory() / "calibration" / f"{device.kind}-{key}.json"
+    return cache_directory() / "calibration" / f"{key}.json"
 
 
 def calibration_of(device: DeviceInfo) -> Calibration | None:

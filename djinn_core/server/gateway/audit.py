@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import io
 import logging
-import os
 import sys
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.files import open_privately
 from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.logs import get_logger, redact
 from djinn_core.server.gateway.log_rate_limit import LogRateLimit
-from djinn_core.system.files import CLOEXEC
 
 EVENTS: Final = frozenset({"admitted", "refused", "status", "evicted", "killed", "started", "stopped"})
 _log = get_logger("djinn.server")
@@ -83,8 +82,4 @@ class _AuditFile(WatchedFileHandler):
     def _open(self) -> io.TextIOWrapper:
         path = Path(self.baseFilename)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return open(path, "a", encoding="utf-8", opener=_open_privately)
-
-
-def _open_privately(path: str, flags: int) -> int:
-    return os.open(path, flags | CLOEXEC, 0o600)
+        return open(path, "a", encoding="utf-8", opener=open_privately)

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.launchers import Launched, Launcher, LaunchWish
+from djinn_core.hookspecs.launchers import TICKET_SECONDS, Launched, Launcher, LaunchWish
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.launchers import LocalLauncher
 from djinn_core.logs import get_logger
@@ -57,7 +57,9 @@ class Tenants:
         self._starts = threading.Semaphore(STARTS)
         self._starting: dict[str, threading.Lock] = {}
         self._pools: dict[str, Pool] = {}
-        self._used: dict[str, float] = {}
+        self._used: dict[str, float] = {}  # when a session of a tenant was seen last, or admitted
+        self._admitted: dict[str, float] = {}
+        self._begun: set[str] = set()  # tenants whose executors are being started
         self._reserve: Pool | None = None
         self._closed = False
         self._events = events
@@ -82,18 +84,31 @@ class Tenants:
         with self._lock:
             starting = self._starting.setdefault(tenant, threading.Lock())
         with starting:  # executors of a tenant are started once, while other tenants do not wait for them
-            with self._lock:
-                found = self._pools.get(tenant) or (None if memory else self._take_reserve(tenant))
-                if found is not None:
-                    self._used[tenant] = time.monotonic()
-                    return found
-                if self._closed:
-                    return Refusal("the server is shutting down: connect again later")
-                if len(self._pools) >= self._most:
+            while True:
+                with self._lock:
+                    found = self._pools.get(tenant)
+                    has_room = len(self._pools.keys() | self._begun) < self._most
+                    if found is None and has_room and not memory:
+                        found = self._take_reserve(tenant)
+                    if found is not None:
+                        self._used[tenant] = self._admitted[tenant] = time.monotonic()
+                        return found
+                    if self._closed:
+                        return Refusal("the server is shutting down: connect again later")
+                    if has_room:
+                        self._begun.add(tenant)
+                        break
+                if not self._evict_idlest():
                     return Refusal(
-                        f"this server has executors for {self._most} tenants at a time: try again later", retry=True
+                        f"this server has executors for {self._most} tenants at a time, and all of these have sessions, or were "
+                        "admitted within a minute: try again when a session of another tenant has ended",
+                        retry=True,
                     )
-            return self._start(tenant, memory)
+            try:
+                return self._start(tenant, memory)
+            finally:
+                with self._lock:
+                    self._begun.discard(tenant)
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
         """Entries in `djinn status` of one tenant's executors, or (None) of all."""
@@ -142,23 +157,41 @@ class Tenants:
         if self._expected() < 2:
             return
         for tenant, pool in self._owned(None):
-            if tenant and any(status.sessions for status in pool.statuses()):
+            if tenant and not _is_idle(pool):
                 self._used[tenant] = time.monotonic()
         with self._lock:
             limit = time.monotonic() - IDLE_SECONDS
             idle = {tenant: self._pools.pop(tenant) for tenant, at in list(self._used.items()) if at < limit}
             for tenant in idle:
-                del self._used[tenant]
+                del self._used[tenant], self._admitted[tenant]
         for tenant, pool in idle.items():
             _log.info("a tenant has had no session for long: its executors are ended", tenant=tenant)
             pool.close(0.0)
+
+    def _evict_idlest(self) -> bool:
+        """End the executors of the tenant that has been idle for the longest time; False if no tenant is idle."""
+        with self._lock:
+            pools = [(tenant, self._pools[tenant]) for tenant in sorted(self._used, key=self._used.__getitem__)]
+        for tenant, pool in pools:
+            if not _is_idle(pool):
+                continue
+            with self._lock:
+                # A client that was admitted may use its ticket yet.
+                is_new = time.monotonic() - self._admitted.get(tenant, 0.0) < TICKET_SECONDS
+                if self._pools.get(tenant) is not pool or is_new:
+                    continue
+                del self._pools[tenant], self._used[tenant], self._admitted[tenant]
+            _log.info("another tenant comes: the executors of an idle one are ended", tenant=tenant)
+            pool.close(0.0)
+            return True
+        return False
 
     def close(self, drain_seconds: float) -> None:
         """Let sessions end for at most `drain_seconds`, then end all processes."""
         with self._lock:
             self._closed = True
             pools = [*self._pools.values(), self._reserve or self._first]
-            self._pools, self._reserve = {}, None
+            self._pools, self._used, self._admitted, self._reserve = {}, {}, {}, None
         closing = [threading.Thread(target=pool.close, args=(drain_seconds,)) for pool in dict.fromkeys(pools)]
         for thread in closing:
             thread.start()
@@ -198,7 +231,8 @@ class Tenants:
             return pool
         with self._lock:
             if not self._closed:
-                self._pools[tenant], self._used[tenant] = pool, time.monotonic()
+                self._pools[tenant] = pool
+                self._used[tenant] = self._admitted[tenant] = time.monotonic()
                 return pool
         pool.close(0.0)
         return Refusal("the server is shutting down: connect again later")
@@ -214,6 +248,11 @@ class Tenants:
             return Refusal("no executor could be started for you: try again later", retry=True)
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")
         return pool
+
+
+def _is_idle(pool: Pool) -> bool:
+    """True if there is no session; of an executor that does not answer, that is not known."""
+    return not any(status.sessions or status.state == "silent" for status in pool.statuses())
 
 
 def _limited(config: ExecutorConfig, memory: int) -> ExecutorConfig:

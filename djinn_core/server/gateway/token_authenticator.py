@@ -73,7 +73,7 @@ def _checked(value: str, origin: str) -> Token:
     if len(value) < SHORTEST:
         raise ConfigurationError(
             f"the token ({origin}) has {len(value)} characters and must have {SHORTEST} or more. A good one: "
-            "python -c 'import secrets; print(secrets.token_urlsafe(32))' > TOKEN_FILE && chmod 600 TOKEN_FILE"
+            "(umask 077; python -c 'import secrets; print(secrets.token_urlsafe(32))' > TOKEN_FILE)"
         )
     return Token(value, origin)
 

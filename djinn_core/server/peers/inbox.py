@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,22 +15,38 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.server.peers.link_probe import LinkMeasurements
 from djinn_core.server.peers.packed_values import Packed, room_for
 from djinn_core.server.recovery.transfer_log import PastTransfers, TransferArrival, WriteDown
+from djinn_core.system.memory import total_bytes
 from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
 
+WAITING_TRANSFERS: Final = 4096  # that the session has not taken, before other executors wait to deliver more
+WAITING_BYTES: Final = 1 << 30  # of these together: as many as a sender keeps. One transfer may be larger
 COMING_SECONDS: Final = 60.0  # that an executor has to connect for the first time
 _SAID_TRANSFERS: Final = 16  # received before the next acknowledgement
 _SAID_BYTES: Final = 1 << 20
 
 
 class TransferInbox:
-    """Transfers that other executors have delivered to a session."""
+    """Transfers that other executors have delivered to a session.
 
-    def __init__(self, sightings: LinkMeasurements | None = None, patience: float = 0.0) -> None:
-        """`patience`: seconds for which a sender whose connection broke may stay away."""
+    If many wait to be taken, the inbox receives no more, which slows the senders, but from an executor that the session waits for.
+    """
+
+    def __init__(self, sightings: LinkMeasurements | None = None, patience: float = 0.0, most: int = 0) -> None:
+        """Make an empty inbox.
+
+        Args:
+            sightings: where the speed of transfers is noted.
+            patience: seconds for which a sender whose connection broke may stay away.
+            most: bytes that may wait to be taken in any case; 0: half of the machine's memory.
+        """
+        self._most = most or _half_of_the_memory()
         self._sightings = sightings or LinkMeasurements()
         self._patience = patience
         self._arrived: dict[int, tuple[TransferArrival, list[Packed]]] = {}
+        self._held = 0  # bytes of these, and of transfers that are being received
+        self._awaited: int | None = None  # the source that the session waits for
+        self._closed = False
         self._counts: dict[int, int] = {}  # by source, of what came from there directly
         self._connections: dict[int, Connection] = {}
         self._left: set[int] = set()  # sources that do not come back
@@ -88,6 +105,7 @@ class TransferInbox:
             self._left.add(source)
             connection = self._connections.pop(source, None)
             self._gone.pop(source, None)
+            self._changed.notify_all()
         if connection is not None:
             connection.close()
 
@@ -98,32 +116,66 @@ class TransferInbox:
 
         Raises:
             TransportError: the connection has ended.
-            ProtocolError: what comes is not what was announced.
+            ProtocolError: what comes is not what was announced, or too much waits to be taken.
         """
-        buffers = [room_for(item) for item in header.items]
-        began = time.perf_counter()
-        for buffer in buffers:
-            _fill(buffer, receive)
-        if source:
-            self._sightings.arrived(source, sum(map(len, buffers)), time.perf_counter() - began)
-        with self.writing:
-            return self._take_in(TransferArrival(source, header), list(zip(header.items, buffers, strict=True)))
+        size = sum(item.size for item in header.items)
+        self._reserve(size, source)
+        taken_in = False
+        try:
+            buffers = [room_for(item) for item in header.items]
+            began = time.perf_counter()
+            for buffer in buffers:
+                _fill(buffer, receive)
+            if source:
+                self._sightings.arrived(source, size, time.perf_counter() - began)
+            with self.writing:
+                count, taken_in = self._take_in(
+                    TransferArrival(source, header), list(zip(header.items, buffers, strict=True))
+                )
+                return count
+        finally:
+            if not taken_in:
+                self._release(size)
 
-    def _take_in(self, arrival: TransferArrival, items: list[Packed]) -> int:
+    def _reserve(self, size: int, source: int) -> None:
+        """Wait until a transfer of `size` bytes may be received, unless the client sends it: the session takes none meanwhile."""
+        with self._changed:
+            if source:
+                self._changed.wait_for(lambda: self._may_receive(source))
+            if self._held + size > self._most:
+                raise ProtocolError(
+                    f"transfers of {self._held + size:,} bytes wait for a session to take them; {self._most:,} bytes are the limit "
+                    "of this machine: have fewer values sent ahead of the programs that use them"
+                )
+            self._held += size
+
+    def _may_receive(self, source: int) -> bool:
+        has_room = self._held < WAITING_BYTES and len(self._arrived) < WAITING_TRANSFERS
+        return has_room or self._closed or source in self._left or source == self._awaited
+
+    def _release(self, size: int) -> None:
+        with self._changed:
+            self._held -= size
+            self._changed.notify_all()
+
+    def _take_in(self, arrival: TransferArrival, items: list[Packed]) -> tuple[int, bool]:
+        """Number of the source's transfers that were received, and whether this one waits now: it does not if it came before."""
         source, number = arrival.source, arrival.header.number
         count = self._counts.get(source, 0)
         if source and number != count + 1:
             if number > count:
                 raise ProtocolError(f"transfer {number} of executor {source} comes after {count}")
-            return count  # again
+            return count, False  # again
         with self._changed:
+            before = self._arrived.pop(arrival.header.transfer, None)
+            self._held -= _bytes_of(before[1]) if before is not None else 0
             self._arrived[arrival.header.transfer] = arrival, items
             self._changed.notify_all()
         if source:  # what comes through the client is among the frames
             self._counts[source] = number
             if self._write is not None:
                 self._write(*arrival.record(items))
-        return number
+        return number, True
 
     # --- to the session ----------------------------------------------------------------------------------------
 
@@ -135,9 +187,14 @@ class TransferInbox:
         with self._changed:
             if source not in self._connections:
                 self._gone.setdefault(source, ("it has not come", time.monotonic() + self._coming))
+            self._awaited = source
+            self._changed.notify_all()
             self._changed.wait_for(lambda: transfer in self._arrived or self._is_lost(source), seconds)
+            self._awaited = None
             found = self._arrived.pop(transfer, None)
             if found is not None:
+                self._held -= _bytes_of(found[1])
+                self._changed.notify_all()
                 return found[1]
             return self._gone[source][0] if self._is_lost(source) else None
 
@@ -153,13 +210,17 @@ class TransferInbox:
         """Number of transfers by source, and those that wait. The caller holds `writing`, and compacts the journal."""
         with self._changed:
             past, self._past = self._past, PastTransfers()
-            self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in past.waiting()}
+            waiting = past.waiting()
+            self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in waiting}
+            self._held += sum(_bytes_of(items) for _, items in waiting)
             return dict(self._counts), list(self._arrived.values())
 
     def close(self) -> None:
         """Disconnect all peers, which deliver nothing any more."""
         with self._changed:
             connections = list(self._connections.values())
+            self._closed = True
+            self._changed.notify_all()
         for connection in connections:
             connection.close()
 
@@ -208,6 +269,15 @@ class PeerConnection:
                     unsaid = unsaid_bytes = 0
             else:
                 raise ProtocolError(f"an executor does not bring a {type(message).__name__}")
+
+
+@functools.cache
+def _half_of_the_memory() -> int:
+    return total_bytes() // 2
+
+
+def _bytes_of(items: list[Packed]) -> int:
+    return sum(len(data) for _, data in items)
 
 
 def _fill(buffer: memoryview, receive: Callable[[], Frame]) -> None:

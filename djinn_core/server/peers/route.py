@@ -25,6 +25,7 @@ from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe, TransferAc
 PARCEL: Final = 4 << 20  # bytes
 WAITING_LIMIT: Final = 64  # transfers that were not acknowledged, before the executor waits for the link, too
 KEPT_LIMIT: Final = 1 << 30  # bytes of them
+ECHOES_LIMIT: Final = 16  # replies to probes that no thread waits for
 _CLOSING_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -63,7 +64,7 @@ class Route:
         self._broken = ""
         self._given_up_at = 0.0
         self._reconnects = ReconnectLimit()  # transfers acknowledged
-        self._echoes: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._echoes: queue.Queue[Frame] = queue.Queue(ECHOES_LIMIT)
         self._unpaid = 0  # bytes of connections so far that are not those of transfers
         self._past_bytes = 0
         self._changed = threading.Condition()
@@ -180,11 +181,19 @@ class Route:
                         self._accept(message.transfers)
                         self._changed.notify_all()
                 elif isinstance(message, LinkProbe):
-                    self._echoes.put(frame)
+                    self._take_echo(frame)
                 else:
                     raise ProtocolError(f"an executor that is sent values says {type(message).__name__}")
         except (TransportError, ProtocolError) as error:
             self._lose(connection, str(error))
+
+    def _take_echo(self, frame: Frame) -> None:
+        if frame.body:
+            raise ProtocolError("an executor that is sent a probe answers with a body")
+        try:
+            self._echoes.put_nowait(frame)
+        except queue.Full:
+            raise ProtocolError(f"an executor has answered {ECHOES_LIMIT} probes more than it was sent") from None
 
     def _accept(self, acknowledged: int) -> None:
         if acknowledged <= self._acknowledged:
@@ -284,7 +293,7 @@ class Route:
     def _measure(self, connection: Connection) -> None:
         self._gauges = False
         while not self._echoes.empty():
-            self._echoes.get()
+            self._echoes.get()  # of a probe that was given up
         before = connection.bytes_sent
         try:
             latency, bandwidth = measure(connection.send, self._echo)

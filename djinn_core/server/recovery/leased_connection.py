@@ -35,9 +35,9 @@ from djinn_core.server.recovery.journal import (
     remove_stale,
 )
 from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.wire import limits
 from djinn_core.wire.resume_messages import Resume, Resumed
 
-AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a reply is being sent
 TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
 SWEEP_SECONDS: Final = 60.0
 _CROWDED_SECONDS: Final = 1.0  # at least between snapshots, if a journal has reached half of its limit
@@ -202,8 +202,11 @@ class LeasedConnection(ReliableConnection):
         return [] if self._past is not None and not self._past.over else super().read_ahead(frames, nbytes)
 
     def _check_ahead(self) -> None:
-        if sum(len(frame.head) + sum(map(len, frame.body)) for frame in self._early) > AHEAD_BYTES:
-            raise ProtocolError("the client goes on sending and does not take what is sent to it")
+        if self._early.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
+            raise ProtocolError(
+                f"the client has sent {len(self._early):,} messages of {self._early.nbytes:,} bytes while it does not take a reply; "
+                f"{limits.BACKLOG_FRAMES:,} messages or {limits.BACKLOG_BYTES:,} bytes are the limit"
+            )
 
     def gone(self) -> bool:
         """True if the connection broke more than the lease ago. The clock starts at the first call after the break."""

@@ -29,8 +29,6 @@ from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import decode
 
 LOOK_SECONDS: Final = 0.25
-AHEAD_FRAMES: Final = 64
-AHEAD_BYTES: Final = 16 << 20
 _log = get_logger("djinn.server")
 
 
@@ -161,7 +159,7 @@ class CancellationMonitor:
 def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
     """Read what has arrived while a session computes, and detect that its client is gone."""
     try:
-        came = connection.read_ahead(AHEAD_FRAMES, AHEAD_BYTES)
+        came = connection.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
     except ProtocolError as error:
         _log.debug("what came cannot be read; the session will see", error=str(error))
         return

@@ -74,7 +74,7 @@ class WeightFiles:
             return None
         if version_of(place.path) != place.version:
             _log.warning("a file with weights has changed since the server started", file=str(place.path))
-            self._places.pop(digest, None)  # another session may have found out, too
+            self._places.pop(digest, None)  # another session may have found it as well
             return None
         return torch.from_numpy(_mapped(place.path, place.start, size))
 

@@ -118,7 +118,8 @@ READERS: Final = 4  # threads that read at a time
 OPENED: Final = 32  # addresses that stay open
 FILES: Final = 256  # that they have together
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9_+.-]*):")
-_HOSTILE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\%]|(^|[/:])\.\.(/|$)")
+# `..` is refused beside any character that could end a segment for some source, such as `@`, `?` and `=`.
+_HOSTILE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\%]|(?<![\w.-])\.\.(?![\w.-])")
 _log = get_logger("djinn.server")
 
 

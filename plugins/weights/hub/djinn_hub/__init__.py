@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Final
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -13,6 +15,8 @@ from djinn.weights import open_folder
 from djinn_hub.downloads import Downloads, is_whole, repository_in, unheard
 
 djinn_api_version = 1
+
+_SEGMENT: Final = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f/\\%@:?#]+")  # of a revision or a path, not `.` or `..`
 
 
 class HubSource:
@@ -68,22 +72,29 @@ class HubSource:
 
 
 def parse(address: str) -> tuple[str, str, str]:
-    """Name of the model, revision, and path in it; the latter may be empty.
+    """Split an address into the model's name, the revision and the path in it. Each part is safe in a path on disk and in a URL.
+
+    The path is empty if the address names the whole model.
 
     Raises:
         WeightsUnavailable: it is no such address.
     """
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
     rest = address.removeprefix("hf://")
     name, at, tail = rest.partition("@")
     revision, _, path = tail.partition("/")
     if not at:
-        name, path = "/".join(rest.split("/")[:2]), "/".join(rest.split("/")[2:])
-    parts = name.split("/")
-    if not address.startswith("hf://") or len(parts) > 2 or not all(parts) or (at and not revision):
+        name, revision, path = "/".join(rest.split("/")[:2]), "main", "/".join(rest.split("/")[2:])
+    segments = [revision, *(path.removesuffix("/").split("/") if path else ())]
+    try:
+        validate_repo_id(name)
+        valid = address.startswith("hf://") and all(_SEGMENT.fullmatch(one) for one in segments)
+    except HFValidationError:
+        valid = False
+    if not valid:
         raise WeightsUnavailable(f"{address!r} is no address on the hub: hf://organisation/model@revision/file")
-    if any(part in {"", ".", ".."} or "--" in part for part in parts) or ".." in PurePosixPath(path).parts:
-        raise WeightsUnavailable(f"{address!r} names no model")
-    return name, revision or "main", path
+    return name, revision, path
 
 
 def _commit(repository: Path, revision: str, permissions: WeightPermissions) -> str:

@@ -6,8 +6,8 @@ huggingface_hub is imported when it is first used, because its HTTP client takes
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -218,10 +218,17 @@ def _named(index: bytes) -> set[str]:
 
 
 def _note(reference: Path, commit: str) -> None:
-    """Note which commit a branch or tag is, as huggingface_hub does: last, so that what is noted is complete."""
-    if reference.name == commit:
+    """Write which commit a branch or tag is, last of all files, so that it names complete files alone.
+
+    As huggingface_hub does, replace the file as a whole, with the mode that the umask gives, and leave one that is up to date:
+    other users share the cache, and the server may not write to it.
+    """
+    if reference.name == commit or (reference.is_file() and reference.read_text() == commit):
         return
     reference.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=reference.parent, delete=False) as written:
-        written.write(commit)
-    Path(written.name).replace(reference)
+    aside = reference.with_name(f"{reference.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        aside.write_text(commit)
+        aside.replace(reference)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 from configured import configured
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_hub_download
 from safetensors.torch import save
 from servers import start_server
 
@@ -154,6 +154,39 @@ def test_a_model_is_downloaded_once_and_its_weights_alone(hub, source, tmp_path)
     assert names(HubSource(tmp_path / "nowhere").open(f"hf://org/model@{COMMIT}", cached)) == names(found)
 
 
+@pytest.fixture(params=[0o022, 0o002, 0o077], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_other_users_may_read_of_a_cache_what_huggingface_hub_lets_them(hub, source, tmp_path):
+    hub.put("org/model", {"model.safetensors": b"1"})
+    source.open("hf://org/model@main", ALLOWED)
+    hf_hub_download("org/model", "model.safetensors", cache_dir=tmp_path / "theirs", endpoint=hub.endpoint)
+    ours, theirs = modes(tmp_path / "own" / "models--org--model"), modes(tmp_path / "theirs" / "models--org--model")
+    assert "refs/main" in ours
+    assert ours == theirs
+
+
+def modes(folder):
+    return {str(path.relative_to(folder)): oct(path.stat().st_mode) for path in folder.rglob("*")}
+
+
+def test_a_reference_that_is_up_to_date_is_not_written(hub, source, tmp_path):
+    hub.put("org/model", {"model.safetensors": b"1"})
+    source.open("hf://org/model@main", ALLOWED)
+    reference = tmp_path / "own" / "models--org--model" / "refs" / "main"
+    before = reference.stat().st_ino
+    source.open("hf://org/model@main", ALLOWED)
+    assert reference.stat().st_ino == before
+    hub.put("org/model", {"model.safetensors": b"2"}, LATER)
+    source.open("hf://org/model@v1", ALLOWED)
+    assert [path.name for path in sorted(reference.parent.iterdir())] == ["main", "v1"]
+
+
 def test_a_file_a_folder_and_a_tag(hub, source):
     hub.put("org/model", SHARDS | {"unet/config.json": b"{}", "a.gguf": b"1", "b.gguf": b"2"})
     assert names(source.open("hf://org/model@v1/unet", ALLOWED)) == ["x.safetensors"]
@@ -267,7 +300,7 @@ def test_a_download_ends_when_no_client_waits(hub, source):
 # In forks huggingface_hub has read the environment of the process that was forked.
 READ_AGAIN = """
 import importlib, djinn_hub
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_hub_download
 importlib.reload(constants)
 djinn_hub.HF_HUB_CACHE = constants.HF_HUB_CACHE
 """

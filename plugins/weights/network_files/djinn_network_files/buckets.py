@@ -81,7 +81,7 @@ class BucketSource:
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
         """As `WeightSource.open`."""
         path = address.removeprefix(f"{self.name}://")
-        if path == address or not _PATH.fullmatch(path) or ".." in path.split("/"):
+        if path == address or not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
             raise WeightsUnavailable(f"{address!r} is no address of a bucket: {self.name}://bucket/folder/file")
         if not permissions.allows(address):
             raise WeightsUnavailable(

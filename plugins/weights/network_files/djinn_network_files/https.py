@@ -27,6 +27,7 @@ _INDEX: Final = ".index.json"
 _INDEX_LIMIT: Final = 64 << 20
 _READ: Final = 1 << 20  # bytes that are read at a time
 _RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_SHARD: Final = re.compile(r"(?!\.{1,2}$)[\w.-]+", re.ASCII)  # the name of a file, not `.` or `..`
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 
@@ -234,7 +235,7 @@ def _shards(index: HttpsFile) -> list[str]:
         names = sorted({str(name) for name in json.loads(data)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WeightsUnavailable(f"{index.name!r} is no index") from None
-    if len(names) > _MOST_FILES or not all(re.fullmatch(r"[\w.-]+", name, re.ASCII) for name in names):
+    if len(names) > _MOST_FILES or not all(_SHARD.fullmatch(name) for name in names):
         raise WeightsUnavailable(f"the index {index.name!r} names what is no file beside it")
     return names
 

@@ -215,7 +215,15 @@ def test_shards_of_an_index(source, server, permissions):
     server.files["models/model.safetensors.index.json"] = json.dumps(index).encode()
     found = source.open(server.address("models/model.safetensors.index.json"), permissions)
     assert [file.name for file in found] == ["model.safetensors.index.json", "0.safetensors", "1.safetensors"]
-    for names in (["../0.safetensors"], ["https://elsewhere/a.bin"], ["//elsewhere/a.bin"], ["a?b"], ["%2e%2e"]):
+    for names in (
+        ["../0.safetensors"],
+        ["https://elsewhere/a.bin"],
+        ["//elsewhere/a.bin"],
+        ["a?b"],
+        ["%2e%2e"],
+        [".."],
+        ["."],
+    ):
         server.files["models/x.bin.index.json"] = json.dumps({"weight_map": dict(enumerate(names))}).encode()
         with pytest.raises(WeightsUnavailable, match=r"names what|no index"):
             source.open(server.address("models/x.bin.index.json"), permissions)
@@ -232,6 +240,8 @@ def test_shards_of_an_index(source, server, permissions):
         "https://user@127.0.0.1:{port}/models/a.bin",
         "https://127.0.0.1:{port}/models/../private/a.bin",
         "https://127.0.0.1:{port}/models/%2e%2e/private/a.bin",
+        "https://127.0.0.1:{port}/models/./a.bin",
+        "https://127.0.0.1:{port}?/models/a.bin",
         "https://127.0.0.1:{port}/models/a.bin#x",
         "https://127.0.0.1:{port}/private/a.bin",
         "https://localhost:{port}/models/a.bin",
@@ -263,6 +273,8 @@ def test_a_pattern_for_a_host_matches_hosts_alone():
     assert not allows("https://evil.org/x.example.org/m/x.bin")
     assert not allows("https://a.example.org/n/m/x.bin")
     assert not allows("http://a.example.org/m/x.bin")
+    assert not allows("https://evil.org?.example.org/m/x.bin")
+    assert not allows("https://evil.org#.example.org/m/x.bin")
     assert allows("hf://org/model@main/x")
     assert not allows("hf://other/org/model")
     assert allows("s3://any/thing/at/all")

@@ -1,0 +1,95 @@
+"""Executors by tenant: as many tenants as there is room for, and idle ones make room for others."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from djinn_core.hookspecs.assignment import AssignmentRequest
+from djinn_core.hookspecs.launchers import Badge
+from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.server.gateway import tenants as gateway_tenants
+from djinn_core.server.gateway.pool import Pool
+from djinn_core.server.gateway.tenants import Tenants
+from djinn_core.server.handshake import Refusal
+from djinn_core.wire.messages import Attach, Attached
+
+SECONDS = 300.0
+
+
+@pytest.fixture
+def tenants(monkeypatch):
+    """Room for two tenants; clients that were admitted use their tickets at once."""
+    monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 0.0)
+    made = Tenants([ExecutorConfig("cpu", threads=1)], SECONDS, lambda: 9, most=2)
+    made.wait_ready()
+    yield made
+    made.close(0.0)
+
+
+@pytest.fixture
+def begin(tenants, dial, ask):
+    """Begin a session of a tenant, as a gateway does; its connection."""
+
+    def begin(tenant):
+        pool = tenants.start_pool(tenant)
+        assert isinstance(pool, Pool)
+        _, executor = pool.assign(AssignmentRequest(tenant, ()))
+        connection = dial(executor.ready.urls[0])
+        assert isinstance(ask(connection, Attach(executor.issue_ticket(badge=Badge(tenant)), "")), Attached)
+        return connection
+
+    return begin
+
+
+def names(tenants):
+    return {name for name, _ in tenants.pools() if name}
+
+
+def sessions(tenants, tenant):
+    return [one for status in tenants.statuses(tenant) for one in status.sessions]
+
+
+def test_the_idlest_tenant_makes_room_for_another_one_and_a_busy_one_does_not(tenants, begin, wait_for):
+    first, second = begin("alice"), begin("bob")
+    refused = tenants.start_pool("carol")
+    assert isinstance(refused, Refusal)
+    assert refused.retry
+    assert "2 tenants at a time, and all of these have sessions" in refused.reason
+    first.close()
+    wait_for(lambda: not sessions(tenants, "alice"), "the end of the session")
+    third = begin("carol")
+    assert names(tenants) == {"bob", "carol"}
+    assert sessions(tenants, "bob"), "its session goes on"
+    for tenant, connection in (("carol", third), ("bob", second)):
+        connection.close()
+        wait_for(lambda tenant=tenant: not sessions(tenants, tenant), "the end of the session")
+    begin("bob").close()  # so that carol is the idlest
+    wait_for(lambda: not sessions(tenants, "bob"), "the end of the session")
+    begin("dave")
+    assert names(tenants) == {"bob", "dave"}
+
+
+def test_a_tenant_that_was_just_admitted_is_not_idle(tenants, monkeypatch):
+    monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 60.0)
+    for tenant in ("alice", "bob"):
+        assert isinstance(tenants.start_pool(tenant), Pool)
+    assert isinstance(tenants.start_pool("carol"), Refusal)
+    assert names(tenants) == {"alice", "bob"}
+
+
+def test_no_more_tenants_than_there_is_room_for_start_together(tenants, monkeypatch):
+    monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 60.0)
+    began = []
+    # With a quota of memory, none takes the executors in reserve.
+    threads = [
+        threading.Thread(target=lambda name=name: began.append(tenants.start_pool(name, 1 << 30))) for name in "abcd"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(isinstance(one, Pool) for one in began) == [False, False, True, True]
+    assert len(names(tenants)) == 2
+    assert isinstance(tenants.start_pool("e"), Refusal), "nor does one take what is in reserve"
