@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -110,8 +110,10 @@ class AdmissionPolicies:
         """True if a policy is asked about requests of this stage."""
         return bool(self._policies[stage])
 
-    def decide(self, request: AdmissionRequest) -> AdmissionRefusal | None:
-        """The first refusal of a policy; None if the request is admitted. Waits where a policy delays it."""
+    def decide(
+        self, request: AdmissionRequest, sleep: Callable[[float], None] | None = None
+    ) -> AdmissionRefusal | None:
+        """The first refusal of a policy; None if the request is admitted. Calls `sleep` (by default `time.sleep`) if a policy delays it."""
         waited = 0.0
         for policy, plugin in self._policies[request.stage]:
             while (result := self._ask(policy, plugin, request)) is not None:
@@ -120,7 +122,7 @@ class AdmissionPolicies:
                 if waited >= LONGEST[request.stage]:
                     return AdmissionRefusal(result.reason, result.seconds, "delayed")
                 pause = min(result.seconds, LONGEST[request.stage] - waited)
-                time.sleep(pause)
+                (sleep or time.sleep)(pause)
                 waited += pause
         return None
 

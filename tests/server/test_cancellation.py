@@ -263,7 +263,7 @@ def test_stops_do_not_pile_up():
     wanted = CancellationState(FairShare().share(), UsageMetrics())
     wanted.stop(range(10 * limits.STOPS))
     work = RunRequest(10 * limits.STOPS - 1, [], [], [], [], (), False)
-    wanted.begin(work, 0.0)
+    wanted.begin(work)
     assert len(wanted._unwanted) == limits.STOPS
     assert work.halt
 

@@ -53,8 +53,6 @@ class CrashLoop(SessionLost):
 class LeasedConnection(ReliableConnection):
     """Implements `ExecutorChannel` for a client that may reconnect with a secret that it was told at the beginning."""
 
-    reads_ahead = True
-
     def __init__(
         self,
         inner: Connection,
@@ -73,6 +71,7 @@ class LeasedConnection(ReliableConnection):
         self.secret = secret or secrets.token_urlsafe(32)
         self._seconds = seconds
         self._changed = threading.Condition()
+        self._left = False
         self._missed: Connection | None = None  # the connection that was found broken during a run, and when
         self._missed_at = 0.0
         self._journal = journal
@@ -154,6 +153,8 @@ class LeasedConnection(ReliableConnection):
         Raises:
             SessionLost: they have another one.
         """
+        if self._left:
+            return
         if frame.body and self._journal is not None:
             if self._past is None:
                 self._journal.append(NOTE, b"%d" % reply_checksum(frame.body), ())
@@ -163,6 +164,8 @@ class LeasedConnection(ReliableConnection):
 
     def send_rounded(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_rounded`."""
+        if self._left:
+            return
         if frame.body and self._journal is not None:
             if self._past is None:
                 self._journal.append(NOTE, _ROUNDED, ())
@@ -172,7 +175,8 @@ class LeasedConnection(ReliableConnection):
 
     def send_unchecked(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_unchecked`; on replay, the number of frames must be the same."""
-        super().send(frame)
+        if not self._left:
+            super().send(frame)
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
         """As `ExecutorChannel.decide`."""
@@ -198,9 +202,10 @@ class LeasedConnection(ReliableConnection):
         journal.append(FRAME, frame.head, ())
         return frame
 
-    def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
+    def read_ahead(self, nbytes: int) -> None:
         """As `ReliableConnection.read_ahead`; nothing during a replay."""
-        return [] if self._past is not None and not self._past.over else super().read_ahead(frames, nbytes)
+        if self._past is None or self._past.over:
+            super().read_ahead(nbytes)
 
     def _check_ahead(self) -> None:
         if sum(len(frame.head) + sum(map(len, frame.body)) for frame in self._early) > AHEAD_BYTES:
@@ -213,13 +218,19 @@ class LeasedConnection(ReliableConnection):
                 self._missed, self._missed_at = self._inner, time.monotonic()
             return time.monotonic() - self._missed_at > self._seconds
 
+    def leave(self) -> None:
+        """As `ExecutorChannel.leave`; a session that waits for its client goes on with what it has received."""
+        with self._changed:
+            self._left = True
+            self._changed.notify_all()
+
     def _restore(self, broken: Connection, error: TransportError) -> None:
         self._copy_borrowed()  # it may take long, and memory is written meanwhile
         with self._changed:
             deadline = self._seconds + (self._missed_at if self._missed is broken else time.monotonic())
             if self._inner is broken and not self._expired:
                 _log.info("a client's connection broke; its session waits", seconds=self._seconds, reason=str(error))
-            while self._inner is broken:
+            while self._inner is broken and not self._left:
                 left = deadline - time.monotonic()
                 if self._expired:
                     raise error
@@ -227,6 +238,9 @@ class LeasedConnection(ReliableConnection):
                     self._closed = f"the client did not come back within {self._seconds:g} s: {error}"
                     raise TransportError(self._closed)
                 self._changed.wait(left)
+        if self._left:
+            with self._keeping:
+                self._outbox.acknowledge(self._outbox.sent)
 
     def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
         """Continue over another connection; the client has received `taken` frames. Returns when that connection is closed.
