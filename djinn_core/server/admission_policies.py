@@ -65,6 +65,7 @@ class ExecutorLimits:
 
     usage: UsageMetrics
     limits: AdmissionLimits
+    lease_left: Callable[[], float | None] = lambda: None  # seconds until the next session ends whose client is gone
     name: str = "executor_limits"
     stages: frozenset[str] = frozenset({SESSION})
 
@@ -74,9 +75,11 @@ class ExecutorLimits:
         if reason:
             return AdmissionRefusal(reason, kind="quota")
         if request.sessions >= self.limits.sessions:
+            left = self.lease_left()
+            gone = "" if left is None else f"; the client of one is gone, and that session ends in {max(left, 0):.0f} s"
             return AdmissionRefusal(
-                f"this executor serves {request.sessions} sessions, which is as many as it may at a time: try again later, or at "
-                "another server",
+                f"this executor is full: it serves {request.sessions} of at most {self.limits.sessions} sessions{gone}. Try again "
+                "later, or at another server",
                 0.0,
                 "full",
             )

@@ -72,7 +72,7 @@ class LeasedConnection(ReliableConnection):
         self._seconds = seconds
         self._changed = threading.Condition()
         self._left = False
-        self._missed: Connection | None = None  # the connection that was found broken during a run, and when
+        self._missed: Connection | None = None  # the connection that was found broken last, and when
         self._missed_at = 0.0
         self._journal = journal
         self._journaled = journal is not None
@@ -218,6 +218,11 @@ class LeasedConnection(ReliableConnection):
                 self._missed, self._missed_at = self._inner, time.monotonic()
             return time.monotonic() - self._missed_at > self._seconds
 
+    def lease_left(self) -> float | None:
+        """Seconds until the session ends because its client is gone; None while the client is there. For any thread."""
+        with self._changed:
+            return self._missed_at + self._seconds - time.monotonic() if self._missed is self._inner else None
+
     def leave(self) -> None:
         """As `ExecutorChannel.leave`; a session that waits for its client goes on with what it has received."""
         with self._changed:
@@ -227,7 +232,9 @@ class LeasedConnection(ReliableConnection):
     def _restore(self, broken: Connection, error: TransportError) -> None:
         self._copy_borrowed()  # it may take long, and memory is written meanwhile
         with self._changed:
-            deadline = self._seconds + (self._missed_at if self._missed is broken else time.monotonic())
+            if self._missed is not broken:
+                self._missed, self._missed_at = broken, time.monotonic()
+            deadline = self._missed_at + self._seconds
             if self._inner is broken and not self._expired:
                 _log.info("a client's connection broke; its session waits", seconds=self._seconds, reason=str(error))
             while self._inner is broken and not self._left:
@@ -308,6 +315,12 @@ class Leases:
             leased = list(self._leased.values())
         sizes = [size for one in leased if (size := one.journal_bytes()) is not None]
         return len(sizes), sum(sizes)
+
+    def next_end(self) -> float | None:
+        """Seconds until the next session ends whose client is gone; None if all clients are there."""
+        with self._lock:
+            leased = list(self._leased.values())
+        return min((left for one in leased if (left := one.lease_left()) is not None), default=None)
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
         """Register a lease, so that the client may reconnect; returns the session's channel."""
