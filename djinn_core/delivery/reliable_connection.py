@@ -282,8 +282,8 @@ class ReliableConnection(ReconnectingConnection):
             self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
             self._probe_at = now + self._probe
 
-    def read_ahead(self, nbytes: int) -> None:
-        """Read frames that have arrived into the queue of `receive`, until that has `nbytes`. Do nothing if another thread is reading.
+    def read_ahead(self, frames: int, nbytes: int) -> None:
+        """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Do nothing if another thread is reading.
 
         Raises:
             ProtocolError: the other end does not follow the protocol.
@@ -292,10 +292,12 @@ class ReliableConnection(ReconnectingConnection):
         if not self._reading.acquire(blocking=False):
             return
         try:
-            while sum(len(frame.head) + _bytes_of(frame) for frame in self._early) < nbytes:
+            queued = sum(map(_bytes_of, self._early))
+            while len(self._early) < frames and queued < nbytes:
                 frame = self._read(self._inner, 0.0)
                 if frame is not None:
                     self._early.append(frame)
+                    queued += _bytes_of(frame)
         except TimeoutError:
             return
         finally:

@@ -115,11 +115,11 @@ def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch):
 
 def test_only_a_little_is_read_ahead():
     connection = LeasedConnection(Deaf(4096), 1.0, UsageMetrics())
-    connection.read_ahead(MIB)
+    connection.read_ahead(64, MIB)
     assert len(connection.queued()) == 16
-    connection.read_ahead(MIB)
+    connection.read_ahead(64, MIB)
     assert len(connection.queued()) == 16, "until the session has taken it"
     for _ in range(16):
         connection.receive(1.0)
-    connection.read_ahead(MIB // 2)
+    connection.read_ahead(8, MIB)
     assert len(connection.queued()) == 8

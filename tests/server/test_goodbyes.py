@@ -57,7 +57,12 @@ def folder(tmp_path_factory):
 
 
 def client_of(server, scheme):
-    return {"DJINN_SERVERS": server.url(scheme), "DJINN_TOKEN": server.token, "DJINN_DISABLE": "local", "DJINN_CALIBRATE": "0"}
+    return {
+        "DJINN_SERVERS": server.url(scheme),
+        "DJINN_TOKEN": server.token,
+        "DJINN_DISABLE": "local",
+        "DJINN_CALIBRATE": "0",
+    }
 
 
 @pytest.fixture(scope="module")

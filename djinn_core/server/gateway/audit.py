@@ -51,7 +51,9 @@ class Audit:
         facts = dict(event.fields)
         if event.name == "refused":
             # A client that waits for room asks again and again.
-            limit, who = (self._busy_limit, facts.get("client")) if facts.get("why") == "busy" else (self._log_limit, "")
+            limit, who = (
+                (self._busy_limit, facts.get("client")) if facts.get("why") == "busy" else (self._log_limit, "")
+            )
             left_out = limit.count(f"{facts.get('why')} {facts.get('tenant', '')} {who}")
             if left_out is None:
                 return

@@ -28,8 +28,8 @@ class ExecutorChannel(SessionChannel, Protocol):
     def recovery_state(self) -> tuple[Journal | None, JournalReader | None]:
         """The session's journal, and the reader of the journal that another process has left; None if there is none."""
 
-    def read_ahead(self, nbytes: int) -> None:
-        """Read arrived frames into the queue of `receive`, until that has `nbytes`. Do nothing if another thread is reading.
+    def read_ahead(self, frames: int, nbytes: int) -> None:
+        """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Do nothing if another thread is reading.
 
         Raises:
             ProtocolError: the other end does not follow the protocol.
@@ -95,13 +95,16 @@ class PlainExecutorChannel(PlainChannel):
         with self._reading:
             return self._early.popleft() if self._early else super().receive(timeout)
 
-    def read_ahead(self, nbytes: int) -> None:
+    def read_ahead(self, frames: int, nbytes: int) -> None:
         """As `ExecutorChannel.read_ahead`."""
         if not self._reading.acquire(blocking=False):
             return
         try:
-            while sum(map(weight, self._early)) < nbytes:
-                self._early.append(super().receive(0.0))
+            queued = sum(map(weight, self._early))
+            while len(self._early) < frames and queued < nbytes:
+                frame = super().receive(0.0)
+                self._early.append(frame)
+                queued += weight(frame)
         except TimeoutError:
             return
         finally:

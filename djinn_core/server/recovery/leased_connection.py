@@ -202,10 +202,10 @@ class LeasedConnection(ReliableConnection):
         journal.append(FRAME, frame.head, ())
         return frame
 
-    def read_ahead(self, nbytes: int) -> None:
+    def read_ahead(self, frames: int, nbytes: int) -> None:
         """As `ReliableConnection.read_ahead`; nothing during a replay."""
         if self._past is None or self._past.over:
-            super().read_ahead(nbytes)
+            super().read_ahead(frames, nbytes)
 
     def _check_ahead(self) -> None:
         if sum(len(frame.head) + sum(map(len, frame.body)) for frame in self._early) > AHEAD_BYTES:

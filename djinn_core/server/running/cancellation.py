@@ -28,11 +28,12 @@ from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import Goodbye, decode, is_of_kind
 
 LOOK_SECONDS: Final = 0.25
+AHEAD_FRAMES: Final = 1024  # more than a client sends before it waits for a reply
 AHEAD_BYTES: Final = 16 << 20
 _log = get_logger("djinn.server")
 
 
-class ClientLeft(TransportError):
+class ClientLeft(TransportError):  # noqa: N818 - says what happened
     """The client has said goodbye: the session has nothing more to do."""
 
     def __init__(self) -> None:
@@ -184,7 +185,7 @@ def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
     """Read what has arrived while a session is busy, and detect that its client is gone."""
     broken: TransportError | None = None
     try:
-        connection.read_ahead(AHEAD_BYTES)
+        connection.read_ahead(AHEAD_FRAMES, AHEAD_BYTES)
     except ProtocolError as error:
         _log.debug("what came cannot be read; the session will see", error=str(error))
     except TransportError as error:
