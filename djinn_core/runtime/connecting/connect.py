@@ -390,6 +390,6 @@ def with_patience(attempt: Callable[[], T], seconds: float) -> T:
             pause = max(backoff.jittered(), busy.after)
             if time.monotonic() + pause > deadline:
                 raise
-            log(f"waiting up to {seconds:g} s for room at a server (setting connect_timeout)", reason=str(busy))
+            log(f"the server has no room: waiting up to {seconds:g} s (setting connect_timeout)", reason=str(busy))
             log = _log.debug
         time.sleep(pause)
