@@ -11,13 +11,13 @@ from servers import start_server, wait_for
 # Sessions wait ten minutes for clients that are gone: in the tests only a goodbye ends one sooner.
 OPTIONS = ("--threads", "1", "--drain-seconds", "1", "--lease-seconds", "600", "--most-sessions", "1")
 
-# Some minutes of matrix products, of which nothing is read.
+# A minute or more of matrix products, of which nothing is read.
 BUSY = """
 import sys, threading, time, torch, djinn
 d = "remote_accelerator:0"
 x = torch.full((1500, 1500), 0.001, device=d)
 print(x[0, 0].item(), flush=True)
-for _ in range(4000):
+for _ in range(400):
     x = (x @ x) * 0.001
 """
 ENDS = {
@@ -131,6 +131,7 @@ def test_own_executor_writes_the_file_before_it_ends(python, plain_environment, 
 def test_client_of_full_server_says_once_why_it_waits(served, python, plain_environment, tmp_path):
     environment = plain_environment | client_of(served.server, "tcp")
     log, holding = tmp_path / "stderr", BUSY.split("for", maxsplit=1)[0] + "input()"
+    before = served.server.log.read_text().count("why=busy")
     with (
         python.start_talking("-c", holding, env=environment) as holder,
         log.open("w") as stderr,
@@ -139,7 +140,7 @@ def test_client_of_full_server_says_once_why_it_waits(served, python, plain_envi
         assert holder.stdout.readline()
         waiting = python.start("-c", SUCCESSOR, env=environment, stderr=stderr, stdout=stdout)
         wait_for(lambda: "waiting up to 30 s" in log.read_text(), "the client's line")
-        wait_for(lambda: served.server.log.read_text().count("why=busy") == 1, "the server's line")
+        wait_for(lambda: served.server.log.read_text().count("why=busy") > before, "the server's line")
         time.sleep(1.0)
         holder.stdin.write("\n")
         holder.stdin.flush()
@@ -148,7 +149,7 @@ def test_client_of_full_server_says_once_why_it_waits(served, python, plain_envi
         assert stdout.read() == "6.0\n"
     (line,) = log.read_text().splitlines()
     assert "1 of at most 1 sessions" in line
-    assert served.server.log.read_text().count("why=busy") == 1
+    assert served.server.log.read_text().count("why=busy") == before + 1
 
 
 def test_client_of_full_server_hears_how_long_the_lease_lasts(own_server, python, plain_environment):
