@@ -248,7 +248,7 @@ class ExecutorSession:
         elif isinstance(message, NumericSettings):
             self._numeric_settings = message
         elif isinstance(message, CancelSubmissions):
-            self._cancel(message)
+            self._wanted.stop(message.submissions)
         elif isinstance(message, StateRequest):
             hand_out(self._state, self.values.nbytes(), message.limit, connection.send_unchecked)
         elif isinstance(message, StateHeader):
@@ -258,10 +258,6 @@ class ExecutorSession:
         else:
             self._peer_values.answer(message, connection, self._timings, self.submissions)
         return True
-
-    def _cancel(self, message: CancelSubmissions) -> None:
-        self._usage.count("cancel_requests")
-        self._wanted.stop(message.submissions)
 
     def _tell_figures(self, request: StatsRequest, connection: ExecutorChannel) -> None:
         figures = self.figures()
@@ -644,7 +640,7 @@ class ExecutorSession:
             self._take_withdrawal(message)
             return None
         if isinstance(message, CancelSubmissions):
-            self._cancel(message)
+            self._wanted.stop(message.submissions)
             return None
         if isinstance(message, TemplateReply | UnreadableTemplate):
             return message

@@ -17,7 +17,7 @@ import sys, threading, time, torch, djinn
 d = "remote_accelerator:0"
 x = torch.full((1500, 1500), 0.001, device=d)
 print(x[0, 0].item(), flush=True)
-for _ in range(400):
+for _ in range(2000):
     x = (x @ x) * 0.001
 """
 ENDS = {

@@ -88,6 +88,11 @@ class CancellationState:
             self._journal.cut(work.sequence, run.stopped_at)
 
     def stop(self, submissions: Iterable[int]) -> None:
+        """Cancel these submissions, and count the request."""
+        self._usage.count("cancel_requests")
+        self.cancel(submissions)
+
+    def cancel(self, submissions: Iterable[int]) -> None:
         """Cancel these submissions. Calling it again does nothing."""
         with self._lock:
             self._unwanted.update(submissions)
@@ -207,7 +212,7 @@ def obey(head: bytes, wanted: CancellationState, connection: ExecutorChannel) ->
         except ProtocolError:
             return False  # the session finds that as well, and reports it
         if isinstance(message, CancelSubmissions):
-            wanted.stop(message.submissions)
+            wanted.cancel(message.submissions)
         elif isinstance(message, Goodbye):
             connection.leave()
             if not message.finish:
