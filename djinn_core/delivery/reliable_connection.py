@@ -282,29 +282,28 @@ class ReliableConnection(ReconnectingConnection):
             self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
             self._probe_at = now + self._probe
 
-    def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
-        """Read frames that have arrived, up to these limits, and queue them for `receive`.
-
-        Returns the new ones: an empty list if another thread is reading.
+    def read_ahead(self, frames: int, nbytes: int) -> None:
+        """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Do nothing if another thread is reading.
 
         Raises:
             ProtocolError: the other end does not follow the protocol.
             TransportError: the connection is broken. The next `send` or `receive` handles that.
         """
-        found: list[Frame] = []
         if not self._reading.acquire(blocking=False):
-            return found
+            return
         try:
             while not self._early.full(frames, nbytes):
                 frame = self._read(self._inner, 0.0)
                 if frame is not None:
                     self._early.append(frame)
-                    found.append(frame)
         except TimeoutError:
-            return found
+            return
         finally:
             self._reading.release()
-        return found
+
+    def queued(self) -> list[Frame]:
+        """Frames that were read and that `receive` will return, oldest first; for any thread."""
+        return list(self._early)
 
     def _take(self, timeout: float | None) -> Frame | None:
         """The next frame; None for a note or a repeated frame, or if the connection was replaced."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgspec
@@ -83,6 +83,7 @@ __all__ = [
     "whole_programs",
 ]
 
+FINISH_SECONDS: Final = 60.0  # for executors of this program's own that still write files when it ends
 log = get_logger("djinn.client")
 
 context = ClientContext()  # of this process: PyTorch knows one device
@@ -489,7 +490,8 @@ def _end_session() -> None:
     session, context.session = context.session, None
     opened, context.opened = context.opened, ()
     assert session is not None
-    session.close()
+    finish = not session.lost and session.changes_files  # asked by another thread, or the wait for it was interrupted
+    session.close(finish=finish)
     recorders.drop_everything()
     forget_what_was_learnt()
     port.missing = {}
@@ -501,7 +503,7 @@ def _end_session() -> None:
     )
     for one in opened:
         if one.executor is not None:
-            one.executor.close(0.0)  # no thread waits for the rest of its work
+            one.executor.close(FINISH_SECONDS if finish else 0.0)  # no thread waits for the rest of its work
     session_planner.save_plans(context)
     context.plans = None
 

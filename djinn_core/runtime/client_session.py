@@ -49,5 +49,9 @@ class ClientSession(Runtime, Protocol):
     def cancel(self, thread: int | None = None) -> None:
         """Stop the unanswered submissions of a thread, or of all threads; waits for them end."""
 
-    def close(self) -> None:
-        """End the session; its executors free everything in it."""
+    @property
+    def changes_files(self) -> bool:
+        """True if an executor was asked to write or remove weights and has not answered yet."""
+
+    def close(self, *, finish: bool = False) -> None:
+        """End the session; its executors free everything in it. `finish`: they first do what they were asked for."""

@@ -112,12 +112,12 @@ class ExecutorLink:
         )
         raise SessionLost(self.lost) from error
 
-    def close(self) -> None:
-        """Send `Goodbye` and close the connection."""
+    def close(self, *, finish: bool = False) -> None:
+        """Send `Goodbye` and close the connection. `finish`: as in `Goodbye`."""
         if not self.lost:
             self.channel.expire()
             try:
-                self.send_message(Goodbye())
+                self.send_message(Goodbye(finish))
             except DjinnError as error:
                 log.debug("Goodbye was not sent", reason=str(error))
             self.lost = f"the session with {self.called} was closed"

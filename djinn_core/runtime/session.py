@@ -303,6 +303,11 @@ class Session:
         """As `ClientSession.cancel`."""
         self.replies.cancellation.cancel(thread)
 
-    def close(self) -> None:
+    @property
+    def changes_files(self) -> bool:
+        """As `ClientSession.changes_files`."""
+        return self.replies.awaits(SaveWeights, RemoveWeights)
+
+    def close(self, *, finish: bool = False) -> None:
         """As `ClientSession.close`."""
-        self.link.close()
+        self.link.close(finish=finish)

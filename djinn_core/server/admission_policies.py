@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -65,6 +65,7 @@ class ExecutorLimits:
 
     usage: UsageMetrics
     limits: AdmissionLimits
+    lease_left: Callable[[], float | None] = lambda: None  # seconds until the next session ends whose client is gone
     name: str = "executor_limits"
     stages: frozenset[str] = frozenset({SESSION})
 
@@ -74,9 +75,11 @@ class ExecutorLimits:
         if reason:
             return AdmissionRefusal(reason, kind="quota")
         if request.sessions >= self.limits.sessions:
+            left = self.lease_left()
+            gone = "" if left is None else f"; the client of one is gone, and that session ends in {max(left, 0):.0f} s"
             return AdmissionRefusal(
-                f"this executor serves {request.sessions} sessions, which is as many as it may at a time: try again later, or at "
-                "another server",
+                f"this executor is full: it serves {request.sessions} of at most {self.limits.sessions} sessions{gone}. Try again "
+                "later, or at another server",
                 0.0,
                 "full",
             )
@@ -110,8 +113,10 @@ class AdmissionPolicies:
         """True if a policy is asked about requests of this stage."""
         return bool(self._policies[stage])
 
-    def decide(self, request: AdmissionRequest) -> AdmissionRefusal | None:
-        """The first refusal of a policy; None if the request is admitted. Waits where a policy delays it."""
+    def decide(
+        self, request: AdmissionRequest, sleep: Callable[[float], None] | None = None
+    ) -> AdmissionRefusal | None:
+        """The first refusal of a policy; None if the request is admitted. Calls `sleep` (by default `time.sleep`) if a policy delays it."""
         waited = 0.0
         for policy, plugin in self._policies[request.stage]:
             while (result := self._ask(policy, plugin, request)) is not None:
@@ -120,7 +125,7 @@ class AdmissionPolicies:
                 if waited >= LONGEST[request.stage]:
                     return AdmissionRefusal(result.reason, result.seconds, "delayed")
                 pause = min(result.seconds, LONGEST[request.stage] - waited)
-                time.sleep(pause)
+                (sleep or time.sleep)(pause)
                 waited += pause
         return None
 

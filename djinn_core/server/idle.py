@@ -141,8 +141,8 @@ class IdleMoves:
         self._reads.hold_only({one.version for one in snapshot.stored}.union(promised))
         return encode_snapshot(msgspec.structs.replace(snapshot, pool=counts)), memory, transfers
 
-    def come_back(self) -> None:
-        """Bring the values back to the device, if they are elsewhere.
+    def come_back(self, pause: Callable[[float], None]) -> None:
+        """Bring the values back to the device, if they are elsewhere. `pause` is called to wait for memory.
 
         Raises:
             SessionLost: the device has had no memory for them for a while, or what was kept cannot be read.
@@ -154,7 +154,7 @@ class IdleMoves:
             if time.monotonic() > deadline:
                 raise SessionLost(f"the device has no {self.aside.nbytes:,} bytes for an idle session to come back")
             _log.warning("an idle session waits for memory to come back to", bytes=self.aside.nbytes)
-            time.sleep(1.0)
+            pause(1.0)
         self.aside = None
 
     def _restored(self, aside: IdleValues) -> bool:

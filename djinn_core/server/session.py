@@ -45,7 +45,7 @@ from djinn_core.server.recovery.snapshot_format import (
 from djinn_core.server.recovery.state_migration import hand_out, restored, take_in
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
-from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState
+from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft, obey
 from djinn_core.server.running.random_state import SessionRandomness, octets_of, tensor_of
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
@@ -149,6 +149,7 @@ class ExecutorSession:
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, self._memory)
         self._wanted = CancellationState(self._turn, self._usage)
+        self._parted = False  # True once the client's goodbye was received, although there is work to finish
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
         self._ahead = self._runs_ahead(context.ahead_bytes)
@@ -156,7 +157,7 @@ class ExecutorSession:
         self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
-        """Answer messages until the client says goodbye.
+        """Answer messages until the client says goodbye. What is computed then is stopped, unless the client wants it finished.
 
         Raises:
             TransportError: the connection ended without a goodbye.
@@ -172,12 +173,13 @@ class ExecutorSession:
         if past is not None and snapshot is not None:
             self._restore(snapshot, past.memory())
         self._wanted.write_to(journal, past)
-        with self._context.monitor.over(self._wanted, connection):
-            while self._serve_one(connection):
+        with self._context.monitor.over(self._wanted, connection), contextlib.suppress(ClientLeft):
+            while self._serve_one(connection) and not self._wanted.left.is_set():
                 if not self._backlog:  # not in the middle of what was read ahead
                     connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
+        self._wanted.since = 0.0
         if self._backlog:
             frame = self._backlog.popleft()
         elif self._ahead is not None and self._ahead.ready and self._timings is None:
@@ -188,13 +190,13 @@ class ExecutorSession:
             frame = connection.receive()
         if self._reads.reading:
             self._reads.take_finished()
-        started = time.perf_counter()
+        self._wanted.since = started = time.perf_counter()
         try:
             message: AnyMessage | Unreadable = decode(frame.head)
         except ProtocolError as error:
             message = _readable_part(frame, error)
         if self._idle.aside is not None and not isinstance(message, Goodbye):
-            self._idle.come_back()
+            self._idle.come_back(self._wanted.pause)
         if type(message) is Submit:
             if frame.body:
                 self._usage.count("received_bytes", sum(map(len, frame.body)))
@@ -371,10 +373,14 @@ class ExecutorSession:
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
     def _read_ahead(self, connection: ExecutorChannel) -> None:
-        """Take in what the client says while something else is waited for: it can go on sending, and is seen to be gone."""
+        """Take in what the client says while something else is waited for: it can go on sending, and is seen to be gone.
+
+        Raises:
+            ClientLeft: it has said goodbye.
+        """
         with contextlib.suppress(TimeoutError):
             # Half of what may wait: a submission among these may have to wait for a message behind them.
-            while not self._backlog.full(limits.BACKLOG_FRAMES // 2, limits.BACKLOG_BYTES // 2):
+            while not self._parted and not self._backlog.full(limits.BACKLOG_FRAMES // 2, limits.BACKLOG_BYTES // 2):
                 self._next_urgent(connection, 0.0)
 
     def _next_frame(self, connection: ExecutorChannel) -> Frame:
@@ -397,7 +403,7 @@ class ExecutorSession:
             self._await_reads(connection)
             self._refuse(work, refused, submit.digest, connection)
             return
-        self._wanted.begin(work, decoded)
+        self._wanted.begin(work)
         if self._reads.reading:
             self._await_operands(known, work, connection)
             waited = time.perf_counter()
@@ -483,7 +489,7 @@ class ExecutorSession:
             QuotaExceeded: one refuses it.
         """
         request = self._context.request(SUBMISSION, self._context.client, self._usage.sessions - 1)
-        refusal = self._context.policies.decide(request)
+        refusal = self._context.policies.decide(request, self._wanted.pause)
         if refusal is not None:
             raise QuotaExceeded(refusal.reason)
 
@@ -614,7 +620,13 @@ class ExecutorSession:
     def _next_urgent(
         self, connection: ExecutorChannel, timeout: float | None = None
     ) -> AnyMessage | UnreadableTemplate | None:
-        """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
+        """The next message, where something waits for it; uploads are taken, anything else is kept for later.
+
+        Raises:
+            ClientLeft: the client has said goodbye, and what is waited for does not come.
+        """
+        if self._parted:
+            raise ClientLeft
         frame = connection.receive(timeout)
         try:
             message: AnyMessage | Unreadable = decode(frame.head)
@@ -637,7 +649,10 @@ class ExecutorSession:
         if isinstance(message, TemplateReply | UnreadableTemplate):
             return message
         if isinstance(message, Goodbye):
-            raise TransportError("the client left while something was waited for")
+            obey(frame.head, self._wanted, connection)
+            if not message.finish:
+                raise ClientLeft
+            self._parted = True
         if self._backlog.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
             raise ProtocolError(
                 f"the client has sent {len(self._backlog):,} messages of {self._backlog.nbytes:,} bytes, and not the template or "

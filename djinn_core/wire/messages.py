@@ -390,7 +390,12 @@ class StatsReply(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The client ends its session; everything in it is freed."""
+    """The client ends its session; everything in it is freed.
+
+    The executor stops what the session computes. `finish`: it first carries out all earlier messages, because one of them changes files.
+    """
+
+    finish: bool = False
 
 
 # --- watching ---------------------------------------------------------------------------------------------------

@@ -198,8 +198,11 @@ def test_a_session_that_waits_for_another_executor_stops_reading(unleased, nbyte
 
 def test_only_a_little_is_read_ahead():
     connection = LeasedConnection(Deaf(4096), 1.0, UsageMetrics())
-    assert len(connection.read_ahead(64, MIB)) == 16
-    assert not connection.read_ahead(64, MIB), "until the session has taken it"
+    connection.read_ahead(64, MIB)
+    assert len(connection.queued()) == 16
+    connection.read_ahead(64, MIB)
+    assert len(connection.queued()) == 16, "until the session has taken it"
     for _ in range(16):
         connection.receive(1.0)
-    assert len(connection.read_ahead(8, MIB)) == 8
+    connection.read_ahead(8, MIB)
+    assert len(connection.queued()) == 8

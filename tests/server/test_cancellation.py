@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 import time
 
+import attrs
 import pytest
 import torch
 
 import djinn
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
+from djinn_core.hookspecs.admission import SUBMISSION, AdmissionDelay
 from djinn_core.hookspecs.launchers import NO_TENANT
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.form import Form, Operand
 from djinn_core.runtime.deadlines import due
+from djinn_core.server.admission_policies import AdmissionPolicies
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
@@ -182,8 +185,8 @@ def begin(monkeypatch):
     monkeypatch.setattr(cancellation, "LOOK_SECONDS", 0.05)
     ended = []
 
-    def begin(context, template=MANY, outputs=(MADE,)):
-        found, connection = begun(context, template, outputs)
+    def begin(context, template=MANY, outputs=(MADE,), lease=0.1):
+        found, connection = begun(context, template, outputs, lease)
         ended.append((*found, connection))
         return found
 
@@ -200,9 +203,9 @@ def session(begin):
     return begin(ExecutorContext.of(CpuRuntime()))
 
 
-def begun(context, template, outputs):
+def begun(context, template, outputs, lease):
     line, errors = Line(), []
-    connection = LeasedConnection(line, 0.1, UsageMetrics())
+    connection = LeasedConnection(line, lease, UsageMetrics())
     session = ExecutorSession(context)
 
     def serve():
@@ -226,6 +229,58 @@ def test_a_client_that_is_gone_for_longer_than_its_lease_has_its_program_stopped
     thread.join(300)
     assert not thread.is_alive()
     assert "did not come back" in str(errors[0]) or "gone" in str(errors[0])
+
+
+@pytest.mark.parametrize("behind", [0, 100])
+def test_goodbye_before_a_broken_connection_ends_a_session_that_computes(begin, behind):
+    executor, line, thread, errors = begin(ExecutorContext.of(CpuRuntime()), lease=600.0)
+    while executor.submissions < 1:
+        time.sleep(0.01)
+    for sequence in range(2, 2 + behind):
+        line.put(submission(sequence))
+    line.put(encode(Goodbye()))
+    line.end()
+    thread.join(300)
+    assert not thread.is_alive()
+    assert not errors
+    assert executor.submissions == 1, "nothing else was begun"
+
+
+def test_goodbye_ends_a_session_that_an_admission_policy_delays(begin):
+    class Delay:
+        name, stages = "delay", frozenset({SUBMISSION})
+
+        def decide(self, request):
+            delayed.set()
+            return AdmissionDelay(10.0, "later")
+
+    delayed = threading.Event()
+    policies, client = (
+        AdmissionPolicies([(Delay(), "a plugin")]),
+        dict.fromkeys(("tenant", "key", "client", "device"), ""),
+    )
+    context = attrs.evolve(ExecutorContext.of(CpuRuntime()), policies=policies, client=client)
+    executor, line, thread, errors = begin(context, lease=600.0)
+    assert delayed.wait(300)
+    line.put(encode(Goodbye()))
+    thread.join(300)
+    assert not errors
+    assert executor.submissions == 0
+
+
+def test_cancellation_that_the_session_read_while_it_replied_is_obeyed():
+    context = ExecutorContext.of(CpuRuntime())
+    line, session = Line(), ExecutorSession(context)
+    connection = LeasedConnection(line, 1.0, UsageMetrics())
+    line.put(encode(upload()), [memoryview(bytearray(4 * SIDE * SIDE))])
+    bound = {"digest": digest_of(EIGHT), "template": EIGHT, "first": InitialBindings((), pack_handles([GIVEN]))}
+    line.put(encode(Submit(1, fetch=pack_handles([GIVEN]), **bound)))  # a large reply: acknowledgements are looked for
+    line.put(submission(2))
+    line.put(encode(CancelSubmissions((2,))))
+    line.put(encode(Goodbye(finish=True)))
+    session.serve(connection)
+    session.close()
+    assert context.usage.report(context.usage.holdings()).counters["submissions_stopped"] == 1
 
 
 def test_what_waits_behind_a_program_is_stopped_as_well(session):
@@ -263,7 +318,7 @@ def test_stops_do_not_pile_up():
     wanted = CancellationState(FairShare().share(), UsageMetrics())
     wanted.stop(range(10 * limits.STOPS))
     work = RunRequest(10 * limits.STOPS - 1, [], [], [], [], (), False)
-    wanted.begin(work, 0.0)
+    wanted.begin(work)
     assert len(wanted._unwanted) == limits.STOPS
     assert work.halt
 

@@ -138,7 +138,7 @@ def test_an_executor_has_room_until_it_is_full_or_busy():
         return policy.decide(AdmissionRequest(SESSION, "calm", sessions=sessions, queue_seconds=waited))
 
     assert refused(1, 1.0) is None
-    assert "serves 2 sessions" in refused(2, 0.0).reason
+    assert "2 of at most 2 sessions" in refused(2, 0.0).reason
     assert "waiting for it for 6 s" in refused(0, 6.0).reason
     turns = FairShare()
     assert turns.longest_wait == 0.0

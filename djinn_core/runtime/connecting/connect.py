@@ -382,6 +382,7 @@ def with_patience(attempt: Callable[[], T], seconds: float) -> T:
         ServerBusy: there was no room in all that time.
     """
     deadline, backoff = time.monotonic() + seconds, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    log = _log.warning  # once
     while True:
         try:
             return attempt()
@@ -389,5 +390,6 @@ def with_patience(attempt: Callable[[], T], seconds: float) -> T:
             pause = max(backoff.jittered(), busy.after)
             if time.monotonic() + pause > deadline:
                 raise
-            _log.info("the server has no room for now; asking again", seconds=round(pause, 2), reason=str(busy))
+            log(f"the server has no room: waiting up to {seconds:g} s (setting connect_timeout)", reason=str(busy))
+            log = _log.debug
         time.sleep(pause)

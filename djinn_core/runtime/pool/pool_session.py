@@ -632,11 +632,16 @@ class PoolSession:
             "; ".join(one.refused for one in found if one.refused),
         )
 
-    def close(self) -> None:
-        """End all sessions."""
+    @property
+    def changes_files(self) -> bool:
+        """As `ClientSession.changes_files`."""
+        return any(member.changes_files for member in self.membership.here)
+
+    def close(self, *, finish: bool = False) -> None:
+        """As `ClientSession.close`."""
         self._peer_reconnection.close()
         for member in self.membership.here:
-            member.close()
+            member.close(finish=finish)
 
 
 def _joined(errors: Sequence[DjinnError]) -> DjinnError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from threading import get_ident
 from typing import Any, Protocol, TypeVar
@@ -104,6 +104,7 @@ class Replies:
         self._spent = 0.0  # seconds of the executor's
         self._told: list[Message] = []  # replies to questions
         self._unheard = 0  # of them still to come whose question was interrupted
+        self._asked: deque[Message] = deque()  # questions that are not answered
 
     def handle(self, kind: type[Message], handler: Handler) -> None:
         """Have `handler` take messages of a kind."""
@@ -228,7 +229,12 @@ class Replies:
         begun = self._begin_round_trip()
         self._handlers.setdefault(kind, self._replied)
         with interrupt_mask, collect_later, self._link.reading:
-            self.tell(question)
+            self._asked.append(question)
+            try:
+                self.tell(question)
+            except BaseException:
+                self._asked.pop()
+                raise
             try:
                 while not self._told:
                     interrupt_mask.check()
@@ -242,7 +248,13 @@ class Replies:
             self._link.lose(ProtocolError(f"{type(reply).__name__} answers {type(question).__name__}"))
         return reply
 
+    def awaits(self, *kinds: type[Message]) -> bool:
+        """True if a question of one of these kinds is not answered, also if its caller was interrupted. For any thread."""
+        return any(isinstance(question, kinds) for question in list(self._asked))
+
     def _replied(self, reply: Message, _: Sequence[Buffer]) -> None:
+        if self._asked:
+            self._asked.popleft()
         if self._unheard:
             self._unheard -= 1
         else:

@@ -140,11 +140,14 @@ class Admission:
             return None
         return Denial(refusal.reason, refusal.kind, refusal.after is not None, refusal.after or 0.0)
 
-    def _refuse(self, connection: Connection, denial: Denial, asked: str, who: Identity | None = None) -> None:
+    def _refuse(
+        self, connection: Connection, denial: Denial, asked: str, who: Identity | None = None, client: str = ""
+    ) -> None:
         if who is None and self.wrong.take():
             self.context.events.note("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
             return  # without a reply: a client that has a token does not send hundreds of wrong ones
         known = {} if who is None else {"tenant": who.tenant, "key": who.key}
+        known |= {"client": client} if client else {}
         self.context.events.note("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
@@ -183,13 +186,13 @@ class Admission:
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
         pool = self.context.tenants.start_pool(identity.tenant, identity.quota.memory)
         if isinstance(pool, Refusal):
-            self._refuse(connection, _denied(pool), "Hello", identity)
+            self._refuse(connection, _denied(pool), "Hello", identity, hello.client)
             return
         newcomer = AssignmentRequest(identity.tenant, (), hello.client, hello.device, hello.hint, identity.quota)
         others = self.context.tenants.others(identity.tenant)
         found = pool.assign(newcomer, self.assigner, others, counts=not hello.secondary)
         if isinstance(found, Refusal):
-            self._refuse(connection, _denied(found), "Hello", identity)
+            self._refuse(connection, _denied(found), "Hello", identity, hello.client)
             return
         number, executor = found
         ready = executor.ready

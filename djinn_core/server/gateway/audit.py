@@ -19,6 +19,7 @@ from djinn_core.logs import get_logger, redact
 from djinn_core.server.gateway.log_rate_limit import LogRateLimit
 
 EVENTS: Final = frozenset({"admitted", "refused", "status", "evicted", "killed", "started", "stopped"})
+BUSY_SECONDS: Final = 30.0  # between refusals of one client for want of room that are written
 _log = get_logger("djinn.server")
 
 
@@ -33,6 +34,7 @@ class Audit:
     def __init__(self, path: Path | None = None) -> None:
         """Raises `ConfigurationError` where the file cannot be written."""
         self._log_limit = LogRateLimit()
+        self._busy_limit = LogRateLimit(at_once=1, a_second=1 / BUSY_SECONDS)
         try:
             self._file = None if path is None else _AuditFile(path)
         except OSError as error:
@@ -47,7 +49,11 @@ class Audit:
             return
         facts = dict(event.fields)
         if event.name == "refused":
-            left_out = self._log_limit.count(f"{facts.get('why')} {facts.get('tenant', '')}")
+            # A client that waits for room asks again and again.
+            limit, who = (
+                (self._busy_limit, facts.get("client")) if facts.get("why") == "busy" else (self._log_limit, "")
+            )
+            left_out = limit.count(f"{facts.get('why')} {facts.get('tenant', '')} {who}")
             if left_out is None:
                 return
             if left_out:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from djinn_core.delivery.record_log import Buffers
 from djinn_core.delivery.session_channel import PlainChannel, SessionChannel
-from djinn_core.hookspecs.transports import Frame
+from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.server.recovery.journal import Journal, JournalReader
 from djinn_core.server.recovery.transfer_log import TransferRecord
+from djinn_core.wire.frames import FrameQueue
 
 # A session between two frames: encoded, its memory, and records of transfers that wait or are under way. The memory is that
 # of the values, and valid until the next frame.
@@ -27,20 +29,22 @@ class ExecutorChannel(SessionChannel, Protocol):
     def recovery_state(self) -> tuple[Journal | None, JournalReader | None]:
         """The session's journal, and the reader of the journal that another process has left; None if there is none."""
 
-    @property
-    def reads_ahead(self) -> bool:
-        """True if frames can be read while the session computes."""
-
-    def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
-        """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Returns the new ones.
+    def read_ahead(self, frames: int, nbytes: int) -> None:
+        """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Do nothing if another thread is reading.
 
         Raises:
             ProtocolError: the other end does not follow the protocol.
             TransportError: the connection is broken.
         """
 
+    def queued(self) -> list[Frame]:
+        """Frames in the queue of `receive`, oldest first; for any thread."""
+
     def gone(self) -> bool:
-        """True if the connection is broken and the client has stayed away for too long."""
+        """True if the client of a broken connection has stayed away for too long."""
+
+    def leave(self) -> None:
+        """Discard all further replies: the client has said goodbye and reads none. For any thread."""
 
     def send_unchecked(self, frame: Frame) -> None:
         """Send a frame whose content may differ on replay; it is not compared with the original."""
@@ -75,15 +79,46 @@ class PlainExecutorChannel(PlainChannel):
     """Implements `ExecutorChannel` over a single connection: the session ends with it, and nothing is journaled."""
 
     recovery_state: tuple[Journal | None, JournalReader | None] = (None, None)
-    reads_ahead = False
 
-    def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:  # noqa: ARG002 - reads nothing
-        """As `ExecutorChannel.read_ahead`: nothing is read before the session asks for it."""
-        return []
+    def __init__(self, inner: Connection) -> None:
+        super().__init__(inner)
+        self._early = FrameQueue()
+        self._reading = threading.Lock()
+        self._left = False
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`; nothing after `leave`."""
+        if not self._left:
+            super().send(frame)
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        with self._reading:
+            return self._early.popleft() if self._early else super().receive(timeout)
+
+    def read_ahead(self, frames: int, nbytes: int) -> None:
+        """As `ExecutorChannel.read_ahead`."""
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            while not self._early.full(frames, nbytes):
+                self._early.append(super().receive(0.0))
+        except TimeoutError:
+            return
+        finally:
+            self._reading.release()
+
+    def queued(self) -> list[Frame]:
+        """As `ExecutorChannel.queued`."""
+        return list(self._early)
 
     def gone(self) -> bool:
-        """As `ExecutorChannel.gone`: `receive` says so."""
-        return False
+        """As `ExecutorChannel.gone`: the client cannot come back."""
+        return True
+
+    def leave(self) -> None:
+        """As `ExecutorChannel.leave`."""
+        self._left = True
 
     def send_unchecked(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_unchecked`: nothing is checked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import threading
@@ -36,6 +37,7 @@ from djinn_core.server.recovery.journal import (
 )
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire import limits
+from djinn_core.wire.messages import Goodbye, is_of_kind
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
@@ -52,8 +54,6 @@ class CrashLoop(SessionLost):
 
 class LeasedConnection(ReliableConnection):
     """Implements `ExecutorChannel` for a client that may reconnect with a secret that it was told at the beginning."""
-
-    reads_ahead = True
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class LeasedConnection(ReliableConnection):
         self.secret = secret or secrets.token_urlsafe(32)
         self._seconds = seconds
         self._changed = threading.Condition()
-        self._missed: Connection | None = None  # the connection that was found broken during a run, and when
+        self._left = False
+        self._missed: Connection | None = None  # the connection that was found broken last, and when
         self._missed_at = 0.0
         self._journal = journal
         self._journaled = journal is not None
@@ -153,6 +154,8 @@ class LeasedConnection(ReliableConnection):
         Raises:
             SessionLost: they have another one.
         """
+        if self._left:
+            return
         if frame.body and self._journal is not None:
             if self._past is None:
                 self._journal.append(NOTE, b"%d" % reply_checksum(frame.body), ())
@@ -162,6 +165,8 @@ class LeasedConnection(ReliableConnection):
 
     def send_rounded(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_rounded`."""
+        if self._left:
+            return
         if frame.body and self._journal is not None:
             if self._past is None:
                 self._journal.append(NOTE, _ROUNDED, ())
@@ -171,7 +176,8 @@ class LeasedConnection(ReliableConnection):
 
     def send_unchecked(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_unchecked`; on replay, the number of frames must be the same."""
-        super().send(frame)
+        if not self._left:
+            super().send(frame)
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
         """As `ExecutorChannel.decide`."""
@@ -197,9 +203,10 @@ class LeasedConnection(ReliableConnection):
         journal.append(FRAME, frame.head, ())
         return frame
 
-    def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
+    def read_ahead(self, frames: int, nbytes: int) -> None:
         """As `ReliableConnection.read_ahead`; nothing during a replay."""
-        return [] if self._past is not None and not self._past.over else super().read_ahead(frames, nbytes)
+        if self._past is None or self._past.over:
+            super().read_ahead(frames, nbytes)
 
     def _check_ahead(self) -> None:
         if self._early.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
@@ -215,13 +222,27 @@ class LeasedConnection(ReliableConnection):
                 self._missed, self._missed_at = self._inner, time.monotonic()
             return time.monotonic() - self._missed_at > self._seconds
 
+    def lease_left(self) -> float | None:
+        """Seconds until the session ends because its client is gone; None while the client is there. For any thread."""
+        with self._changed:
+            return self._missed_at + self._seconds - time.monotonic() if self._missed is self._inner else None
+
+    def leave(self) -> None:
+        """As `ExecutorChannel.leave`; a session that waits for its client goes on with what it has received."""
+        with self._changed:
+            self._left = True
+            self._changed.notify_all()
+
     def _restore(self, broken: Connection, error: TransportError) -> None:
         self._copy_borrowed()  # it may take long, and memory is written meanwhile
+        self._look_for_goodbye()
         with self._changed:
-            deadline = self._seconds + (self._missed_at if self._missed is broken else time.monotonic())
+            if self._missed is not broken:
+                self._missed, self._missed_at = broken, time.monotonic()
+            deadline = self._missed_at + self._seconds
             if self._inner is broken and not self._expired:
                 _log.info("a client's connection broke; its session waits", seconds=self._seconds, reason=str(error))
-            while self._inner is broken:
+            while self._inner is broken and not self._left:
                 left = deadline - time.monotonic()
                 if self._expired:
                     raise error
@@ -229,6 +250,16 @@ class LeasedConnection(ReliableConnection):
                     self._closed = f"the client did not come back within {self._seconds:g} s: {error}"
                     raise TransportError(self._closed)
                 self._changed.wait(left)
+        if self._left:
+            with self._keeping:
+                self._outbox.acknowledge(self._outbox.sent)
+
+    def _look_for_goodbye(self) -> None:
+        """Find out if the client said goodbye before it hung up."""
+        with contextlib.suppress(TransportError, ProtocolError):
+            self.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
+        if any(is_of_kind(frame.head, Goodbye) for frame in self.queued()):
+            self.leave()
 
     def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
         """Continue over another connection; the client has received `taken` frames. Returns when that connection is closed.
@@ -296,6 +327,12 @@ class Leases:
             leased = list(self._leased.values())
         sizes = [size for one in leased if (size := one.journal_bytes()) is not None]
         return len(sizes), sum(sizes)
+
+    def next_end(self) -> float | None:
+        """Seconds until the next session ends whose client is gone; None if all clients are there."""
+        with self._lock:
+            leased = list(self._leased.values())
+        return min((left for one in leased if (left := one.lease_left()) is not None), default=None)
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
         """Register a lease, so that the client may reconnect; returns the session's channel."""

@@ -2,9 +2,9 @@
 
 A long submission also yields the device there while another session waits.
 
-A session that computes does not read its connection. So a monitor thread reads the connections of sessions that have computed
-for a while, and looks for messages that cancel submissions and for the end of the connection. It reads only a little ahead:
-otherwise a client that sends faster than its programs run would fill the memory.
+A session that computes does not read its connection. So a monitor thread reads the connections of sessions that have been busy with one
+message for a while. It looks for messages that cancel submissions, for `Goodbye` and for the end of the connection. It reads only a little
+ahead: otherwise a client that sends faster than its programs run would fill the memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_core.server.recovery.executor_channel import ExecutorChannel
 from djinn_core.server.recovery.journal import Journal, JournalReader
@@ -26,14 +25,26 @@ from djinn_core.server.running.run_request import RunRequest
 from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions
-from djinn_core.wire.messages import decode
+from djinn_core.wire.messages import Goodbye, decode, is_of_kind
 
 LOOK_SECONDS: Final = 0.25
 _log = get_logger("djinn.server")
 
 
+class ClientLeft(TransportError):  # noqa: N818 - says what happened
+    """The client has said goodbye: the session has nothing more to do."""
+
+    def __init__(self) -> None:
+        super().__init__("the client has ended its session")
+
+
 class CancellationState:
-    """The cancelled submissions of a session. The session begins and ends submissions, any thread may cancel them."""
+    """The cancelled submissions of a session. The session begins and ends submissions, any thread may cancel them.
+
+    Attributes:
+        since: when the session began with the message that it is busy with, on the clock `time.perf_counter`; 0.0 while it waits for one.
+        left: set once the client has said goodbye and needs nothing to be finished.
+    """
 
     def __init__(self, turn: Share, usage: UsageMetrics) -> None:
         """`turn`: the session's share of the device. `usage`: counts the submissions that were stopped."""
@@ -42,7 +53,8 @@ class CancellationState:
         self._lock = threading.Lock()
         self._unwanted: set[int] = set()
         self._running: RunRequest | None = None
-        self._since = 0.0
+        self.since = 0.0
+        self.left = threading.Event()
         self._nothing = False
         self._journal: Journal | None = None
         self._past: JournalReader | None = None
@@ -51,12 +63,12 @@ class CancellationState:
         """Set the journal for cancellations, and that of an earlier process, whose cancellations are repeated at the same ops."""
         self._journal, self._past = journal, past
 
-    def begin(self, work: RunRequest, now: float) -> None:
-        """Begin a submission, at `now` on the clock `time.perf_counter`."""
+    def begin(self, work: RunRequest) -> None:
+        """Begin a submission."""
         if self._past is not None:
             work.stop_at = self._past.cuts.get(work.sequence)
         # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
-        self._since, self._running = now, work
+        self._running = work
         if self._nothing or (self._unwanted and work.sequence in self._unwanted):
             work.halt.append(True)
 
@@ -74,8 +86,12 @@ class CancellationState:
             self._journal.cut(work.sequence, run.stopped_at)
 
     def stop(self, submissions: Iterable[int]) -> None:
-        """Cancel these submissions."""
+        """Cancel these submissions, and count the request."""
         self._usage.count("cancel_requests")
+        self.cancel(submissions)
+
+    def cancel(self, submissions: Iterable[int]) -> None:
+        """Cancel these submissions. Calling it again does nothing."""
         with self._lock:
             self._unwanted.update(submissions)
             if len(self._unwanted) > limits.STOPS:
@@ -83,12 +99,27 @@ class CancellationState:
             if self._running is not None and self._running.sequence in self._unwanted:
                 self._running.halt.append(True)
 
-    def stop_all(self) -> None:
-        """Cancel all submissions: the client is gone."""
+    def stop_all(self) -> bool:
+        """Cancel all submissions: the client is gone. Return False if they were cancelled before."""
         with self._lock:
-            self._nothing = True
-            if self._running is not None:
+            first, self._nothing = not self._nothing, True
+            if first and self._running is not None:
                 self._running.halt.append(True)
+        return first
+
+    def leave(self) -> None:
+        """Cancel all submissions and end waits: the client has said goodbye."""
+        self.left.set()
+        self.stop_all()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep for `seconds`.
+
+        Raises:
+            ClientLeft: the client has said goodbye meanwhile.
+        """
+        if self.left.wait(seconds):
+            raise ClientLeft
 
     def give_way(self) -> None:
         """Yield the device before the next op, if the session has it and another one waits."""
@@ -108,12 +139,13 @@ class CancellationState:
         return not any(work.halt)
 
     def busy(self) -> bool:
-        """True if a submission has been running, or waiting for its turn, for at least `LOOK_SECONDS`."""
-        return self._running is not None and time.perf_counter() - self._since >= LOOK_SECONDS
+        """True if the session has been busy with one message for at least `LOOK_SECONDS`."""
+        since = self.since
+        return since > 0.0 and time.perf_counter() - since >= LOOK_SECONDS
 
 
 class CancellationMonitor:
-    """A thread that reads the connections of a process's sessions while they compute."""
+    """A thread that reads the connections of a process's sessions while they are busy."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -123,10 +155,7 @@ class CancellationMonitor:
 
     @contextmanager
     def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
-        """Monitor a session inside the block; a session without a lease is not monitored while it computes."""
-        if not connection.reads_ahead:
-            yield
-            return
+        """Monitor a session inside the block."""
         with self._lock:
             self._sessions[id(wanted)] = wanted, connection
             self._some.set()
@@ -157,28 +186,34 @@ class CancellationMonitor:
 
 
 def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
-    """Read what has arrived while a session computes, and detect that its client is gone."""
+    """Read what has arrived while a session is busy, and detect that its client is gone."""
+    broken: TransportError | None = None
     try:
-        came = connection.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
+        connection.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
     except ProtocolError as error:
         _log.debug("what came cannot be read; the session will see", error=str(error))
-        return
     except TransportError as error:
-        if connection.gone():
-            _log.warning("a program is stopped: its client has not come back", reason=str(error))
-            wanted.stop_all()
-        return
-    for frame in came:
-        stop_as(frame, wanted)
+        broken = error
+    # All of them: the session may have queued some of these frames itself, while it was sending.
+    for frame in connection.queued():
+        if not frame.body and obey(frame.head, wanted, connection):
+            return
+    if broken is not None and connection.gone() and wanted.stop_all():
+        _log.warning("a program is stopped: its client has not come back", reason=str(broken))
 
 
-def stop_as(frame: Frame, wanted: CancellationState) -> None:
-    """Cancel the submissions that a frame names, if it is such a message."""
-    if frame.body:
-        return
-    try:
-        message = decode(frame.head)
-    except ProtocolError:
-        return  # the session finds that as well, and reports it
-    if isinstance(message, CancelSubmissions):
-        wanted.stop(message.submissions)
+def obey(head: bytes, wanted: CancellationState, connection: ExecutorChannel) -> bool:
+    """Cancel the submissions that a message names, or all if it is the client's goodbye. Returns True for a goodbye."""
+    if is_of_kind(head, CancelSubmissions) or is_of_kind(head, Goodbye):
+        try:
+            message = decode(head)
+        except ProtocolError:
+            return False  # the session finds that as well, and reports it
+        if isinstance(message, CancelSubmissions):
+            wanted.cancel(message.submissions)
+        elif isinstance(message, Goodbye):
+            connection.leave()
+            if not message.finish:
+                wanted.leave()
+            return True
+    return False

@@ -1,0 +1,16 @@
+"""A short form of `run_endings.py`: programs that end at random moments, each followed by another one on a server with one place."""
+
+from __future__ import annotations
+
+from run_endings import OPTIONS, endings
+from servers import start_server
+
+
+def test_place_of_a_program_that_ends_is_free_for_the_next(python, plain_environment, tmp_path):
+    server = start_server(python.start, tmp_path, *OPTIONS, env=plain_environment)
+    try:
+        seen = list(endings(python, server, plain_environment, 6, seed=4))
+    finally:
+        server.stop()
+    assert len({ending.end for ending in seen}) > 2
+    assert server.log.read_text().count("session ended  ") == 7, server.log.read_text()
