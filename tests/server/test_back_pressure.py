@@ -149,6 +149,7 @@ def unleased(monkeypatch):
     """A session of an executor in this process whose client does as it likes, and the executor's end of the connection."""
     monkeypatch.setattr(limits, "BACKLOG_BYTES", MIB)
     monkeypatch.setattr(limits, "BACKLOG_FRAMES", 100)
+    monkeypatch.setattr(limits, "AHEAD_FRAMES", 0)
     ends, pair = [], inline.connected_pair
 
     def connected_pair():
