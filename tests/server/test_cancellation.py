@@ -264,6 +264,7 @@ def test_goodbye_ends_a_session_that_an_admission_policy_delays(begin):
     assert delayed.wait(300)
     line.put(encode(Goodbye()))
     thread.join(300)
+    assert not thread.is_alive()
     assert not errors
     assert executor.submissions == 0
 
