@@ -264,6 +264,7 @@ def test_goodbye_ends_a_session_that_an_admission_policy_delays(begin):
     assert delayed.wait(300)
     line.put(encode(Goodbye()))
     thread.join(300)
+    assert not thread.is_alive()
     assert not errors
     assert executor.submissions == 0
 
@@ -299,7 +300,7 @@ def test_what_waits_behind_a_program_is_stopped_as_well(session):
 def test_a_long_program_lets_others_have_a_turn(begin):
     context = ExecutorContext.of(CpuRuntime())
     long, slow, *_ = begin(context)
-    while not long._wanted.busy():
+    while not (long._wanted.busy() and context.device.turns.busy):
         time.sleep(0.01)
     _, quick, *_ = begin(context, EIGHT, ())
     deadline = time.monotonic() + 300

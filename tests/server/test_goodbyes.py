@@ -14,10 +14,11 @@ OPTIONS = ("--threads", "1", "--drain-seconds", "1", "--lease-seconds", "600", "
 # A minute or more of matrix products, of which nothing is read.
 BUSY = """
 import sys, threading, time, torch, djinn
+djinn.configure(checkpoint_instructions=100)
 d = "remote_accelerator:0"
 x = torch.full((1500, 1500), 0.001, device=d)
 print(x[0, 0].item(), flush=True)
-for _ in range(2000):
+for _ in range(400):
     x = (x @ x) * 0.001
 """
 ENDS = {
