@@ -1,4 +1,4 @@
-"""When a journal is compacted to a snapshot, and when it is not. Real server, real kills."""
+"""Compaction of journals to snapshots, and where it does not happen. Real server, real kills."""
 
 from __future__ import annotations
 
