@@ -41,7 +41,7 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
 
     Raises:
         ConfigurationError: it is no URL.
-        PluginError: no transport does; the message names the package that would.
+        PluginError: no transport does; the message says where Djinn's own are.
     """
     scheme = parse_url(url).scheme
     known = list(transports)
@@ -50,8 +50,8 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
             return transport
     schemes = ", ".join(sorted(s for transport in known for s in transport.schemes)) or "none"
     raise PluginError(
-        f"no transport for {scheme}:// (there are: {schemes}). Install the plugin that brings it, which would be called "
-        f"djinn-{scheme}; `djinn plugins` shows what is installed and what is broken or disabled"
+        f"no transport for {scheme}:// (there are: {schemes}). Those of Djinn are in plugins/transports of its repository: `pip install "
+        "./plugins/transports/tcp` in a checkout, for example. `djinn plugins` shows what is installed and what is broken or disabled"
     )
 
 

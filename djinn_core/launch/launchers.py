@@ -38,16 +38,16 @@ def launcher_named(engine: str, launchers: Iterable[Launcher]) -> Launcher:
     """The launcher that the setting `engine` names.
 
     Raises:
-        PluginError: there is none of that name; the message names the package that would bring it.
+        PluginError: there is none of that name; the message says where Djinn's own are.
     """
     if engine == LOCAL:
         return LocalLauncher()
     known = {launcher.name: launcher for launcher in launchers}
     if engine not in known:
         raise PluginError(
-            f"there is no engine {engine!r} to start executors with (there are: {', '.join(sorted({LOCAL, *known}))}). Install "
-            f"the plugin that brings it, which would be called djinn-{engine}; `djinn plugins` shows what is installed and what "
-            "is broken or disabled"
+            f"there is no engine {engine!r} to start executors with (there are: {', '.join(sorted({LOCAL, *known}))}). Those "
+            "of Djinn are in plugins/launchers of its repository: `pip install './plugins/launchers/ray[ray]'` in a checkout, for "
+            "example. `djinn plugins` shows what is installed and what is broken or disabled"
         )
     return known[engine]
 

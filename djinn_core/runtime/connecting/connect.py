@@ -70,7 +70,7 @@ def open_connections(
 
     Raises:
         ConfigurationError: an address or the connection file is malformed, or there is no token.
-        PluginError: no transport serves the address; the message names the package that would. Or a plugin is of use to
+        PluginError: no transport serves the address; the message says where Djinn's own are. Or a plugin is of use to
             servers alone, and none can import it.
         TransportError: no server can be reached.
         AccessRefused: the server does not let this client in.

@@ -62,7 +62,9 @@ def _connected(address: str) -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise StartupError(f"the engine ray needs the package ray ({error}): pip install 'djinn-ray[ray]'") from error
+        raise StartupError(
+            f"the engine ray needs the package ray ({error}): pip install 'ray[client]>=2.40'"
+        ) from error
     if not ray.is_initialized():
         try:
             before = signal.getsignal(signal.SIGTERM)

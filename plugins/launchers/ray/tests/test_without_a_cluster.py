@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,9 @@ import djinn_ray
 from djinn.launchers import LaunchWish, StartupError
 from djinn.testing import PluginConformance
 from djinn_ray import resources
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+(REQUIREMENT,) = PROJECT["optional-dependencies"]["ray"]
 
 
 class TestPlugin(PluginConformance):
@@ -65,7 +71,7 @@ def test_executors_look_towards_the_head():
 def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     launcher = djinn_ray.RayLauncher(djinn_ray.Settings())
-    with pytest.raises(StartupError, match=r"pip install 'djinn-ray\[ray\]'"):
+    with pytest.raises(StartupError, match=re.escape(f"pip install '{REQUIREMENT}'")):
         launcher.launch(None, LaunchWish())
 
 

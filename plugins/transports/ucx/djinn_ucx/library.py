@@ -25,8 +25,8 @@ def library() -> ModuleType:
         from ucxx._lib import libucxx
     except (ImportError, OSError) as error:
         raise TransportError(
-            f"ucx:// needs the package ucxx ({error}); install it with `pip install 'djinn-ucx[ucx]'`, or use a tcp:// or "
-            "tcps:// address"
+            f"ucx:// needs the package ucxx ({error}); install it with `pip install 'ucxx-cu12>=0.52,<0.53'`, or use a tcp:// "
+            "or tcps:// address"
         ) from error
     found: ModuleType = libucxx
     return found

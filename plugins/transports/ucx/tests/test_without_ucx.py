@@ -1,6 +1,9 @@
 """Behaviour without UCX installed: an address is refused with the cure, and announcements are checked first."""
 
+import re
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,8 @@ from djinn_ucx import UcxTransport
 from djinn_ucx.library import library
 from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket
 
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+(REQUIREMENT,) = PROJECT["optional-dependencies"]["ucx"]
 LIMITS = Limits(head=1000, body=1 << 20, buffers=4)
 
 
@@ -20,7 +25,7 @@ def test_without_the_library_an_address_is_refused_with_the_cure(monkeypatch):
         lambda: transport.connect("ucx://127.0.0.1:1", LIMITS, 1.0),
         lambda: transport.listen("ucx://127.0.0.1:0", LIMITS, print),
     ):
-        with pytest.raises(TransportError, match=r"pip install 'djinn-ucx\[ucx\]'"):
+        with pytest.raises(TransportError, match=re.escape(f"pip install '{REQUIREMENT}'")):
             call()
     assert "pip install" in transport.facts()
     library.cache_clear()

@@ -79,7 +79,8 @@ def parse(address: str) -> tuple[str, str, str]:
     Raises:
         WeightsUnavailable: it is no such address.
     """
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     rest = address.removeprefix("hf://")
     name, at, tail = rest.partition("@")
