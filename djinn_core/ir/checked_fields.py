@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 from attrs.validators import deep_iterable, deep_mapping, instance_of
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], Any]
-IS_MAPPING: Final[Validator] = instance_of(Mapping)  # type: ignore[type-abstract]
-IS_SET: Final[Validator] = instance_of(AbstractSet)  # type: ignore[type-abstract]
+IS_MAPPING: Final[Validator] = instance_of(Mapping)
+IS_SET: Final[Validator] = instance_of(AbstractSet)
 
 
-def tuple_of(kind: type | tuple[type, ...]) -> Validator:
-    """Return a validator of a tuple with elements of `kind`."""
-    return deep_iterable(instance_of(kind), instance_of(tuple))
+def tuple_of(kind: type) -> Validator:
+    """Return a validator of a tuple, or a list, with elements of `kind`."""
+    return deep_iterable(instance_of(kind), instance_of((tuple, list)))
+
+
+def as_numbers(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Return `numbers` as a tuple."""
+    return tuple(numbers)
 
 
 def mapping_of(keys: type, values: type = object) -> Validator:
@@ -28,6 +30,6 @@ def mapping_of(keys: type, values: type = object) -> Validator:
     return deep_mapping(instance_of(keys), instance_of(values), IS_MAPPING)
 
 
-def read_only(mapping: Mapping[K, V]) -> Mapping[K, V]:
+def read_only(mapping: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Return a view of `mapping` that refuses writes: plugins see it, and it belongs to the planner."""
     return mapping if isinstance(mapping, MappingProxyType) else MappingProxyType(mapping)

@@ -42,11 +42,11 @@ class Placement(ShownInNotebooks):
         pinned: nodes that are where the user asked for. They stay there: if that does not fit, planning fails.
     """
 
-    decisions: tuple[PlacementDecision, ...] = attrs.field(converter=tuple)
+    decisions: tuple[PlacementDecision, ...]
     values: Mapping[int, str] = attrs.field(validator=IS_MAPPING)
     policy: str = attrs.field(default="", validator=instance_of(str))
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, validator=IS_MAPPING)
-    replicas: tuple[PlacementDecision, ...] = attrs.field(default=(), converter=tuple)
+    replicas: tuple[PlacementDecision, ...] = ()
     refused: tuple[str, ...] = ()
     spills: bool = False
     pinned: frozenset[int] = attrs.field(default=frozenset(), validator=IS_SET)

@@ -42,11 +42,9 @@ class Rewrite:
     drop: frozenset[int] = attrs.field(default=frozenset(), validator=deep_iterable(instance_of(int), IS_SET))
     replace: Mapping[int, int] = attrs.field(factory=dict, validator=mapping_of(int, int))
     hints: Mapping[str, Any] = attrs.field(factory=dict, validator=mapping_of(str))
-    equal_slots: tuple[tuple[int, int], ...] = attrs.field(default=(), converter=tuple, validator=tuple_of(tuple))
-    substitutions: tuple[Substitution, ...] = attrs.field(default=(), converter=tuple, validator=tuple_of(Substitution))
-    replicas: tuple[PlacementDecision, ...] = attrs.field(
-        default=(), converter=tuple, validator=tuple_of(PlacementDecision)
-    )
+    equal_slots: tuple[tuple[int, int], ...] = attrs.field(default=(), validator=tuple_of(tuple))
+    substitutions: tuple[Substitution, ...] = attrs.field(default=(), validator=tuple_of(Substitution))
+    replicas: tuple[PlacementDecision, ...] = attrs.field(default=(), validator=tuple_of(PlacementDecision))
     by_turn: bool = False
 
     def __bool__(self) -> bool:

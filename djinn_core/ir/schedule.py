@@ -107,12 +107,12 @@ class ExecutionSchedule(ShownInNotebooks):
     """
 
     program: Program
-    groups: tuple[SchedulingGroup, ...] = attrs.field(converter=tuple, validator=tuple_of(SchedulingGroup))
+    groups: tuple[SchedulingGroup, ...] = attrs.field(validator=tuple_of(SchedulingGroup))
     steps: Mapping[str, tuple[Step, ...]] = attrs.field(validator=mapping_of(str, tuple))
     replace: Mapping[int, int] = attrs.field(factory=dict, validator=mapping_of(int, int))
     equal_slots: tuple[tuple[int, int], ...] = ()
     scheduler: str = attrs.field(default="", validator=instance_of(str))
-    reasons: tuple[str, ...] = attrs.field(default=(), converter=tuple, validator=tuple_of(str))
+    reasons: tuple[str, ...] = attrs.field(default=(), validator=tuple_of(str))
     rewritten: RewrittenProgram | None = attrs.field(default=None, repr=False)
 
     @property

@@ -64,9 +64,12 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
 
 def _type_problem(placement: Placement) -> str:
     """Return which element of a placement is of a wrong type, or an empty text. Its class checks none: policies may make thousands."""
-    wrong = [d for d in (*placement.decisions, *placement.replicas) if not isinstance(d, PlacementDecision)]
-    wrong += [(v, d) for v, d in placement.values.items() if not (isinstance(v, int) and isinstance(d, str))]
-    wrong += [(v, held) for v, held in placement.copies.items() if not (isinstance(v, int) and isinstance(held, tuple))]
+    decisions: list[object] = [*placement.decisions, *placement.replicas]
+    values: list[tuple[object, object]] = [*placement.values.items()]
+    copies: list[tuple[object, object]] = [*placement.copies.items()]
+    wrong = [one for one in decisions if not isinstance(one, PlacementDecision)]
+    wrong += [(v, home) for v, home in values if not (isinstance(v, int) and isinstance(home, str))]
+    wrong += [(v, held) for v, held in copies if not (isinstance(v, int) and isinstance(held, tuple))]
     return f"{wrong[0]!r} is of a wrong type" if wrong else ""
 
 

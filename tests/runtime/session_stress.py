@@ -94,9 +94,10 @@ def main(seconds: float, folder: str, *, more: bool) -> int:
     end = time.monotonic() + seconds
 
     def work(number: int) -> None:
-        choices = random.Random(number)
-        while time.monotonic() < end and not failed:
-            name = choices.choice(list(calls))
+        choices, names = random.Random(number), list(calls)
+        first = [names[(3 * number + step) % len(names)] for step in range(3)]  # together, the threads make each call
+        while (first or time.monotonic() < end) and not failed:
+            name = first.pop() if first else choices.choice(names)
             try:
                 calls[name]()
             except djinn.SessionLost:  # another thread has ended the session meanwhile

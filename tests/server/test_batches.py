@@ -225,19 +225,16 @@ def test_what_lies_between_two_products_runs_once_for_all_sessions(context, weig
 
 def test_numbers_that_differ_in_sign_or_type_alone_are_not_joined(context, weight):
     clients = [Client(context, weight, rows, template=SCALED) for rows in (1, 2, 3)]
-    for slots in [(0.5,)] * ROUNDS + [(0.0,), (-0.0,), (0,)]:
-        for number, one in enumerate(clients):
-            one.slots = (-slots[0],) if number == 1 else slots
+    for _ in range(ROUNDS):
         together(context, clients)
-    for one in clients:
-        scaled = torch.ones(1, 4) * one.length @ weight * one.slots[0]
-        assert torch.equal(one.results()[1][-1:].signbit(), scaled.signbit())
-    for one, slot in zip(clients, (0.0, -0.0, 0.0), strict=True):
-        one.slots = (slot,)
-    together(context, clients)
-    for one in clients:
-        scaled = torch.ones(1, 4) * one.length @ weight * one.slots[0]
-        assert torch.equal(one.results()[1][-1:].signbit(), scaled.signbit())
+    assert context.device.batches.counts.batched_rows
+    for slots in ((0.0, -0.0, 0.0), (-0.0, 0.0, 0), (0, -0.0, 0.0)):
+        for one, slot in zip(clients, slots, strict=True):
+            one.slots = (slot,)
+        together(context, clients)
+        for one in clients:
+            scaled = torch.ones(1, 4) * one.length @ weight * one.slots[0]
+            assert torch.equal(one.results()[1][-1:].signbit(), scaled.signbit())
     close(clients)
 
 

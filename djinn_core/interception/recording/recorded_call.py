@@ -143,7 +143,7 @@ class _NotRecordable(Exception):  # noqa: N818 - a signal between functions of t
 
 class _Analysis:
     def __init__(
-        self, inputs: Sequence[LazyTensor], entries: Sequence[Entry], uploads: Sequence[tuple[int, torch.Tensor]]
+        self, inputs: Sequence[LazyTensor], entries: Sequence[Entry], uploads: Sequence[tuple[int, torch.Tensor, int]]
     ) -> None:
         self.inputs = inputs
         self.entries = entries

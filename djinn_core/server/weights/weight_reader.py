@@ -464,11 +464,9 @@ class WeightReader:
         source = self._source(address)
         try:
             if isinstance(source, DownloadingSource):
-                files = source.download(address, self._permissions, report)
+                files = _files_of(source, source.download(address, self._permissions, report))
             else:
-                files = source.open(address, self._permissions)
-            if not (isinstance(files, Sequence) and all(isinstance(file, WeightFile) for file in files)):
-                raise TypeError(f"the weight source {source.name!r} returned no list of files")
+                files = _files_of(source, source.open(address, self._permissions))
         except WeightsUnavailable:
             raise
         except Exception as error:
@@ -476,6 +474,13 @@ class WeightReader:
             raise WeightsUnavailable(f"{address!r} cannot be opened: {type(error).__name__}") from error
         opened = _opened(address, files, self._formats)
         return attrs.evolve(opened, replaceable=self._replaceable(source, files))
+
+
+def _files_of(source: WeightSource, found: object) -> Sequence[WeightFile]:
+    """Return `found`, which a plugin may have made of anything, if it is a list of files; raise TypeError otherwise."""
+    if not (isinstance(found, Sequence) and all(isinstance(file, WeightFile) for file in found)):
+        raise TypeError(f"the weight source {source.name!r} returned no list of files")
+    return found
 
 
 def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightFormat]) -> OpenedWeights:
