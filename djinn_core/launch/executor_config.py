@@ -292,12 +292,13 @@ class ExecutorConfig:
         return {flag: folder for flag, folder in named.items() if folder is not None}
 
     def check_folders(self) -> None:
-        """Raise `ConfigurationError` if a folder with files of all tenants contains, or lies in, another folder of the server."""
+        """Raise `ConfigurationError` if a folder that clients read contains, or lies in, a folder with files of all tenants."""
         own = self.own_folders
-        pairs = [*itertools.product([("--models", folder) for folder in self.models.folders], own.items())]
-        for (flag, folder), (other_flag, other) in [*pairs, *itertools.combinations(own.items(), 2)]:
+        readable = [("--models", folder) for folder in self.models.folders]
+        readable += [(flag, folder) for flag, folder in own.items() if flag == "--save-weights"]
+        for (flag, folder), (other_flag, other) in itertools.product(readable, own.items()):
             one, two = folder.resolve(), other.resolve()
-            if one.is_relative_to(two) or two.is_relative_to(one):
+            if flag != other_flag and (one.is_relative_to(two) or two.is_relative_to(one)):
                 raise ConfigurationError(
                     f"{flag} {folder} and {other_flag} {other} overlap, so clients could read files of other tenants: name folders "
                     "of which none contains another one"
