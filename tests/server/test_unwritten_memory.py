@@ -7,6 +7,7 @@ import platform
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from configured import configured
 from torch.utils._pytree import tree_leaves, tree_map
 
 from djinn_core import torch_private
+from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.ir.operators import resolve
+from djinn_core.server.compiling.compiled_region import CompiledRegion
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness
 from djinn_core.server.running.unwritten_memory import clearing, copied_with_strides, needs_clearing
@@ -120,15 +123,23 @@ def test_a_copy_with_other_strides_has_zeros_in_its_gaps(filled):
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_ops_on_sparse_tensors_leave_nothing_unwritten(filled):
-    call = own_operators(_CPU(), DeviceRandomness(torch.device("cpu")))["djinn::layout_call"]
+    call = own_operators(CpuRuntime(), DeviceRandomness(torch.device("cpu")))["djinn::layout_call"]
     columns = torch.cat([torch.arange(2), torch.arange(298)])
     csr = ["sparse_csr", [2, 300], torch.tensor([0, 2, 300]), columns, torch.ones(300)]
     zeros, others = (filled(byte, lambda: call("aten::empty_like", csr)) for byte in (0, 165))
     assert all(torch.equal(octets(a), octets(b)) for a, b in zip(zeros, others, strict=True))
 
 
-class _CPU:
-    device = torch.device("cpu")
+@pytest.mark.parametrize("op", ["aten::empty.memory_format", "aten::_ctc_loss"])
+def test_compiled_code_leaves_nothing_unwritten_in_place_of_an_op_that_does(op, filled):
+    """The compiler's code stands for one that allocates a buffer, and the region for one with that op alone."""
+    template = SimpleNamespace(steps=[SimpleNamespace(op=op)], constants=(), slots=0)
+    region = SimpleNamespace(start=0, stop=1, inputs=(0,), views=(), fresh=(0,), written=())
+    sizes = SimpleNamespace(floats=(), guard=lambda: None)
+    compiled = CompiledRegion("fake", lambda _: [torch.empty(900)], template, region, sizes, torch.device("cpu"))
+    env = [torch.ones(1)]
+    filled(165, lambda: compiled.run(env))
+    assert not octets(env[0]).any()
 
 
 @pytest.mark.long
