@@ -23,6 +23,7 @@ SAMPLE_FILE = len(_HEADER).to_bytes(8, "little") + _HEADER + _TENSOR.numpy().tob
 """Bytes of a safetensors file with one tensor, `weight`: the integers from 0 to 4095."""
 
 _NOT_THERE = "-that-is-not-there"
+__all__ = ["SAMPLE_FILE", "WeightSourceConformance", "open_permitted"]
 Place = Callable[[bytes], tuple[str, WeightPermissions]]
 
 

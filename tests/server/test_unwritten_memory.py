@@ -53,7 +53,7 @@ def octets(tensor):
 
 
 def function_of(name):
-    """What an executor calls for an op."""
+    """Function that an executor calls for an op."""
     return clearing(name, torch_private.kernel_of(resolve(name)))
 
 
