@@ -56,12 +56,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache directory for servers that the tests start and an empty configuration directory, in place of the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cache directory for servers that the tests start and an empty configuration directory, in place of the user's.
+
+    It is in no folder of a test, which servers may read models from.
+    """
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="djinn-tests-") as cache:
+        patch.setenv("XDG_CACHE_HOME", cache)
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-        yield
+        yield cache
 
 
 _PLAIN = {"DJINN_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -121,15 +124,18 @@ def fresh_executors(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def serving(python, plain_environment, tmp_path_factory):
+def serving(python, plain_environment, tmp_path_factory, cache_directory):
     """The connection file's content of a server that runs as long as the tests."""
     from servers import start_server
 
     from djinn_core.launch.connection_file import read_connection_file
 
-    options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0", "--models", tempfile.gettempdir()]
-    options += ["--save-weights", str(tmp_path_factory.mktemp("saved"))]
-    options += ["--published", str(tmp_path_factory.mktemp("published"))]
+    options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
+    options += ["--models", str(tmp_path_factory.getbasetemp())]
+    for flag, name in (("--save-weights", "saved"), ("--published", "published")):
+        folder = Path(cache_directory, name)
+        folder.mkdir()
+        options += [flag, str(folder)]
     server = start_server(python.start, tmp_path_factory.mktemp("serving"), *options, env=plain_environment)
     yield read_connection_file(server.file)
     assert server.stop() == 0, server.log.read_text()

@@ -239,15 +239,38 @@ def stand_in_for_cuda() -> None:
 
 
 def _table_of_guards() -> Any:
+    return (ctypes.c_void_p * _DEVICE_TYPES).in_dll(_libc10(), "_ZN3c104impl26device_guard_impl_registryE")
+
+
+_DEVICE_TYPES: Final = 21  # those that the table has at least: PrivateUse1 is the last
+
+
+@functools.cache
+def _libc10() -> ctypes.CDLL:
+    """Load PyTorch's core library.
+
+    Raises:
+        OSError: it is not where it is looked for.
+    """
     folder = Path(torch.__file__).parent / "lib"
     found = sorted(folder.glob("libc10.*"))  # .so, on macOS .dylib
     if not found:
         raise OSError(f"there is no library libc10 in {folder}")
-    library = ctypes.CDLL(str(found[0]))
-    return (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    return ctypes.CDLL(str(found[0]))
 
 
-_DEVICE_TYPES: Final = 21  # those that the table has at least: PrivateUse1 is the last
+@functools.cache
+def clearing_switch() -> Any:
+    """Return the switch (its `value` is a bool) that has PyTorch's CPU allocator clear all memory that it hands out.
+
+    Raises:
+        OSError, ValueError: this PyTorch has no such switch where it is looked for.
+    """
+    name = "FLAGS_caffe2_cpu_allocator_do_zero_fill"
+    try:
+        return ctypes.c_bool.in_dll(_libc10(), name)
+    except ValueError:  # built with gflags
+        return ctypes.c_bool.in_dll(_libc10(), f"_ZN3fLB{len(name)}{name}E")
 
 
 def pass_for(function: Callable[..., Any], original: Callable[..., Any]) -> None:

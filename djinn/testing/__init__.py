@@ -44,7 +44,7 @@ from djinn.testing.session import (
 from djinn.testing.tls_transports import TlsTransportConformance
 from djinn.testing.transports import TransportConformance
 from djinn.testing.weight_formats import WeightFormatConformance
-from djinn.testing.weights import SAMPLE_FILE, WeightSourceConformance
+from djinn.testing.weights import SAMPLE_FILE, WeightSourceConformance, open_permitted
 
 __all__ = [
     "SAMPLE_FILE",
@@ -80,6 +80,7 @@ __all__ = [
     "executor_processes",
     "kill_executor",
     "open_connections",
+    "open_permitted",
     "open_session",
     "optimization_context",
     "placement_context",

@@ -13,6 +13,7 @@ import torch
 from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weights import MappableFile, WeightFile, WeightPermissions, WeightSource
+from djinn_core.server.weights.permitted_places import open_permitted
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
 
@@ -22,6 +23,7 @@ SAMPLE_FILE = len(_HEADER).to_bytes(8, "little") + _HEADER + _TENSOR.numpy().tob
 """Bytes of a safetensors file with one tensor, `weight`: the integers from 0 to 4095."""
 
 _NOT_THERE = "-that-is-not-there"
+__all__ = ["SAMPLE_FILE", "WeightSourceConformance", "open_permitted"]
 Place = Callable[[bytes], tuple[str, WeightPermissions]]
 
 
@@ -79,17 +81,15 @@ class WeightSourceConformance(Ending):
         end = PurePosixPath(address).suffix  # which alone says the format
         for asked in (address, address.removesuffix(end) + _NOT_THERE + end):
             with pytest.raises(WeightsUnavailable) as refused:
-                source.open(asked, WeightPermissions())
+                open_permitted(source, asked, WeightPermissions())
             told.append(str(refused.value).replace(_NOT_THERE, ""))
-        assert told[0] == told[1], (
-            "what is not permitted must be answered like what is not there: ask `permissions` first"
-        )
+        assert told[0] == told[1], "`places` must not say what is there: it is asked before the permissions are"
 
     def test_what_is_not_there_is_unavailable(self, source: WeightSource, place: Place) -> None:
         """It is `WeightsUnavailable`, no error of the source's own."""
         address, permissions = place(SAMPLE_FILE)
         with pytest.raises(WeightsUnavailable):
-            source.open(address + _NOT_THERE, permissions)
+            open_permitted(source, address + _NOT_THERE, permissions)
 
     def test_an_executor_finds_the_tensors(self, source: WeightSource, place: Place) -> None:
         """The address begins with the source's name, and the file's name says what it is."""
@@ -102,7 +102,7 @@ class WeightSourceConformance(Ending):
 
 
 def _only(source: WeightSource, address: str, permissions: WeightPermissions) -> WeightFile:
-    (file,) = source.open(address, permissions)
+    (file,) = open_permitted(source, address, permissions)
     return file
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.weights import INDEX, WeightFile, WeightPermissions, WeightSink, WeightSource
+from djinn_core.hookspecs.weights import INDEX, LocalPlace, WeightFile, WeightPermissions, WeightSink, WeightSource
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, pread_into, read_only, sync_folder
 from djinn_core.system.mappings import allocate, mapped_privately, others_may_write
 from djinn_core.system.processes import lock_file
@@ -203,58 +203,44 @@ class FileSource:
 
     name = "file"
 
-    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """As `WeightSource.open`."""
+    def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace]:
+        """As `WeightSource.places`."""
         # `?` and `#` are parts of names: what follows them must not be other spellings of one file.
-        path = _path(address)
-        for folder in (*permissions.folders, *permissions.saving):
-            try:
-                permissions.resolve(folder / path)  # an absolute path is itself
-            except WeightsUnavailable:
-                continue
-            return open_folder(folder / path, permissions)
-        return open_folder(path, permissions)
+        path = Path(address.removeprefix("file:").removeprefix("//"))
+        return [LocalPlace(folder / path) for folder in folders or (Path(),)]  # an absolute path is itself
 
-    def create(self, address: str, size: int, permissions: WeightPermissions) -> WeightSink:
+    def create(self, path: Path, size: int) -> WeightSink:
         """As `WritableSource.create`; folders are made."""
-        found = _writable(address, permissions)
+        _check_name(path)
         try:
-            found.parent.mkdir(parents=True, exist_ok=True)
-            if found.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            return LocalSink(found, size)
+            return LocalSink(path, size)
         except OSError as error:
-            raise WeightsUnavailable(f"{address!r} cannot be written: {error.strerror or error}") from error
+            raise WeightsUnavailable(f"{path.name!r} cannot be written: {error.strerror or error}") from error
 
-    def remove(self, address: str, permissions: WeightPermissions) -> None:
-        """As `WritableSource.remove`; folders that are empty then are removed as well."""
-        found = _writable(address, permissions)
+    def remove(self, path: Path, folders: Sequence[Path]) -> None:
+        """As `WritableSource.remove`."""
+        _check_name(path)
         try:
-            found.unlink()
+            path.unlink()
         except OSError as error:
-            raise WeightsUnavailable(f"{address!r} cannot be removed: {error.strerror or error}") from error
-        folders = {folder.resolve() for folder in permissions.saving}
+            raise WeightsUnavailable(f"{path.name!r} cannot be removed: {error.strerror or error}") from error
+        stops = {folder.resolve() for folder in folders}
         with contextlib.suppress(OSError):  # it is not empty
-            while found.parent not in folders:
-                found = found.parent
-                found.rmdir()
+            while path.parent not in stops:
+                path = path.parent
+                path.rmdir()
 
 
-def _writable(address: str, permissions: WeightPermissions) -> Path:
-    path = _path(address)
+def _check_name(path: Path) -> None:
     if path.suffix != ".safetensors" or path.name == path.suffix:
-        raise WeightsUnavailable(f"{address!r} is no file whose name ends with .safetensors")
+        raise WeightsUnavailable(f"{path.name!r} is no file whose name ends with .safetensors")
     if UNFINISHED in path.name:
         raise WeightsUnavailable(
-            f"{address!r} has {UNFINISHED!r} in its name, as files that are not whole yet: name it otherwise"
+            f"{path.name!r} has {UNFINISHED!r} in its name, as files that are not whole yet: name it otherwise"
         )
-    for folder in permissions.saving[:1]:
-        path = folder / path  # an absolute path is itself
-    return permissions.resolve_new(path)
-
-
-def _path(address: str) -> Path:
-    return Path(address.removeprefix("file:").removeprefix("//"))
 
 
 @hookimpl

@@ -27,12 +27,14 @@ class WeightPermissions:
         addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters, and
             before the first `/` of what follows `://` (a host, a bucket, an organization) for any but `/`.
         saving: folders that the tenant may save weights in, and read (`--save-weights`).
+        hidden: folders of the server itself, with files of all tenants. Only what is in `saving` may be read of them.
         suffixes: ends of the names of files with weights, by the formats in use, and of their indexes: a source offers these of a folder.
     """
 
     folders: tuple[Path, ...] = ()
     addresses: tuple[str, ...] = ()
     saving: tuple[Path, ...] = ()
+    hidden: tuple[Path, ...] = ()
     suffixes: tuple[str, ...] = (".safetensors", INDEX)
 
     def allows(self, address: str) -> bool:
@@ -48,7 +50,9 @@ class WeightPermissions:
         """
         try:
             found = path.resolve(strict=True)
-            if any(found.is_relative_to(folder.resolve()) for folder in (*self.folders, *self.saving)):
+            if _is_within(found, self.saving) or (
+                _is_within(found, self.folders) and not _is_within(found, self.hidden)
+            ):
                 return found
         except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
             pass
@@ -64,11 +68,15 @@ class WeightPermissions:
         """
         try:
             found = path.parent.resolve() / path.name
-            if path.name != ".." and any(found.is_relative_to(folder.resolve()) for folder in self.saving):
+            if path.name != ".." and _is_within(found, self.saving):
                 return found
         except (OSError, RuntimeError, ValueError):
             pass
         raise WeightsUnavailable(f"{str(path)!r} is in no folder that clients may save weights in (--save-weights)")
+
+
+def _is_within(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder.resolve()) for folder in folders)
 
 
 def _matches(address: str, pattern: str) -> bool:
@@ -130,22 +138,56 @@ class MappableFile(WeightFile, Protocol):
         """
 
 
+@attrs.frozen
+class LocalPlace:
+    """A place on the server's disk.
+
+    Attributes:
+        path: a file, or a folder with the files of one model.
+        immutable: nothing writes into these files or cuts them off, although they may be replaced: they may be mapped into memory.
+    """
+
+    path: Path
+    immutable: bool = False
+
+
 @runtime_checkable
 class WeightSource(Protocol):
-    """Opens addresses of one scheme. `name` is the scheme: what stands before the colon in `hf://org/model`."""
+    """Says where the weights are that addresses of one scheme name. `name` is the scheme: what stands before the colon in `hf://org/model`.
+
+    A source opens no file of the server's disk: the executor checks each place against the operator's permissions, and opens it.
+    """
 
     name: str
 
-    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """The files that an address names: one, or the candidates of a folder, which may include indexes (`*.index.json`).
+    def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
+        """Return the places where an address may be found, in the order in which they are tried.
+
+        Places that clients may not read are passed over. A network address is given to `NetworkSource.open`.
 
         Args:
             address: it has no segment `..` (between any of `/`, `:`, `@`, `?`, `=` and the like), no control characters, no
                 backslashes and no percent escapes.
-            permissions: what may be read; the source checks them.
+            folders: the folders that clients may read, for addresses that are relative to these.
 
         Raises:
-            WeightsUnavailable: there is nothing, it may not be read, or it cannot be read.
+            WeightsUnavailable: it is no address of this source.
+        """
+
+
+@runtime_checkable
+class NetworkSource(WeightSource, Protocol):
+    """A weight source that has network addresses among its places."""
+
+    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
+        """Open a network address that clients may read: one file, or the candidates of a folder, its indexes included.
+
+        Args:
+            address: one of `places`.
+            permissions: further addresses, such as those of redirects and shards, must be asked for with `allows`.
+
+        Raises:
+            WeightsUnavailable: there is nothing, or it cannot be read.
         """
 
 
@@ -155,10 +197,13 @@ ReportDownload = Callable[[int, int], None]
 
 @runtime_checkable
 class DownloadingSource(WeightSource, Protocol):
-    """A weight source that may have to download what an address names, which clients see the progress of."""
+    """A weight source that downloads network addresses, and shows clients the progress."""
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
-        """As `open`, with calls of `report`, by any thread, at least once a second while bytes come. What it raises ends the download."""
+        """As `NetworkSource.open`.
+
+        `report` is called by any thread, at least once a second while bytes come. Its exceptions end the download.
+        """
 
 
 class WeightSink(Protocol):
@@ -184,20 +229,20 @@ class WeightSink(Protocol):
 
 @runtime_checkable
 class WritableSource(WeightSource, Protocol):
-    """A weight source whose addresses clients can save to, where the permissions allow it."""
+    """A weight source whose addresses clients can save to. The executor has checked that a client may write the path."""
 
-    def create(self, address: str, size: int, permissions: WeightPermissions) -> WeightSink:
-        """Begin to write a file of `size` bytes at an address, checked as for `open`.
+    def create(self, path: Path, size: int) -> WeightSink:
+        """Begin to write a file of `size` bytes.
 
         Raises:
-            WeightsUnavailable: it may not be written, or cannot be.
+            WeightsUnavailable: it cannot be written.
         """
 
-    def remove(self, address: str, permissions: WeightPermissions) -> None:
-        """Remove the file at an address that may be written to, checked as for `create`.
+    def remove(self, path: Path, folders: Sequence[Path]) -> None:
+        """Remove a file, and its folders that are empty then, up to those in `folders`.
 
         Raises:
-            WeightsUnavailable: there is none (its cause is a `FileNotFoundError`), or it may not or cannot be removed.
+            WeightsUnavailable: there is none (its cause is a `FileNotFoundError`), or it cannot be removed.
         """
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from djinn_core.config import PLUGIN_PREFIX
 from djinn_core.errors import StartupError
 
 EXECUTOR_MODULE = "djinn_core.server.executor_process"
@@ -34,10 +35,13 @@ def executor_command(module: str, device: str, report: int) -> list[str]:
 def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
     """This process's environment, with its import path, so that the executor imports the same code.
 
-    Secrets that came in the environment are left out: an executor needs none of them. So are the variables in `without`.
+    Secrets that came in the environment are left out: an executor needs none of them, and gets the settings of plugins in its
+    configuration. So are the variables in `without`.
     """
     left_out = {"DJINN_TOKEN", *without}
-    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(PLUGIN_PREFIX)
+    }
     environment["PYTHONPATH"] = os.pathsep.join(_import_path())
     # MKL otherwise keeps buffers for each thread, which are several megabytes for each session.
     environment.setdefault("MKL_DISABLE_FAST_MM", "1")

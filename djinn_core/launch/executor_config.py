@@ -5,6 +5,8 @@ A field that has a flag of `djinn serve` says so in its metadata; the option of 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +15,7 @@ import msgspec
 
 from djinn_core.config import Settings, bytes_of
 from djinn_core.delivery.snapshot_schedule import SNAPSHOT_SECONDS
-from djinn_core.errors import StartupError
+from djinn_core.errors import ConfigurationError, StartupError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.launch.command import EXECUTOR_MODULE
@@ -166,11 +168,11 @@ class ModelConfig:
     @property
     def permissions(self) -> WeightPermissions:
         """Permissions before a tenant is assigned, for which a folder to save weights in may be added."""
-        return WeightPermissions(self.folders, self.addresses, self.folders if self.folders == _ANYWHERE else ())
+        return WeightPermissions(self.folders, self.addresses, self.folders if self.folders == ANYWHERE else ())
 
 
-_ANYWHERE: Final = (Path(), Path("/"))  # relative paths begin in the working directory
-EVERYTHING: Final = ModelConfig(_ANYWHERE, ("*",))  # for a program's own executor, whose files are those of its user
+ANYWHERE: Final = (Path(), Path("/"))  # relative paths begin in the working directory
+EVERYTHING: Final = ModelConfig(ANYWHERE, ("*",))  # for a program's own executor, whose files are those of its user
 
 
 @attrs.frozen
@@ -277,6 +279,36 @@ class ExecutorConfig:
     def recoverable(self) -> bool:
         """True if sessions are to outlive the executor, by journals."""
         return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
+
+    @property
+    def own_folders(self) -> Mapping[str, Path]:
+        """Folders with files of all tenants, by the flag that names each."""
+        named = {
+            "--save-weights": self.models.saving,
+            "--published": self.models.published,
+            "--store": self.store.directory,
+            "--journal": self.recovery.journals,
+        }
+        return {flag: folder for flag, folder in named.items() if folder is not None}
+
+    def check_folders(self) -> None:
+        """Raise `ConfigurationError` if a folder that clients read contains, or lies in, a folder with files of all tenants."""
+        own = self.own_folders
+        readable = [("--models", folder) for folder in self.models.folders]
+        readable += [(flag, folder) for flag, folder in own.items() if flag == "--save-weights"]
+        for (flag, folder), (other_flag, other) in itertools.product(readable, own.items()):
+            one, two = folder.resolve(), other.resolve()
+            if flag != other_flag and (one.is_relative_to(two) or two.is_relative_to(one)):
+                raise ConfigurationError(
+                    f"{flag} {folder} and {other_flag} {other} overlap, so clients could read files of other tenants: name folders "
+                    "of which none contains another one"
+                )
+
+    @property
+    def permissions(self) -> WeightPermissions:
+        """Permissions of clients before a tenant is assigned."""
+        hidden = () if self.models.folders == ANYWHERE else tuple(self.own_folders.values())
+        return attrs.evolve(self.models.permissions, hidden=hidden)
 
     def sendable(self) -> ExecutorConfig:
         """The same, with settings of plugins as values that JSON can hold."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
+import attrs
 import msgspec
 
 from djinn_core.errors import StartupError
 from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.plugins.registry import Selection
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_core.wire.message_base import Count, Name
 
@@ -31,6 +33,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     directory: str
     key: bytes
     config: ExecutorConfig
+
+    def without_secrets(self) -> Start:
+        """Return the order without the key and the settings of plugins, for a process that has passed them on."""
+        return msgspec.structs.replace(self, key=b"", config=attrs.evolve(self.config, plugins=Selection()))
 
     def __repr__(self) -> str:
         """Text without secrets: the key, and the settings of plugins."""

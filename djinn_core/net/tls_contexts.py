@@ -79,7 +79,7 @@ def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
 
 FINGERPRINT: Final = "sha256:"
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; those of 1.3 are all like that
-_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=64)
@@ -130,17 +130,30 @@ def server_context(tls: TlsOptions) -> ssl.SSLContext:
 def fingerprint_of_file(path: Path) -> str:
     """`sha256:` and the digest of the first certificate in a PEM file, in hexadecimal.
 
+    The file is read when it has changed. A key in it does not stay in this process's memory.
+
     Raises:
         ConfigurationError: there is none in it.
     """
     try:
-        found = _CERTIFICATE.search(path.read_text(encoding="ascii"))
-        certificate = ssl.PEM_cert_to_DER_cert(found.group()) if found else b""
+        found = _fingerprint_of_version(path, version_of(path))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read the certificate {path}: {error}") from error
-    if not certificate:
+    if not found:
         raise ConfigurationError(f"there is no certificate in {path}: it must be PEM, -----BEGIN CERTIFICATE-----")
-    return fingerprint_of(certificate)
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _fingerprint_of_version(path: Path, version: FileVersion) -> str:
+    with path.open("rb", buffering=0) as file:
+        contents = bytearray(version.size)
+        try:
+            file.readinto(contents)
+            found = _CERTIFICATE.search(contents)
+            return fingerprint_of(ssl.PEM_cert_to_DER_cert(bytes(found[0]).decode("ascii"))) if found else ""
+        finally:
+            contents[:] = bytes(version.size)  # in place
 
 
 def fingerprint_of(certificate: bytes) -> str:

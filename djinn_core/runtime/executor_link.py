@@ -26,6 +26,7 @@ class ExecutorLink:
         channel: the connection.
         server: the address that was reached. called: name of it in messages, the address that is configured.
         lost: the reason why the session is lost; empty while it is not.
+        sent: number of frames that were sent.
         reading: lock of the thread that reads the channel.
         writing: lock around frames that are sent together; other threads wait for it where they can be interrupted.
         busy: True while a thread sends, which holds `writing`.
@@ -37,6 +38,7 @@ class ExecutorLink:
         self.server = server
         self.called = called or server
         self.lost: str = ""
+        self.sent = 0
         self.reading = InterruptibleLock()
         self.writing = InterruptibleLock()
         self.busy = False
@@ -58,6 +60,7 @@ class ExecutorLink:
             interrupt_mask.check()
         try:
             try:
+                self.sent += 1
                 self._stats.messages_sent += 1
                 self.busy = True
                 self.channel.send(frame)

@@ -453,7 +453,9 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
     try:
         logs.show(start.config.log.level)
         logs.set_debug_level(start.config.log.debug)
-        with _open(device, start, new) as executor:
+        opened = _open(device, start, new)
+        start = start.without_secrets()
+        with opened as executor:
             executor.tell = control.report
             operators_digest()  # takes 0.06 s, for which the first client would wait
             urls = executor.listen(start.directory)
@@ -486,7 +488,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
     events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)
     events.observe_with(registry)
-    weights = WeightReader(registry.weight_sources, config.models.permissions, registry.weight_formats)
+    weights = WeightReader(registry.weight_sources, config.permissions, registry.weight_formats)
     context = ExecutorContext(
         SharedDevice(opened.runtime),
         weights=weights,
@@ -504,7 +506,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     if config.recovery.journals is not None:
         remove_stale(config.recovery.journals)
     store = _open_store(config.store, disk)
-    return Executor(opened, context, registry, TicketChecker(start.key), new, config, store)
+    return Executor(opened, context, registry, TicketChecker(start.key), new, start.without_secrets().config, store)
 
 
 def load_plugins(config: ExecutorConfig) -> Registry:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import functools
 import mmap
 import os
 import stat
 import sys
-from collections.abc import Callable
 from typing import Final
 
 from djinn_core.system.files import mode_of, user_id
+from djinn_core.system.memory import madvise
 
 if sys.platform != "win32":
     import grp
@@ -39,21 +37,10 @@ def populate(address: int, size: int) -> None:
 
     Other threads go on meanwhile. Systems that cannot do this do nothing; nor is memory that cannot be read an error here.
     """
-    advise = _madvise()
+    advise = madvise()
     if size and advise is not None:
         start = address - address % mmap.PAGESIZE
         advise(start, address + size - start, _POPULATE_READ)
-
-
-@functools.cache
-def _madvise() -> Callable[[int, int, int], int] | None:
-    advise: Callable[[int, int, int], int] | None = None
-    if sys.platform.startswith("linux"):
-        found = ctypes.CDLL(None).madvise  # which lets go of the interpreter's lock, as `mmap.madvise` does not
-        found.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        found.restype = ctypes.c_int
-        advise = found
-    return advise
 
 
 def allocate(descriptor: int, size: int) -> None:

@@ -49,7 +49,9 @@ BODY_BYTES: Final = 1 << 30  # of a frame: its buffers together
 BUFFERS: Final = 1 << 16  # of a frame, and tensors that come back at a time
 
 # What an end receives before it takes it. One frame may be larger than the bytes: it is the last one then.
-AHEAD_FRAMES: Final = 1024  # while it need not receive, more than a client sends before it waits: the rest slows the sender
+# The first two hold while it need not receive: the rest stays in the network's buffers, which slows the sender. A client that waits
+# for a reply has sent fewer frames. The last two hold while it waits for a frame behind them: more are an error.
+AHEAD_FRAMES: Final = 1024
 AHEAD_BYTES: Final = 16 << 20
-BACKLOG_FRAMES: Final = 4096  # while it waits for a frame behind them: more are an error
+BACKLOG_FRAMES: Final = 4096
 BACKLOG_BYTES: Final = 256 << 20

@@ -327,8 +327,13 @@ class _OneFile:
     file: MemoryFile
     name: str = "file"
 
+    def places(self, address: str, folders: object) -> list[str]:
+        """As `WeightSource.places`."""
+        del folders
+        return [address]
+
     def open(self, address: str, permissions: object) -> list[MemoryFile]:
-        """As `WeightSource.open`."""
+        """As `NetworkSource.open`."""
         del address, permissions
         return [self.file]
 
@@ -341,7 +346,7 @@ def _weights(suffix: str) -> Callable[[bytes], None]:
 
     def read(data: bytes) -> None:
         file = MemoryFile(data, f"model{suffix}")
-        opened = WeightReader([_OneFile(file)], formats=FORMATS).open("file:model")  # type: ignore[list-item]  # without descriptors
+        opened = WeightReader([_OneFile(file)], WeightPermissions((), ("*",)), FORMATS).open("file:model")  # type: ignore[list-item]  # without descriptors
         for place in opened.tensors.values():
             entry = place.entry
             if entry.dtype is None or not entry.size:

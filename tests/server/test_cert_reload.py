@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from djinn_core.errors import TransportError
@@ -69,3 +71,35 @@ def test_a_renewed_certificate_is_shown_from_then_on(listening, renewals):
     with pytest.raises(TransportError, match="not the one that was expected"):
         connect(old)
     assert says(there, b"still here")
+
+
+LOOKS = """
+import sys
+from pathlib import Path
+from djinn_core.net.tls_contexts import fingerprint_of_file
+
+file, reversed_line = Path(sys.argv[1]), sys.argv[2].encode()
+for _ in range(20):
+    file.touch()  # it is read again
+    print(fingerprint_of_file(file))
+found = 0
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for line in maps:
+        span, mode, *_ = line.split()
+        start, end = (int(number, 16) for number in span.split("-"))
+        if mode.startswith("rw") and start < 1 << 63:
+            memory.seek(start)
+            found += memory.read(end - start)[::-1].count(reversed_line)
+print(found)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process reads its own memory")
+def test_a_key_beside_a_certificate_does_not_stay_in_memory(tmp_path, python, plain_environment):
+    made = self_signed(tmp_path / "made")
+    both, key = tmp_path / "both.pem", made.key.read_text()
+    both.write_text(key + made.certificate.read_text())
+    line = key.splitlines()[2]
+    told = python.run("-c", LOOKS, both, line[::-1], env=plain_environment).stdout.split()
+    assert set(told[:-1]) == {fingerprint_of_file(made.certificate)}
+    assert told[-1] == "0"

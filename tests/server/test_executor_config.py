@@ -8,9 +8,12 @@ from typing import Any
 import attrs
 import click
 import pytest
+from click.testing import CliRunner
 
+from djinn_core.cli import main
 from djinn_core.cli.serve import config_options
 from djinn_core.config import PluginSetting, Settings
+from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.executor_config import (
     AdmissionLimits,
@@ -137,3 +140,51 @@ def test_settings_stand_in_for_what_the_command_line_does_not_say():
     assert given.executor.log.debug == "server"
     on = given.executor_on("cpu:0", Path("/accounts/0"))
     assert (on.device, on.network, on.log.level) == ("cpu:0", given.network, "info")
+
+
+FOLDERS = {
+    "--save-weights": lambda folder: ExecutorConfig(models=ModelConfig(saving=folder)),
+    "--published": lambda folder: ExecutorConfig(models=ModelConfig(published=folder)),
+    "--store": lambda folder: ExecutorConfig(store=StoreConfig(folder)),
+    "--journal": lambda folder: ExecutorConfig(recovery=RecoveryConfig(journals=folder)),
+}
+
+
+@pytest.mark.parametrize("flag", FOLDERS)
+@pytest.mark.parametrize(
+    ("models", "own"), [("a", "a"), ("a", "a/b"), ("a/b", "a"), (".", "a"), ("link", "a/b"), ("a", "link")]
+)
+def test_a_folder_of_models_must_not_meet_one_with_files_of_all_tenants(flag, models, own, tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    config = FOLDERS[flag](tmp_path / own)
+    config = attrs.evolve(config, models=attrs.evolve(config.models, folders=(tmp_path / "c", tmp_path / models)))
+    with pytest.raises(ConfigurationError, match=f"--models .* and {flag} .* overlap"):
+        config.check_folders()
+
+
+@pytest.mark.parametrize("other", ["--published", "--store", "--journal"])
+def test_a_folder_for_saving_must_not_meet_one_with_files_of_all_tenants(other, tmp_path):
+    def config(one, two):
+        first, second = FOLDERS["--save-weights"](tmp_path / one), FOLDERS[other](tmp_path / two)
+        models = ModelConfig(
+            saving=first.models.saving or second.models.saving,
+            published=first.models.published or second.models.published,
+        )
+        store = first.store if first.store.directory else second.store
+        recovery = first.recovery if first.recovery.journals else second.recovery
+        return ExecutorConfig(models=models, store=store, recovery=recovery)
+
+    for one, two in (("a", "a/tenant"), ("a/tenant", "a")):
+        with pytest.raises(ConfigurationError, match="overlap"):
+            config(one, two).check_folders()
+    config("a", "ab").check_folders()
+
+
+def test_a_server_whose_folders_overlap_does_not_start(tmp_path):
+    (tmp_path / "published").mkdir(mode=0o700)
+    result = CliRunner().invoke(
+        main, ["serve", "--device", "cpu", "--models", str(tmp_path), "--published", str(tmp_path / "published")]
+    )
+    assert result.exit_code
+    assert "overlap" in str(result.exception) + result.output

@@ -146,6 +146,7 @@ def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, a
 @pytest.mark.usefixtures("fresh_executors")
 def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch, wait_for):
     monkeypatch.setenv("DJINN_TOKEN", "a-secret-of-the-client")
+    monkeypatch.setenv("DJINN_PLUGIN_JWT_SECRET", "a-secret-of-the-gateway")
     executor = ExecutorProcess(ExecutorConfig("cpu"))
     try:
         process = Path(f"/proc/{executor.process_id}")
@@ -154,7 +155,7 @@ def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch, wa
     finally:
         executor.close(0.0)
     assert b"executor" in shown
-    assert b"a-secret-of-the-client" not in shown
+    assert b"a-secret" not in shown
     assert executor._key not in shown
 
 

@@ -11,9 +11,9 @@ import torch
 from djinn_checkpoints import Checkpoints
 from djinn_core.builtins import builtin_plugins
 from djinn_core.builtins.safetensors_files import Safetensors
-from djinn_core.builtins.weights import FileSource, LocalFile, open_folder
+from djinn_core.builtins.weights import FileSource, LocalFile
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.hookspecs.weights import LocalPlace, WeightPermissions
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.server.weights.shared_weights import WeightKey
 from djinn_core.server.weights.weight_reader import WeightReader
@@ -95,8 +95,8 @@ def test_what_lies_in_the_file_as_it_is_can_be_mapped_and_nothing_else(models):
     class Source:
         name = "file"
 
-        def open(self, address, permissions):
-            return open_folder(Path(address.removeprefix("file:")), permissions, immutable=True)
+        def places(self, address, folders):
+            return [LocalPlace(Path(address.removeprefix("file:")), immutable=True)]
 
     given = {"plain": torch.randn(5, 6), "strided": torch.randn(5, 6).t(), "empty": torch.empty(0)}
     torch.save(given, models / "model.pt")

@@ -182,8 +182,9 @@ def watched(python, tmp_path_factory, plain_environment):
     options = ["--device", "cpu", "--compile", "chains", "--assignment", "whims", "--threads", "1"]
     options += ["--operations-port", "0", "--token-file", str(table), "--drain-seconds", "1"]
     options += ["--store", str(folder / "store"), "--store-gib", str(12 * MIB / 2**30)]
-    options += ["--journal", str(folder / "journals"), "--snapshot-seconds", "0", "--models", str(folder)]
-    save_file({"ones": torch.ones(1024)}, folder / "model.safetensors")
+    options += ["--journal", str(folder / "journals"), "--snapshot-seconds", "0", "--models", str(folder / "models")]
+    (folder / "models").mkdir()
+    save_file({"ones": torch.ones(1024)}, folder / "models" / "model.safetensors")
     server = start_server(python.start, folder, *options, env=environment)
     yield Watched(server, monitor, limited)
     assert server.stop() == 0, server.log.read_text()

@@ -423,14 +423,12 @@ def test_sessions_share_memory_until_one_writes(own_server, python, plain_enviro
 
 @pytest.mark.parametrize(("mapped", "file_is_lost"), [(False, False), (False, True), (True, False)])
 def test_a_snapshot_names_what_was_read_and_not_written(mapped, file_is_lost, own_server, tmp_path):
-    rows = 2 << 20
-    save_file(
-        {"large": torch.arange(rows, dtype=torch.float32), "small": torch.ones(8, 8)}, tmp_path / "model.safetensors"
-    )
-    journals = tmp_path / "journals"
-    cached(tmp_path / "cache", tmp_path / "model.safetensors")
+    rows, file, journals = 2 << 20, tmp_path / "models" / "model.safetensors", tmp_path / "journals"
+    file.parent.mkdir()
+    save_file({"large": torch.arange(rows, dtype=torch.float32), "small": torch.ones(8, 8)}, file)
+    cached(tmp_path / "cache", file)
     server = own_server(
-        *("--models", str(tmp_path), "--models", str(tmp_path / "cache")),
+        *("--models", str(file.parent), "--models", str(tmp_path / "cache")),
         "--threads",
         "1",
         "--journal",
@@ -440,15 +438,15 @@ def test_a_snapshot_names_what_was_read_and_not_written(mapped, file_is_lost, ow
     )
     with configured(connection_file=server.file):
         djinn.init()
-        weights = djinn.open_weights("hf://org/model" if mapped else f"file:{tmp_path}")
+        weights = djinn.open_weights("hf://org/model" if mapped else f"file:{file.parent}")
         large, small = weights["large"], weights["small"]
         view, again = large.view(2, -1)[1, ::2], weights["small"]
         again.mul_(3)
         for _ in range(40):  # each of these may be followed by a snapshot
             assert small.sum().item() == 64
-        assert sum(file.stat().st_size for file in journals.rglob("*") if file.is_file()) < large.nbytes / 10
+        assert sum(one.stat().st_size for one in journals.rglob("*") if one.is_file()) < large.nbytes / 10
         if file_is_lost:
-            os.truncate(tmp_path / "model.safetensors", 4096)
+            os.truncate(file, 4096)
         kill_executor()
         if file_is_lost:  # the session is lost where a reply since the last snapshot comes out differently
             with pytest.raises((djinn.RemoteError, djinn.SessionLost), match=r"cannot be read|changed|differently"):

@@ -11,6 +11,7 @@ from safetensors.torch import save
 
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weights import WeightPermissions
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.weights import openings
 from djinn_core.server.weights.reads import WeightReads
@@ -46,6 +47,9 @@ class Source:
     def __init__(self):
         self.file, self.come, self.reports = SlowFile(), threading.Event(), []
 
+    def places(self, address, folders):
+        return [address]
+
     def open(self, address, permissions):
         return [self.file]
 
@@ -65,7 +69,12 @@ def source():
 @pytest.fixture
 def reads(source):
     values = ValueTable()
-    return WeightReads(CpuRuntime(), values, UploadAssembly(CpuRuntime(), values, None), WeightReader([source])), values
+    return WeightReads(
+        CpuRuntime(),
+        values,
+        UploadAssembly(CpuRuntime(), values, None),
+        WeightReader([source], WeightPermissions((), ("*",))),
+    ), values
 
 
 def request(reads, handle, name):
@@ -111,7 +120,7 @@ def test_a_read_that_fails_is_poison_of_its_value_alone(source, reads):
 
 def test_a_download_is_shared_reported_and_ended_when_no_client_asks(monkeypatch):
     source = Downloading()
-    reader = WeightReader([source])
+    reader = WeightReader([source], WeightPermissions((), ("*",)))
     opening = reader.opening("memory:x")
     assert reader.opening("memory:x") is opening
     openings_seen = threading.Event()

@@ -101,7 +101,7 @@ def test_what_text_does_not_describe_is_refused(saved):
         torch.save({"x": one, (1, 2): 3}, "file:refused.pt")
     with pytest.raises(djinn.UnsupportedOperation, match="one device"):
         torch.load("file:refused.pt", map_location={"a": "b"})
-    with pytest.raises(djinn.WeightsUnavailable, match="no 'refused"):
+    with pytest.raises(djinn.WeightsUnavailable, match="no 'file:refused"):
         torch.load("file:refused.pt")
     assert not (saved / "refused.pt.safetensors").exists()
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from djinn_core.builtins.safetensors_files import Safetensors, read_header
-from djinn_core.builtins.weights import FileSource
+from djinn_core.builtins.weights import FileSource, LocalFile
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weight_formats import FileHeader
-from djinn_core.hookspecs.weights import WeightPermissions
+from djinn_core.hookspecs.weights import LocalPlace, WeightPermissions, WeightSource
 from djinn_core.server import disk_quota
 from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.weights import saving, weight_reader
@@ -129,6 +129,74 @@ def test_links_within_the_folders_are_followed(reader, models):
     (models / "model.safetensors").rename(models / "blobs" / "1234")
     (models / "model.safetensors").symlink_to("blobs/1234")
     assert read(reader, f"file:{models}/model.safetensors", "a").equal(TENSORS["a"].flatten())
+
+
+class Careless:
+    """A stranger's weight source, which asks for no permission: it opens any path, and any address of a network."""
+
+    name = "any"
+
+    def __init__(self, opened):
+        self.opened = opened
+
+    def places(self, address, folders):
+        rest = address.removeprefix("any:")
+        return [rest] if "://" in rest else [LocalPlace(Path(rest))]
+
+    def open(self, address, permissions):
+        self.opened.append(address)
+        return [LocalFile(self.elsewhere, "model.safetensors")]
+
+
+def test_a_source_that_does_not_ask_opens_nothing_that_is_not_permitted(models, tmp_path):
+    source = Careless(opened := [])
+    source.elsewhere = tmp_path / "secret.safetensors"
+    save_file({"secret": torch.ones(1)}, source.elsewhere)
+    (models / "link.safetensors").symlink_to(source.elsewhere)
+    reader = WeightReader([source], WeightPermissions((models,), ("https://good.org/*",)))
+    told = set()
+    for address in (
+        f"any:{source.elsewhere}",
+        f"any:{tmp_path}/none.safetensors",
+        f"any:{models}/link.safetensors",
+        "any:https://internal/model.safetensors",
+        "any:https://internal/good.org/model.safetensors",
+    ):
+        with pytest.raises(WeightsUnavailable, match="there is no") as refused:
+            reader.open(address)
+        told.add(str(refused.value).replace(address, ""))
+    assert not opened
+    assert len(told) == 1
+    assert set(reader.open(f"any:{models}/model.safetensors").tensors) == set(TENSORS)
+    assert set(reader.open("any:https://good.org/model.safetensors").tensors) == {"secret"}
+    assert opened == ["https://good.org/model.safetensors"]
+
+
+def test_a_source_that_says_no_places_is_not_used(models, tmp_path):
+    class Old:
+        name = "any"
+
+        def open(self, address, permissions):
+            return [LocalFile(models / "model.safetensors", "model.safetensors")]
+
+    assert not isinstance(Old(), WeightSource)
+    with pytest.raises(WeightsUnavailable, match="AttributeError"):
+        WeightReader([Old()], WeightPermissions((models,), ("*",))).open("any:x")
+
+
+def test_folders_of_the_server_itself_are_hidden(models):
+    published, saved = models / "published", models / "saved"
+    for folder in (published / "alice", saved / "alice", saved / "bob"):
+        folder.mkdir(parents=True)
+        save_file(TENSORS, folder / "model.safetensors")
+    (models / "link").symlink_to(published / "alice")
+    reader = WeightReader([FileSource()], WeightPermissions((models,), hidden=(published, saved)))
+    reader.save_in(saved, DiskQuota(reserve=0), "bob")
+    for path in ("published/alice", "published/alice/model.safetensors", "link", "saved/alice", "saved/bob/../alice"):
+        with pytest.raises(WeightsUnavailable):
+            reader.open(f"file:{models}/{path}")
+    assert set(reader.open(f"file:{models}/model.safetensors").tensors) == set(TENSORS)
+    assert set(reader.open(f"file:{saved}/bob").tensors) == set(TENSORS)
 
 
 def test_without_permissions_there_is_nothing(models):

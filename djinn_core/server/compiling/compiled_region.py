@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -16,6 +17,7 @@ from djinn_core.server.compiling.region import Region
 from djinn_core.server.compiling.sizes import SizeRelation
 from djinn_core.server.compiling.written_views import WrittenView, address_of, are_followed
 from djinn_core.server.running.template_compiler import CompiledTemplate, Environment
+from djinn_core.server.running.unwritten_memory import call_cleared, needs_clearing
 
 
 class CompiledRegion:
@@ -34,6 +36,8 @@ class CompiledRegion:
         self.compiler, self._device, self._aliases = compiler, device, aliases
         self.region, self.law = region, law
         self.steps = template.steps[region.start : region.stop]
+        if any(needs_clearing(step.op) for step in self.steps):
+            replay = partial(call_cleared, replay)
         self._replay = replay
         self._inputs = inputs_getter(region)
         self._slots = slots_of(template)

@@ -260,11 +260,12 @@ def serve(
     executors.
 
     Raises:
-        ConfigurationError: it would be open to unauthenticated clients, or a file cannot be read or written.
+        ConfigurationError: it would be open to unauthenticated clients, folders overlap, or a file cannot be read or written.
         PluginError: there is nothing to listen with.
         StartupError: an executor did not start.
         TransportError: an address cannot be bound.
     """
+    config.executor.check_folders()
     access, network = config.access, config.network
     table = access.token_file if access.token_file is not None and has_table(access.token_file) else None
     token = find_token(None if table else access.token_file, {} if table else os.environ)

@@ -15,6 +15,7 @@ from djinn_core.ir.handles import storage_of
 from djinn_core.server.memory.limited import in_memory
 from djinn_core.server.memory.room import is_out_of_memory
 from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
+from djinn_core.server.running.unwritten_memory import copied_with_strides
 from djinn_core.server.running.values import Poison, Stored, ValueTable, no_such_value
 from djinn_core.wire.frames import allocate
 from djinn_core.wire.message_base import Failure
@@ -198,7 +199,7 @@ def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
 def _laid_out(dense: torch.Tensor, view: View) -> Stored:
     """The elements with the strides of their value; poison if that fails, as where there is no memory for the gaps between them."""
     try:
-        return torch.empty_strided(view.shape, view.stride, dtype=dense.dtype, device=dense.device).copy_(dense)
+        return copied_with_strides(dense, view.stride)
     except RuntimeError as error:
         if is_out_of_memory(error):
             reason = f"no memory for a layout of strides {view.stride}: {error}"

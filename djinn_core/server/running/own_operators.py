@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from djinn_core.ir.operators import (
 )
 from djinn_core.server.running.layout_calls import layout_call
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
+from djinn_core.server.running.unwritten_memory import call_cleared
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,7 +46,7 @@ def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOp
         MARK: marks.mark,
         HAS_PASSED: marks.has_passed,
         ELAPSED_TIME: marks.elapsed_time,
-        LAYOUT_CALL: layout_call,
+        LAYOUT_CALL: partial(call_cleared, layout_call),
     }
 
 

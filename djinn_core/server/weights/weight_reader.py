@@ -25,7 +25,6 @@ from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat, read_bytes
 from djinn_core.hookspecs.weights import (
     INDEX,
-    DownloadingSource,
     MappableFile,
     ReportDownload,
     WeightFile,
@@ -37,6 +36,7 @@ from djinn_core.hookspecs.weights import (
 from djinn_core.logs import get_logger
 from djinn_core.server.disk_quota import DiskQuota
 from djinn_core.server.weights.openings import Opening, Openings
+from djinn_core.server.weights.permitted_places import ignore_progress, open_permitted, writable_path
 from djinn_core.server.weights.published import SCHEME as PUBLISHED
 from djinn_core.server.weights.published import PublishedWeights
 from djinn_core.server.weights.saving import SavedBytes, WrittenFile
@@ -153,10 +153,6 @@ class OpenedWeights:
     files: int = 1
     tied: Mapping[str, str] = attrs.field(factory=dict)
     replaceable: LocalFile | None = None
-
-
-def _unheard(done: int, expected: int) -> None:
-    """Ignore progress that no client asks for."""
 
 
 class PartRead:
@@ -327,7 +323,7 @@ class WeightReader:
             raise WeightsUnavailable(f"nothing can be saved at {address!r}: the source {source.name}: is for reading")
         if self._saved is not None:
             self._saved.check(size)
-        return source.create(address, size, self._permissions)
+        return source.create(writable_path(source, address, self._permissions), size)
 
     def written(self, address: str) -> Callable[[int], WeightSink] | None:
         """As `create`, for a file that is at that address already: what is written is compared with it. None if there is no file."""
@@ -350,7 +346,7 @@ class WeightReader:
         source = self._source(address)
         if not isinstance(source, WritableSource):
             raise WeightsUnavailable(f"nothing can be removed at {address!r}: the source {source.name}: is for reading")
-        source.remove(address, self._permissions)
+        source.remove(writable_path(source, address, self._permissions), self._permissions.saving)
         if self._saved is not None:
             self._saved.count()
 
@@ -458,15 +454,12 @@ class WeightReader:
             raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
         return source
 
-    def _open(self, address: str, report: ReportDownload = _unheard) -> OpenedWeights:
+    def _open(self, address: str, report: ReportDownload = ignore_progress) -> OpenedWeights:
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
             return _opened(*self.published.open(address), self._formats)
         source = self._source(address)
         try:
-            if isinstance(source, DownloadingSource):
-                files = _files_of(source, source.download(address, self._permissions, report))
-            else:
-                files = _files_of(source, source.open(address, self._permissions))
+            files = _files_of(source, open_permitted(source, address, self._permissions, report))
         except WeightsUnavailable:
             raise
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Final
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from djinn import WeightsUnavailable
-from djinn.hooks import ReportDownload, WeightFile, WeightPermissions, WeightSource, hookimpl
+from djinn.hooks import LocalPlace, ReportDownload, WeightFile, WeightPermissions, WeightSource, hookimpl
 from djinn.weights import open_folder
-from djinn_hub.downloads import Downloads, is_whole, repository_in, unheard
+from djinn_hub.downloads import Downloads, is_whole, repository_in
 
 djinn_api_version = 1
 
@@ -32,20 +33,19 @@ class HubSource:
         self._own = own_cache or Path(HF_HUB_CACHE)
         self._downloads = Downloads(self._own, endpoint)
 
-    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """As `WeightSource.open`."""
-        return self.download(address, permissions, unheard)
+    def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
+        """As `WeightSource.places`: what may be downloaded is read from a cache only if that has all of it."""
+        name, revision, path = parse(address)
+        caches = [repository_in(cache, name) for cache in self._caches(folders)]
+        return [address, *(LocalPlace(_snapshot(one, revision, path), immutable=True) for one in caches)]
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
         """As `DownloadingSource.download`."""
         name, revision, path = parse(address)
-        allowed = permissions.allows(address)
-        for cache in dict.fromkeys((*permissions.folders, self._own)):
+        for cache in self._caches(permissions.folders):
             found = self._cached(cache, name, revision, path, permissions)
-            if found and (not allowed or is_whole(found)):
+            if found and is_whole(found):
                 return found
-        if not allowed:
-            raise WeightsUnavailable(f"{address!r} is in no hub cache that the server reads models from (--models)")
         try:
             return self._downloads.open(name, revision, path, permissions.suffixes, report)
         except WeightsUnavailable:
@@ -57,16 +57,16 @@ class HubSource:
                 return found
             raise
 
+    def _caches(self, folders: Sequence[Path]) -> Sequence[Path]:
+        return list(dict.fromkeys((*folders, self._own)))
+
     @staticmethod
     def _cached(
         cache: Path, name: str, revision: str, path: str, permissions: WeightPermissions
     ) -> Sequence[WeightFile]:
         """Files that a cache has; none if it has not the model, or it may not be read."""
-        repository = repository_in(cache, name)
         try:
-            commit = _commit(repository, revision, permissions)
-            # huggingface_hub writes a file under another name and moves it to its place when it is whole.
-            return open_folder(repository / "snapshots" / commit / path, permissions, immutable=True)
+            return open_folder(_snapshot(repository_in(cache, name), revision, path), permissions, immutable=True)
         except WeightsUnavailable:
             return ()
 
@@ -98,12 +98,13 @@ def parse(address: str) -> tuple[str, str, str]:
     return name, revision, path
 
 
-def _commit(repository: Path, revision: str, permissions: WeightPermissions) -> str:
-    """The commit that a cache has for a revision; the revision itself where it is one."""
-    if (repository / "snapshots" / revision).is_dir():
-        return revision
-    reference = permissions.resolve(repository / "refs" / revision)
-    return reference.read_text("ascii", "replace").strip() if reference.is_file() else revision
+def _snapshot(repository: Path, revision: str, path: str) -> Path:
+    """The place of a path in a model in a cache, which need not be there. huggingface_hub moves a file there when it is whole."""
+    commit = revision  # which it may be
+    if not (repository / "snapshots" / revision).is_dir():
+        with contextlib.suppress(OSError, ValueError):
+            commit = (repository / "refs" / revision).read_text("ascii", "replace").strip() or revision
+    return repository / "snapshots" / commit / path
 
 
 @hookimpl

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from djinn import WeightsUnavailable
@@ -78,16 +79,17 @@ class BucketSource:
         self._lock = threading.Lock()
         self._pieces = Pieces()
 
-    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """As `WeightSource.open`."""
+    def places(self, address: str, folders: Sequence[Path]) -> Sequence[str]:
+        """As `WeightSource.places`."""
+        del folders
         path = address.removeprefix(f"{self.name}://")
         if path == address or not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
             raise WeightsUnavailable(f"{address!r} is no address of a bucket: {self.name}://bucket/folder/file")
-        if not permissions.allows(address):
-            raise WeightsUnavailable(
-                f"{address!r} is not among what clients may have the server read (--allow-weights)"
-            )
-        path = path.rstrip("/")
+        return [address]
+
+    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
+        """As `NetworkSource.open`."""
+        path = address.removeprefix(f"{self.name}://").rstrip("/")
         try:
             found = self._found(path, permissions)
         except FileNotFoundError:

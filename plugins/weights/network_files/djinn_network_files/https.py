@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -184,16 +185,19 @@ class HttpsSource:
         self._connections = Connections(context)
         self._pieces = Pieces()
 
+    def places(self, address: str, folders: Sequence[Path]) -> Sequence[str]:
+        """As `WeightSource.places`."""
+        del folders
+        if not _is_safe(address):
+            raise WeightsUnavailable(
+                f"{address!r} is no address without names and passwords, or not in its usual spelling"
+            )
+        return [address]
+
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """As `WeightSource.open`."""
-        if not _is_safe(address) or not urlsplit(address).path.endswith(permissions.suffixes):
-            raise WeightsUnavailable(
-                f"{address!r} is no address of a file with weights ({', '.join(permissions.suffixes)}), without names and passwords"
-            )
-        if not permissions.allows(address):
-            raise WeightsUnavailable(
-                f"{address!r} is not among what clients may have the server read (--allow-weights)"
-            )
+        """As `NetworkSource.open`."""
+        if not urlsplit(address).path.endswith(permissions.suffixes):
+            raise WeightsUnavailable(f"{address!r} is no file with weights ({', '.join(permissions.suffixes)})")
         try:
             file = self._opened(address, permissions)
             if not urlsplit(address).path.endswith(_INDEX):

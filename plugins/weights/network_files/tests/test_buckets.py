@@ -19,7 +19,7 @@ from servers import start_server
 import djinn
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightPermissions
-from djinn.testing import WeightSourceConformance
+from djinn.testing import WeightSourceConformance, open_permitted
 from djinn_network_files import BucketSource, pieces
 
 
@@ -128,15 +128,15 @@ def test_a_folder_its_files_and_nothing_else(buckets, source, permissions):
     for key in ("llama/b.safetensors", "llama/a.safetensors", "llama/readme.md", "llama/deep/c.safetensors", "x.bin"):
         buckets.put(key, key.encode())
     for address in ("models/llama", "models/llama/"):
-        found = source.open(f"{buckets.scheme}://{address}", permissions)
+        found = open_permitted(source, f"{buckets.scheme}://{address}", permissions)
         assert [file.name for file in found] == ["a.safetensors", "b.safetensors"]
         assert read(found[1]) == b"llama/b.safetensors"
     buckets.put("llama/m.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors"}}).encode())
-    found = source.open(f"{buckets.scheme}://models/llama/m.safetensors.index.json", permissions)
+    found = open_permitted(source, f"{buckets.scheme}://models/llama/m.safetensors.index.json", permissions)
     assert [file.name for file in found] == ["m.safetensors.index.json", "a.safetensors", "b.safetensors"]
     (buckets.put("docs/readme.md", b"1"),)
     with pytest.raises(WeightsUnavailable, match="no files"):
-        source.open(f"{buckets.scheme}://models/docs", permissions)
+        open_permitted(source, f"{buckets.scheme}://models/docs", permissions)
 
 
 @pytest.mark.parametrize(
@@ -160,21 +160,21 @@ def test_a_folder_its_files_and_nothing_else(buckets, source, permissions):
 def test_addresses_that_are_refused(buckets, source, permissions, rest):
     buckets.put("a.bin", b"1")
     with pytest.raises(WeightsUnavailable):
-        source.open(f"{buckets.scheme}://{rest}", permissions)
+        open_permitted(source, f"{buckets.scheme}://{rest}", permissions)
 
 
 def test_long_reads_come_in_pieces(buckets, source, permissions, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 1000)
     data = bytes(torch.randint(0, 255, (20_500,), dtype=torch.uint8).tolist())
     buckets.put("a.bin", data)
-    (file,) = source.open(f"{buckets.scheme}://models/a.bin", permissions)
+    (file,) = open_permitted(source, f"{buckets.scheme}://models/a.bin", permissions)
     assert read(file) == data
     assert read(file, 1999, 2) == data[1999:2001]
 
 
 def test_an_object_that_changes_or_is_gone(buckets, source, permissions):
     buckets.put("a.bin", bytes(10))
-    (file,) = source.open(f"{buckets.scheme}://models/a.bin", permissions)
+    (file,) = open_permitted(source, f"{buckets.scheme}://models/a.bin", permissions)
     first = file.version()
     assert file.version() == first
     buckets.put("a.bin", b"1" * 10)

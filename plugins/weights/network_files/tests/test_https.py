@@ -26,7 +26,7 @@ import djinn
 import djinn_network_files
 from djinn import WeightsUnavailable
 from djinn.hooks import WeightPermissions
-from djinn.testing import PluginConformance, WeightSourceConformance
+from djinn.testing import PluginConformance, WeightSourceConformance, open_permitted
 from djinn_network_files import HttpsSource, https, pieces
 
 
@@ -192,7 +192,7 @@ def read(file, start=0, size=None):
 
 def opened(source, server, permissions, data, path="models/a.bin"):
     server.files[path] = data
-    (file,) = source.open(server.address(path), permissions)
+    (file,) = open_permitted(source, server.address(path), permissions)
     return file
 
 
@@ -213,7 +213,7 @@ def test_shards_of_an_index(source, server, permissions):
         server.files[f"models/{number}.safetensors"] = save({f"{number}": torch.ones(2)})
     index = {"weight_map": {"0": "0.safetensors", "1": "1.safetensors"}}
     server.files["models/model.safetensors.index.json"] = json.dumps(index).encode()
-    found = source.open(server.address("models/model.safetensors.index.json"), permissions)
+    found = open_permitted(source, server.address("models/model.safetensors.index.json"), permissions)
     assert [file.name for file in found] == ["model.safetensors.index.json", "0.safetensors", "1.safetensors"]
     for names in (
         ["../0.safetensors"],
@@ -226,11 +226,11 @@ def test_shards_of_an_index(source, server, permissions):
     ):
         server.files["models/x.bin.index.json"] = json.dumps({"weight_map": dict(enumerate(names))}).encode()
         with pytest.raises(WeightsUnavailable, match=r"names what|no index"):
-            source.open(server.address("models/x.bin.index.json"), permissions)
+            open_permitted(source, server.address("models/x.bin.index.json"), permissions)
     for text in (b"", b"[]", b"{}", b'{"weight_map": 1}', b"[" * 100_000):
         server.files["models/x.bin.index.json"] = text or b" "
         with pytest.raises(WeightsUnavailable, match="no index"):
-            source.open(server.address("models/x.bin.index.json"), permissions)
+            open_permitted(source, server.address("models/x.bin.index.json"), permissions)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_shards_of_an_index(source, server, permissions):
 def test_addresses_that_are_refused_before_anything_is_asked(source, server, permissions, address):
     server.files |= {"models/a.bin": b"1", "private/a.bin": b"1"}
     with pytest.raises(WeightsUnavailable):
-        source.open(address.format(port=server.port), permissions)
+        open_permitted(source, address.format(port=server.port), permissions)
     assert not server.requests
 
 
@@ -286,7 +286,7 @@ def test_a_pattern_for_a_host_matches_hosts_alone():
 def test_redirects_are_followed_where_they_may(source, server, permissions):
     server.files |= {"models/b.bin": b"12345", "private/b.bin": b"secret"}
     server.how["models/a.bin"] = "to /models/b.bin"
-    (file,) = source.open(server.address("models/a.bin"), permissions)
+    (file,) = open_permitted(source, server.address("models/a.bin"), permissions)
     assert (file.name, read(file)) == ("a.bin", b"12345")
     for target in (
         "/private/b.bin",
@@ -302,17 +302,17 @@ def test_redirects_are_followed_where_they_may(source, server, permissions):
         server.requests.clear()
         server.how["models/a.bin"] = f"to {target}"
         with pytest.raises(WeightsUnavailable, match="redirects to an address"):
-            source.open(server.address("models/a.bin"), permissions)
+            open_permitted(source, server.address("models/a.bin"), permissions)
         assert server.requests == ["models/a.bin"]
     server.how["models/a.bin"] = "to /models/a.bin"
     with pytest.raises(WeightsUnavailable, match="too often"):
-        source.open(server.address("models/a.bin"), permissions)
+        open_permitted(source, server.address("models/a.bin"), permissions)
 
 
 def test_a_place_that_has_expired_is_asked_for_again(source, server, permissions):
     server.files |= {"models/1.bin": b"12345", "models/2.bin": b"12345"}
     server.how["models/a.bin"] = "to /models/1.bin"
-    (file,) = source.open(server.address("models/a.bin"), permissions)
+    (file,) = open_permitted(source, server.address("models/a.bin"), permissions)
     server.how |= {"models/1.bin": 403, "models/a.bin": "to /models/2.bin"}
     assert read(file) == b"12345"
 
@@ -334,7 +334,7 @@ def test_answers_that_are_no_ranges(source, server, permissions, how, match):
     server.files["models/a.bin"] = bytes(100)
     server.how["models/a.bin"] = how
     with pytest.raises(WeightsUnavailable, match=match):
-        source.open(server.address("models/a.bin"), permissions)
+        open_permitted(source, server.address("models/a.bin"), permissions)
     assert len(server.requests) == (https.ATTEMPTS if how == 503 else 1)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from djinn.hooks import WeightFile, WeightPermissions, WeightsUnavailable, WeightSource, hookimpl
-from djinn.weights import open_folder
+from djinn.hooks import LocalPlace, WeightSource, hookimpl
 
 djinn_api_version = 1
 
@@ -15,16 +15,10 @@ class ExampleSource:
 
     name = "example"
 
-    def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """The files with weights of a model."""
+    def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace]:
+        """The model in each folder. The executor checks the permissions, and opens it."""
         model = address.removeprefix("example:")
-        for folder in permissions.folders:
-            try:
-                permissions.resolve(folder / model)  # before anything else: no client may learn what else is on the disk
-            except WeightsUnavailable:
-                continue
-            return open_folder(folder / model, permissions)
-        raise WeightsUnavailable(f"there is no model {model!r}")
+        return [LocalPlace(folder / model) for folder in folders]
 
 
 @hookimpl

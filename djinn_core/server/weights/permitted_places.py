@@ -1,0 +1,77 @@
+"""Open and create files at the addresses that clients name: a place at a time, each checked against the operator's permissions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from djinn_core.builtins.weights import open_folder
+from djinn_core.errors import WeightsUnavailable
+from djinn_core.hookspecs.weights import (
+    DownloadingSource,
+    LocalPlace,
+    NetworkSource,
+    ReportDownload,
+    WeightFile,
+    WeightPermissions,
+    WeightSource,
+)
+
+
+def ignore_progress(done: int, expected: int) -> None:
+    """Ignore progress that no client asks for."""
+
+
+def open_permitted(
+    source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload = ignore_progress
+) -> Sequence[WeightFile]:
+    """Open the first place of an address that clients may read and that has weights.
+
+    Raises:
+        WeightsUnavailable: there is none. If clients may not read it, the message does not say whether it is there.
+    """
+    failure: WeightsUnavailable | None = None
+    for place in source.places(address, (*permissions.folders, *permissions.saving)):
+        if not _is_permitted(place, permissions):
+            continue
+        try:
+            if isinstance(place, LocalPlace):
+                return open_folder(place.path, permissions, place.immutable)
+            return _open_network(source, place, permissions, report)
+        except WeightsUnavailable as error:
+            failure = failure or error
+    raise failure or WeightsUnavailable(
+        f"there is no {address!r} among the weights that clients may have the server read (--models, --allow-weights)"
+    )
+
+
+def _is_permitted(place: LocalPlace | str, permissions: WeightPermissions) -> bool:
+    if not isinstance(place, LocalPlace):
+        return permissions.allows(place)
+    try:
+        permissions.resolve(place.path)
+    except WeightsUnavailable:
+        return False
+    return True
+
+
+def _open_network(
+    source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload
+) -> Sequence[WeightFile]:
+    if isinstance(source, DownloadingSource):
+        return source.download(address, permissions, report)
+    if isinstance(source, NetworkSource):
+        return source.open(address, permissions)
+    raise TypeError(f"the weight source {source.name}: has the network address {address!r} and cannot open it")
+
+
+def writable_path(source: WeightSource, address: str, permissions: WeightPermissions) -> Path:
+    """Return the path of an address that the tenant may write.
+
+    Raises:
+        WeightsUnavailable: it may not be written.
+    """
+    for place in source.places(address, permissions.saving[:1]):
+        if isinstance(place, LocalPlace):
+            return permissions.resolve_new(place.path)
+    raise WeightsUnavailable(f"{address!r} is no path on the server's disk, where weights are saved")

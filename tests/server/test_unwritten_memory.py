@@ -1,0 +1,214 @@
+"""No op shows a client memory that the executor had freed: what an op leaves unwritten is zero."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from configured import configured
+from torch.utils._pytree import tree_leaves, tree_map
+
+from djinn_core import torch_private
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.ir.operators import resolve
+from djinn_core.server.compiling.compiled_region import CompiledRegion
+from djinn_core.server.running.own_operators import own_operators
+from djinn_core.server.running.random_state import DeviceRandomness
+from djinn_core.server.running.unwritten_memory import clearing, copied_with_strides, needs_clearing
+from djinn_core.system.memory import clear, resident
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+from real_calls import database_calls
+
+pytestmark = pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="glibc alone fills what it hands out")
+REMOTE = "remote_accelerator:0"
+M_PERTURB = -6
+
+
+@pytest.fixture
+def filled():
+    """Runs a function while glibc fills memory with a byte when it hands memory out."""
+    mallopt = ctypes.CDLL(None).mallopt
+
+    def run(byte, function):
+        mallopt(M_PERTURB, byte ^ 0xFF)
+        try:
+            return function()
+        finally:
+            mallopt(M_PERTURB, 0)
+
+    return run
+
+
+def octets(tensor):
+    """All bytes of a tensor's storage, the gaps between its elements included."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def function_of(name):
+    """Function that an executor calls for an op."""
+    return clearing(name, torch_private.kernel_of(resolve(name)))
+
+
+def copied(value):
+    """A copy with the same storage size, strides and offset."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty(0, dtype=value.dtype).set_(
+        value.untyped_storage().clone(), value.storage_offset(), value.shape, value.stride()
+    )
+
+
+def bytes_after(name, args, kwargs):
+    """The storages of an op's results and operands after it."""
+    args, kwargs = tree_map(copied, (args, kwargs))
+    torch.manual_seed(0)
+    made = function_of(name)(*args, **kwargs)
+    return [octets(t).clone() for t in tree_leaves((made, args, kwargs)) if isinstance(t, torch.Tensor)]
+
+
+LOG_PROBABILITIES = torch.rand(10, 3, 5).log()
+AT_AN_OFFSET = torch.zeros(64).as_strided((0,), (1,), 50)
+GROWING = torch.zeros(4).as_strided((0,), (1,), 1000)
+PARTLY_WRITTEN = {
+    "aten::_ctc_loss": ((LOG_PROBABILITIES, torch.ones(3, 4, dtype=torch.long), [5, 10, 7], [2, 4, 1]), {}),
+    "aten::linalg_lstsq": ((torch.rand(30, 2), torch.rand(30, 9)), {}),
+    "aten::resize": ((torch.ones(2), [900]), {}),
+    "aten::resize_": ((torch.ones(2), [900]), {}),
+    "aten::resize_as_": ((torch.ones(2), torch.ones(900)), {}),
+    "aten::set_.source_Tensor_storage_offset": ((torch.ones(2), torch.ones(3), 200, [400]), {}),
+    "aten::add.out": ((torch.ones(3), torch.ones(3)), {"out": GROWING}),
+    "aten::mm.out": ((torch.ones(30, 2), torch.ones(2, 30)), {"out": AT_AN_OFFSET}),
+    "aten::empty.out": (([900],), {"out": torch.ones(2)}),
+    "aten::empty_like.out": ((torch.ones(900),), {"out": torch.ones(2)}),
+    "aten::empty.memory_format": (([9, 300],), {}),
+    "aten::empty_like": ((torch.ones(900),), {}),
+    "aten::empty_permuted": (([3, 400, 5], [2, 0, 1]), {}),
+    "aten::empty_strided": (([30, 20], [100, 3]), {}),
+    "aten::new_empty": ((torch.ones(2), [900]), {}),
+    "aten::new_empty_strided": ((torch.ones(2), [30, 20], [100, 3]), {}),
+}
+
+
+@pytest.mark.parametrize("name", PARTLY_WRITTEN)
+def test_bytes_that_an_op_does_not_write_are_zero(name, filled):
+    args, kwargs = PARTLY_WRITTEN[name]
+    zeros, others = (filled(byte, partial(bytes_after, name, args, kwargs)) for byte in (0, 165))
+    assert all(map(torch.equal, zeros, others))
+
+
+def test_deterministic_fill_leaves_no_gaps(filled):
+    torch._C._set_deterministic_algorithms(True)  # the public function imports half of the compiler
+    try:
+        made = filled(165, lambda: function_of("aten::empty_strided")([30, 20], [100, 3]))
+    finally:
+        torch._C._set_deterministic_algorithms(False)
+    gaps = octets(made).view(torch.float32).clone()
+    gaps.as_strided(made.shape, made.stride()).zero_()
+    assert made.isnan().all()
+    assert not gaps.any()
+
+
+def test_a_copy_with_other_strides_has_zeros_in_its_gaps(filled):
+    made = filled(165, lambda: copied_with_strides(torch.ones(30, 20), (100, 3)))
+    assert octets(made).view(torch.float32).sum() == made.sum() == 600
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_ops_on_sparse_tensors_leave_nothing_unwritten(filled):
+    call = own_operators(CpuRuntime(), DeviceRandomness(torch.device("cpu")))["djinn::layout_call"]
+    columns = torch.cat([torch.arange(2), torch.arange(298)])
+    csr = ["sparse_csr", [2, 300], torch.tensor([0, 2, 300]), columns, torch.ones(300)]
+    zeros, others = (filled(byte, lambda: call("aten::empty_like", csr)) for byte in (0, 165))
+    assert all(torch.equal(octets(a), octets(b)) for a, b in zip(zeros, others, strict=True))
+
+
+@pytest.mark.parametrize("op", ["aten::empty.memory_format", "aten::_ctc_loss"])
+def test_compiled_code_leaves_nothing_unwritten_in_place_of_an_op_that_does(op, filled):
+    """The compiler's code stands for one that allocates a buffer, and the region for one with that op alone."""
+    template = SimpleNamespace(steps=[SimpleNamespace(op=op)], constants=(), slots=0)
+    region = SimpleNamespace(start=0, stop=1, inputs=(0,), views=(), fresh=(0,), written=())
+    sizes = SimpleNamespace(floats=(), guard=lambda: None)
+    compiled = CompiledRegion("fake", lambda _: [torch.empty(900)], template, region, sizes, torch.device("cpu"))
+    env = [torch.ones(1)]
+    filled(165, lambda: compiled.run(env))
+    assert not octets(env[0]).any()
+
+
+@pytest.mark.long
+def test_ops_that_run_without_clearing_write_every_byte(filled):
+    """Calls as PyTorch's database of operators makes them."""
+    calls = database_calls()
+    checked = 0
+    for name, kept in calls.items():
+        try:
+            if needs_clearing(name):
+                continue
+        except Exception:  # no program may contain it
+            continue
+        for args, kwargs in kept:
+            zeros, others = (filled(byte, partial(bytes_after, name, args, kwargs)) for byte in (0, 165))
+            assert all(map(torch.equal, zeros, others)), name
+            checked += 1
+    assert checked > 1000
+
+
+def test_large_blocks_are_not_touched():
+    meter = resident()
+    before = meter.now()
+    made = function_of("aten::empty.memory_format")([4 << 30], dtype=torch.uint8)
+    grown = function_of("aten::resize_")(torch.ones(3), [1 << 30])
+    assert meter.now() - before < 64 << 20
+    meter.close()
+    assert not made[:: 1 << 20].any()
+    assert not grown[3 :: 1 << 18].any()
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 12_289, (4 << 20) + 5, 40 << 20])
+@pytest.mark.parametrize("start", [0, 1, 4096])
+def test_clear_reaches_each_byte_and_no_other(size, start):
+    memory = torch.full((size + start + 64,), 7, dtype=torch.uint8)
+    clear(memory.data_ptr() + start, size)
+    assert not memory[start : start + size].any()
+    assert (memory[:start] == 7).all()
+    assert (memory[start + size :] == 7).all()
+
+
+DTYPES = (torch.uint8, torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64)
+SIZES = (1, 3, 8, 17, 64, 100, 513, 4096, 5000, 40_000)
+KINDS = (
+    lambda n, dtype: torch.empty(n, dtype=dtype, device=REMOTE),
+    lambda n, dtype: torch.empty_like(torch.empty(n, dtype=dtype, device="meta"), device=REMOTE),
+    lambda n, dtype: torch.ones(1, device=REMOTE).new_empty(n, dtype=dtype),
+    lambda n, dtype: torch.empty_permuted((2, n), (1, 0), dtype=dtype, device=REMOTE),
+    lambda n, dtype: torch.empty_strided((2, n), (3 * n, 2), dtype=dtype, device=REMOTE),
+    lambda n, dtype: torch.zeros(1, dtype=dtype, device=REMOTE).resize_(n),
+    lambda n, dtype: torch.zeros(1, dtype=dtype).to(REMOTE).resize_(n),  # what was sent is moved before it can grow
+    lambda n, dtype: torch.add(
+        torch.zeros(3, device=REMOTE),
+        0,
+        out=torch.zeros(0, device=REMOTE).as_strided((0,), (1,), n),
+    ),
+)
+
+
+@pytest.mark.usefixtures("fresh_executors")
+def test_ten_thousand_uninitialised_tensors_are_zero_on_an_executor_whose_memory_is_filled(monkeypatch):
+    monkeypatch.setenv("MALLOC_PERTURB_", "165")
+    with configured(strict=False):
+        counts = []
+        for number in range(10_000):
+            size, dtype, kind = SIZES[number % 10], DTYPES[number % 6], KINDS[number % 8]
+            made = kind(size, dtype)
+            memory = torch.empty(0, dtype=torch.uint8, device=REMOTE).set_(made.untyped_storage())
+            counts.append(memory.count_nonzero())
+            if len(counts) == 500:
+                assert not torch.stack(counts).cpu().any()
+                counts.clear()
