@@ -7,6 +7,7 @@ from typing import Final
 
 from djinn_core.errors import DjinnError
 from djinn_core.interception import interpreter_shutdown
+from djinn_core.interception.runtime_interface import port
 from djinn_core.logs import get_logger
 from djinn_core.runtime import client, scaling
 from djinn_core.runtime.client import context
@@ -56,7 +57,7 @@ def _notice(one: OpenSession, told: list[OpenSession]) -> str:
 
 
 def _goes_on(session: ClientSession) -> bool:
-    return not (session.lost or context.forked or interpreter_shutdown.has_begun())
+    return not (session.lost or port.forked or interpreter_shutdown.has_begun())
 
 
 def _give_way(one: OpenSession) -> None:
