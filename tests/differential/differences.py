@@ -1,0 +1,97 @@
+"""Compare what was seen of a program on two devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+from known_differences import known
+from program_runs import REMOTE, Facts, Names, forget, run
+from shrinking import shrunk
+
+ABSENT = "(nothing)"
+
+
+@attrs.frozen
+class Difference:
+    """One property of one place that differs after one statement (its number; the last number is the end)."""
+
+    statement: int
+    place: str
+    property: str
+    here: Any
+    there: Any
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place or 'statement'}: {self.property}: CPU {_short(self.here)}, remote {_short(self.there)}"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 300 else text[:300] + "..."
+
+
+def differences(statements: Sequence[str], here: Sequence[Facts], there: Sequence[Facts]) -> Iterator[Difference]:
+    """Where the remote device differs from the CPU, without what is known to differ; the earliest first."""
+    before: dict[tuple[str, str], tuple[Any, Any]] = {}  # what differed last, and goes on being so
+    offsets: set[int] = set()  # versions that are known to differ by so much; views have those of their base
+    for number, (want, got) in enumerate(zip(here, there, strict=True)):
+        source = statements[number] if number < len(statements) else ""
+        differing: dict[tuple[str, str], tuple[Any, Any]] = {}
+        for key in [*want, *(k for k in got if k not in want)]:
+            one, other = want.get(key, ABSENT), got.get(key, ABSENT)
+            if one == other:
+                continue
+            differing[key] = (one, other)
+            is_version = key[1] == "version" and isinstance(one, int) and isinstance(other, int)
+            if (before.get(key) == (one, other) and key[0]) or (is_version and one - other in offsets):
+                continue
+            found = Difference(number, *key, one, other, source)
+            entry = known(found, "error" in {name for place, name in want.keys() & got.keys() if not place})
+            if entry is None:
+                yield found
+            elif entry.ends:
+                return
+            elif is_version:
+                offsets.add(one - other)
+        before = differing
+
+
+@attrs.frozen
+class Found:
+    """The first difference of a program, and in which run of it (1: its calls are new, 2: they are known)."""
+
+    run: int
+    difference: Difference
+    statements: tuple[str, ...]
+
+    def __str__(self) -> str:
+        source = self.difference.source or "at the end"
+        return f"run {self.run}, statement {self.difference.statement}, {source}\n  {self.difference}"
+
+
+def first_difference(
+    statements: Sequence[str], expected: Sequence[Facts] | None = None, extra: Names | None = None
+) -> Found | None:
+    """Run a program on the CPU, unless `expected` is what was seen of it there, and twice on the remote device."""
+    here = run(statements, "cpu", extra) if expected is None else expected
+    forget()
+    for number in (1, 2):
+        for difference in differences(statements, here, run(statements, REMOTE, extra)):
+            return Found(number, difference, tuple(statements))
+    return None
+
+
+def smallest(found: Found) -> Found:
+    """The same difference in a program of which no statement can be left out; as it is if it does not come again."""
+    statements = found.statements[: found.difference.statement + 1]
+
+    def differs(part: Sequence[str]) -> bool:
+        again = first_difference(part)
+        return again is not None and again.difference.property == found.difference.property
+
+    if not differs(statements):
+        return found
+    return first_difference(shrunk(statements, differs)) or found

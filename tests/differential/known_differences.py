@@ -1,0 +1,137 @@
+"""What is known to differ from the CPU, and why. An entry that nothing needs any more is reported."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Known:
+    """A kind of difference: the property, patterns of the statement and of the two sides, and the reason why it stays.
+
+    Attributes:
+        after_error: the statement must have raised on both sides. ends: the rest of the program cannot be compared.
+    """
+
+    name: str
+    property: str
+    reason: str
+    source: str = ""
+    here: str = ""
+    there: str = ""
+    after_error: bool = False
+    ends: bool = False
+
+
+KNOWN: tuple[Known, ...] = (
+    Known(
+        "replayed views",
+        "grad_fn",
+        "After a write through a view, PyTorch's autograd replays the views of devices whose tensors are a subclass; elsewhere it"
+        " takes as_strided. Gradients are equal.",
+        here="AsStridedBackward0",
+        there=r"\w+Backward0",
+    ),
+    Known(
+        "dropout",
+        "grad_fn",
+        "The CPU multiplies by a mask; PyTorch takes native_dropout for all other devices.",
+        here="MulBackward0",
+        there="NativeDropoutBackward0",
+    ),
+    Known(
+        "accumulated gradients",
+        "version",
+        "PyTorch's autograd adds gradients in place only if they are of no subclass.",
+        source=r"autograd\.|\.grad\b|backward\(",
+    ),
+    Known(
+        "steps of size 1",
+        "idle stride",
+        "PyTorch's meta kernels in Python compute other strides than its CPU kernels for dimensions of size 1 and tensors without"
+        " elements. No element is addressed by them.",
+    ),
+    Known(
+        "name of the class",
+        "error|value|printed",
+        "PyTorch takes the name of the class from the object.",
+        there="LazyTensor",
+        here="Tensor",
+    ),
+    Known(
+        "name of the tensor type in version errors",
+        "error",
+        "PyTorch makes it of the dispatch key.",
+        there="cpuFloatType|cpuDoubleType|cpuHalfType|cpu\\w+Type",
+        here="torch\\.\\w+Tensor",
+    ),
+    Known("printed replayed views", "printed|value", "As replayed views.", here="AsStridedBackward0", there="Backward0"),
+    Known(
+        "results of composite ops",
+        "version",
+        "The CPU's own implementation of these ops writes in place into its result; the device records them whole.",
+        source=r"one_hot|F\.linear",
+    ),
+    Known(
+        "out= of a refused op",
+        "(idle )?stride|shape",
+        "The CPU resizes the tensor before it refuses the op.",
+        source="out=",
+        after_error=True,
+        ends=True,
+    ),
+    Known(
+        "errors that depend on data",
+        "error",
+        "docs/limits.md: an error that depends on data is raised at the next sync point.",
+        here="out of bounds|out of range",
+        there=r"^\(nothing\)$",
+        ends=True,
+    ),
+    Known(
+        "dtypes without a kernel",
+        "error",
+        "docs/limits.md: dtypes that neither the meta kernel nor a trial refuses are refused at the next sync point.",
+        here="not implemented for|not supported for",
+        there=r"^\(nothing\)$",
+        ends=True,
+    ),
+    # --- foreach
+    Known("F-VERSION", "version", "foreach", source="_foreach_|optim|step|clip_grad"),
+    Known("F-ISIN", "stride", "foreach", source="isin"),
+    Known("F-MASK", "error", "foreach", there="single memory location", source=r"(\w+)\[\1\]"),
+    # --- warnings
+    Known(
+        "warnings of kernels",
+        "warnings",
+        "An op is executed elsewhere, and what its kernel warns of does not come back.",
+        there=r"^\(nothing\)$",
+    ),
+    Known(
+        "warnings of meta kernels",
+        "warnings",
+        "PyTorch's meta kernels in Python word the warning otherwise.",
+        there=r"An output with one or more elements was resized",
+    ),
+)
+
+needed: Counter[str] = Counter()
+
+
+def known(found: Any, raised: bool) -> Known | None:
+    """The entry of the list that the difference is of. `raised`: the statement raised the same error on both sides."""
+    for entry in KNOWN:
+        if (
+            re.fullmatch(entry.property, found.property)
+            and re.search(entry.source, found.source)
+            and re.search(entry.here, str(found.here))
+            and re.search(entry.there, str(found.there))
+            and raised >= entry.after_error
+        ):
+            needed[entry.name] += 1
+            return entry
+    return None
