@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
+import torch
 from known_differences import known
-from program_runs import REMOTE, Facts, Names, forget, run
+from program_runs import REMOTE, Facts, Names, Raised, Value, forget, run
 from shrinking import shrunk
 
 ABSENT = "(nothing)"
@@ -33,7 +34,13 @@ def _short(value: Any) -> str:
     return text if len(text) < 300 else text[:300] + "..."
 
 
-def differences(statements: Sequence[str], here: Sequence[Facts], there: Sequence[Facts]) -> Iterator[Difference]:
+# Whether elements that are not equal are near enough.
+Close = Callable[[torch.Tensor, torch.Tensor], bool]
+
+
+def differences(
+    statements: Sequence[str], here: Sequence[Facts], there: Sequence[Facts], close: Close | None = None
+) -> Iterator[Difference]:
     """Where the remote device differs from the CPU, without what is known to differ; the earliest first."""
     before: dict[tuple[str, str], tuple[Any, Any]] = {}  # what differed last, and goes on being so
     offsets: set[int] = set()  # versions that are known to differ by so much; views have those of their base
@@ -42,13 +49,14 @@ def differences(statements: Sequence[str], here: Sequence[Facts], there: Sequenc
         differing: dict[tuple[str, str], tuple[Any, Any]] = {}
         for key in [*want, *(k for k in got if k not in want)]:
             one, other = want.get(key, ABSENT), got.get(key, ABSENT)
-            if one == other:
+            if one == other or (close and isinstance(one, Value) and isinstance(other, Value) and close(one.tensor, other.tensor)):
                 continue
             differing[key] = (one, other)
             is_version = key[1] == "version" and isinstance(one, int) and isinstance(other, int)
             if (before.get(key) == (one, other) and key[0]) or (is_version and one - other in offsets):
                 continue
-            found = Difference(number, *key, one, other, source)
+            name = "error text" if isinstance(one, Raised) and isinstance(other, Raised) and one.kind == other.kind else key[1]
+            found = Difference(number, key[0], name, one, other, source)
             entry = known(found, "error" in {name for place, name in want.keys() & got.keys() if not place})
             if entry is None:
                 yield found
@@ -73,13 +81,13 @@ class Found:
 
 
 def first_difference(
-    statements: Sequence[str], expected: Sequence[Facts] | None = None, extra: Names | None = None
+    statements: Sequence[str], expected: Sequence[Facts] | None = None, extra: Names | None = None, close: Close | None = None
 ) -> Found | None:
     """Run a program on the CPU, unless `expected` is what was seen of it there, and twice on the remote device."""
     here = run(statements, "cpu", extra) if expected is None else expected
     forget()
     for number in (1, 2):
-        for difference in differences(statements, here, run(statements, REMOTE, extra)):
+        for difference in differences(statements, here, run(statements, REMOTE, extra), close):
             return Found(number, difference, tuple(statements))
     return None
 

@@ -37,6 +37,13 @@ KNOWN: tuple[Known, ...] = (
         there=r"\w+Backward0",
     ),
     Known(
+        "reshape",
+        "grad_fn",
+        "PyTorch has an op of its own for views that reshape makes, but for tensors of a subclass.",
+        here="ReshapeAliasBackward0",
+        there="ViewBackward0",
+    ),
+    Known(
         "dropout",
         "grad_fn",
         "The CPU multiplies by a mask; PyTorch takes native_dropout for all other devices.",
@@ -44,10 +51,10 @@ KNOWN: tuple[Known, ...] = (
         there="NativeDropoutBackward0",
     ),
     Known(
-        "accumulated gradients",
+        "gradients made in place",
         "version",
-        "PyTorch's autograd adds gradients in place only if they are of no subclass.",
-        source=r"autograd\.|\.grad\b|backward\(",
+        "PyTorch's autograd writes gradients in place only if they are of no subclass.",
+        source=r"autograd\.|\.grad\b|backward\(|^gradients = ",
     ),
     Known(
         "steps of size 1",
@@ -57,14 +64,14 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         "name of the class",
-        "error|value|printed",
+        "error text|value|printed",
         "PyTorch takes the name of the class from the object.",
         there="LazyTensor",
         here="Tensor",
     ),
     Known(
         "name of the tensor type in version errors",
-        "error",
+        "error text",
         "PyTorch makes it of the dispatch key.",
         there="cpuFloatType|cpuDoubleType|cpuHalfType|cpu\\w+Type",
         here="torch\\.\\w+Tensor",
@@ -100,6 +107,20 @@ KNOWN: tuple[Known, ...] = (
         there=r"^\(nothing\)$",
         ends=True,
     ),
+    Known(
+        "refused ops of databases",
+        "error",
+        "docs/limits.md: what neither the meta kernel nor a trial refuses is refused at the next sync point.",
+        source=r"result = call",
+        there=r"^\(nothing\)$",
+        ends=True,
+    ),
+    Known(
+        "texts of meta kernels",
+        "error text",
+        "PyTorch's meta kernels word errors otherwise than its CPU kernels.",
+        source=r"result = call|clamp",
+    ),
     # --- foreach
     Known("F-VERSION", "version", "foreach", source="_foreach_|optim|step|clip_grad"),
     Known("F-ISIN", "stride", "foreach", source="isin"),
@@ -115,7 +136,7 @@ KNOWN: tuple[Known, ...] = (
         "warnings of meta kernels",
         "warnings",
         "PyTorch's meta kernels in Python word the warning otherwise.",
-        there=r"An output with one or more elements was resized",
+        there="An output with one or more elements was resized|on expanded tensors is deprecated",
     ),
 )
 

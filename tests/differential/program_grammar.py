@@ -448,7 +448,7 @@ print({t}.shape, {t}.dtype, {t}.is_contiguous(), {t}.numel())
 {n} = int({k}.sum())
 {n} = len({t})
 {n} = float({f}.norm())
-{n} = {t}.cpu().numpy().tolist()
+{n} = {t}.detach().cpu().clone().numpy().tolist()
 {n} = [x.item() for x in {t}.flatten()[:3]]
 {n} = 1 if {t}.sum() > 0 else 2
 {n} = torch.is_nonzero({t}.sum())

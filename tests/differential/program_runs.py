@@ -70,6 +70,8 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     if a.is_floating_point():
+        if a.itemsize == 1:
+            a, b = a.float(), b.float()
         if not torch.equal(a.isnan(), b.isnan()):
             return False
         a, b = (t.masked_fill(t.isnan(), 0) for t in (a, b))
@@ -155,7 +157,7 @@ class Runner:
                 for name, value in self._looks(found).items():
                     facts[place, name] = value
             elif isinstance(found, (int, float, complex, str, bool, type(None), torch.dtype)):
-                facts[place, "value"] = self._neutral(found if isinstance(found, str) else repr(found))
+                facts[place, "value"] = self._neutral(" ".join(found.split()) if isinstance(found, str) else repr(found))
         return facts
 
     def found(self) -> list[tuple[str, Any]]:
@@ -194,6 +196,7 @@ class Runner:
 
     def _neutral(self, text: str) -> str:
         """The text with device names and addresses taken out."""
+        text = re.sub(r" \(Triggered internally at .*\)", "", text)
         text = re.sub(r",\s*device=['\"](remote_accelerator|cpu)(:\d+)?['\"]", "", text)
         return re.sub(r"0x[0-9a-f]{6,}", "0x", re.sub(r"remote_accelerator(:\d+)?", "cpu", text))
 
