@@ -33,6 +33,7 @@ _REFUSE_OPERANDS = frozenset({
     "aten::put_",
     "aten::scatter_.src",
     "aten::scatter_add_",
+    "aten::stack.out",
     "aten::take.out",
 })  # fmt: skip
 
@@ -141,7 +142,7 @@ def only_kernels_know(func: Any, call: Call) -> bool:
 
     They refuse to write to overlapping elements, and lay out resized tensors as the inputs are laid out.
     """
-    if any(_overlaps_itself(call.operands[w]) for w in call.writes):
+    if any(overlaps_itself(call.operands[w]) for w in call.writes):
         return True
     if not call.changes or not _targets(func):
         return False
@@ -155,7 +156,8 @@ def _is_lapack(func: Any) -> bool:
     return "linalg" in packet or packet in {"geqrf", "ormqr", "triangular_solve", "cholesky", "lu_unpack", "qr"}
 
 
-def _overlaps_itself(meta: TensorMeta) -> bool:
+def overlaps_itself(meta: TensorMeta) -> bool:
+    """True if elements share memory because a dimension has no step."""
     return any(not step and size > 1 for size, step in zip(meta.shape, meta.stride, strict=True)) and meta.numel > 0
 
 
