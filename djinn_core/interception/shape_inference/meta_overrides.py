@@ -18,10 +18,11 @@ Rule = Callable[..., Any]
 
 
 def _batch_norm(func: Any) -> Rule:
-    """In evaluation the kernels return empty statistics, the meta kernel full ones."""
+    """The kernels return a contiguous output or channels last, the meta kernel keeps strides. In evaluation they return empty statistics."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd = func(*args, **kwargs)
+        out = out.contiguous(memory_format=torch_private.suggested_format(args[0]))
         training = kwargs.get("training", args[5] if len(args) > 5 else True)
         return (out, mean, rstd) if training else (out, mean.new_empty(0), rstd.new_empty(0))
 
@@ -34,6 +35,15 @@ def _batch_norm_in_evaluation(func: Any) -> Rule:
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd, *rest = func(*args, **kwargs)
         return out, mean.new_empty(0), rstd.new_empty(0), *rest
+
+    return rule
+
+
+def _row_major(func: Any) -> Rule:
+    """The kernels return a contiguous tensor, the meta kernel keeps strides."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs).contiguous()
 
     return rule
 
@@ -162,6 +172,15 @@ _RULES: dict[Any, Rule] = {
     aten.sub.Tensor: _sub,
     aten.index_put.default: _index_put(aten.index_put.default),
     aten.index_put_.default: _index_put(aten.index_put_.default),
+    **{
+        func: _row_major(func)
+        for func in (
+            aten._standard_gamma.default,
+            aten.normal.Tensor_Tensor,
+            aten.normal.float_Tensor,
+            aten.poisson.default,
+        )
+    },
     aten.scaled_dot_product_attention.default: _attention,
     aten.kaiser_window.beta: _window,
     aten.repeat_interleave.Tensor: _repeat_interleave,
