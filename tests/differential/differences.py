@@ -49,13 +49,19 @@ def differences(
         differing: dict[tuple[str, str], tuple[Any, Any]] = {}
         for key in [*want, *(k for k in got if k not in want)]:
             one, other = want.get(key, ABSENT), got.get(key, ABSENT)
-            if one == other or (close and isinstance(one, Value) and isinstance(other, Value) and close(one.tensor, other.tensor)):
+            if one == other or (
+                close and isinstance(one, Value) and isinstance(other, Value) and close(one.tensor, other.tensor)
+            ):
                 continue
             differing[key] = (one, other)
             is_version = key[1] == "version" and isinstance(one, int) and isinstance(other, int)
             if (before.get(key) == (one, other) and key[0]) or (is_version and one - other in offsets):
                 continue
-            name = "error text" if isinstance(one, Raised) and isinstance(other, Raised) and one.kind == other.kind else key[1]
+            name = (
+                "error text"
+                if isinstance(one, Raised) and isinstance(other, Raised) and one.kind == other.kind
+                else key[1]
+            )
             found = Difference(number, key[0], name, one, other, source)
             entry = known(found, "error" in {name for place, name in want.keys() & got.keys() if not place})
             if entry is None:
@@ -81,7 +87,10 @@ class Found:
 
 
 def first_difference(
-    statements: Sequence[str], expected: Sequence[Facts] | None = None, extra: Names | None = None, close: Close | None = None
+    statements: Sequence[str],
+    expected: Sequence[Facts] | None = None,
+    extra: Names | None = None,
+    close: Close | None = None,
 ) -> Found | None:
     """Run a program on the CPU, unless `expected` is what was seen of it there, and twice on the remote device."""
     here = run(statements, "cpu", extra) if expected is None else expected

@@ -90,7 +90,9 @@ KNOWN: tuple[Known, ...] = (
         there="cpuFloatType|cpuDoubleType|cpuHalfType|cpu\\w+Type",
         here="torch\\.\\w+Tensor",
     ),
-    Known("printed replayed views", "printed|value", "As replayed views.", here="AsStridedBackward0", there="Backward0"),
+    Known(
+        "printed replayed views", "printed|value", "As replayed views.", here="AsStridedBackward0", there="Backward0"
+    ),
     Known(
         "results of composite ops",
         "version",

@@ -129,6 +129,7 @@ POINTWISE = """
 {n} = torch.add({t}, {b:t}, alpha=2)
 {n} = {t} * torch.tensor(2.5)
 {n} = torch.tensor(3) + {t}
+{n} = torch.maximum({t}, torch.tensor(1.5, dtype=torch.float64))
 {n} = torch.heaviside({f}, {f})
 {n} = torch.atan2({f}, {b:f})
 {n} = {f}.masked_fill({mask:f}, {s})
@@ -334,6 +335,10 @@ F.dropout({wf}, 0.5, inplace=True)
 {wf}.addmm_({wf}.detach(), {wf}.detach())
 {w}.fill_diagonal_({i})
 {w}.resize_(2, 2).fill_({i})
+{w}[0], {w}[-1] = {w}[-1].clone(), {w}[0].clone()
+{w}[..., :1].mul_({b:w})
+{w}.mul_(torch.tensor(2))
+{w}[...] = torch.tensor(True)
 """
 
 OUT = """
@@ -357,6 +362,8 @@ torch.arange(5, out={w})
 torch.stack([{t}, {t}], out={w})
 torch.cumsum({t}, 0, out={w})
 torch.where({mask:t}, {t}, {t}, out={w})
+torch.softmax({f}, -1, out={w})
+{n} = torch.mul({t}, 2, out=torch.zeros({t}.shape, dtype={dtype}, device=D))
 """
 
 FOREACH = """
@@ -608,7 +615,16 @@ class Generator:
         places = [self.rng.randrange(size) for _ in range(self.rng.choice((1, 2, 2)))]
         places = sorted(set(places))  # the same place twice has no order
         if self.rng.random() < 0.3:
-            fitting = [n for n, t in self.tensors() if t.dtype == torch.int64 and t.dim() == 1 and t.numel() and 0 <= int(t.min()) and int(t.max()) < size and len(t.unique()) == len(t)]
+            fitting = [
+                n
+                for n, t in self.tensors()
+                if t.dtype == torch.int64
+                and t.dim() == 1
+                and t.numel()
+                and int(t.min()) >= 0
+                and int(t.max()) < size
+                and len(t.unique()) == len(t)
+            ]
             if fitting:
                 return self.rng.choice(fitting)
         return f"torch.tensor({places}, device=D)"

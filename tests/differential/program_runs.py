@@ -81,7 +81,9 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def split(source: str) -> list[str]:
     """The statements of a program."""
     lines = source.splitlines()
-    return ["\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in ast.parse(source).body if not _is_text(node)]
+    return [
+        "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in ast.parse(source).body if not _is_text(node)
+    ]
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -157,7 +159,9 @@ class Runner:
                 for name, value in self._looks(found).items():
                     facts[place, name] = value
             elif isinstance(found, (int, float, complex, str, bool, type(None), torch.dtype)):
-                facts[place, "value"] = self._neutral(" ".join(found.split()) if isinstance(found, str) else repr(found))
+                facts[place, "value"] = self._neutral(
+                    " ".join(found.split()) if isinstance(found, str) else repr(found)
+                )
         return facts
 
     def found(self) -> list[tuple[str, Any]]:
@@ -266,7 +270,9 @@ class Raised:
     own: bool = False
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Raised) and self.kind == other.kind and (self.own or other.own or self.text == other.text)
+        return (
+            isinstance(other, Raised) and self.kind == other.kind and (self.own or other.own or self.text == other.text)
+        )
 
     def __hash__(self) -> int:
         return hash(self.kind)

@@ -142,7 +142,9 @@ def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[s
             needed += counts
             findings += found
             for one in found:
-                print(f"--- {one.name}, {one.settings}, {one.property}", *one.statements, one.text, sep="\n", flush=True)
+                print(
+                    f"--- {one.name}, {one.settings}, {one.property}", *one.statements, one.text, sep="\n", flush=True
+                )
     return findings, needed
 
 
@@ -175,7 +177,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    parser.add_argument("--ops", type=int, nargs="?", const=1, default=0, help="every n-th entry of the databases of ops, too")
+    parser.add_argument(
+        "--ops", type=int, nargs="?", const=1, default=0, help="every n-th entry of the databases of ops, too"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-shrink", action="store_true", help="print programs that differ as they are")
     parser.add_argument("--keep", type=Path, help="write small programs that differ to this folder")
