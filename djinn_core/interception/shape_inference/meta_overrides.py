@@ -48,6 +48,15 @@ def _row_major(func: Any) -> Rule:
     return rule
 
 
+def _channels_last(func: Any) -> Rule:
+    """The kernels keep channels last, the meta kernel does not."""
+
+    def rule(given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return func(given, *args, **kwargs).contiguous(memory_format=torch_private.suggested_format(given))
+
+    return rule
+
+
 def _bin_edges(data: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.Tensor]:
     return [data.new_empty(count + 1) for count in bins]
 
@@ -92,11 +101,24 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
 
 
 def _convolution(given: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Kernels keep channels last where either the input or the weight does; the meta kernel says so for CUDA alone."""
+    """Kernels keep channels last where either the input or the weight does; the meta kernel says so for CUDA alone.
+
+    Over one dimension the weight alone decides, as a picture of one row. Over three dimensions, some kernels keep channels last and
+    some do not.
+    """
     out: torch.Tensor = aten.convolution.default(given, weight, *args, **kwargs)
+    if out.dim() == 3:
+        row = weight.unsqueeze(2)
+        return _convolution_of(out.unsqueeze(2), row, row).squeeze(2)
+    return _convolution_of(out, given, weight)
+
+
+def _convolution_of(out: torch.Tensor, given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(out.dim())
     if wanted is None or all(torch_private.suggested_format(t) is not wanted for t in (given, weight)):
         return out
+    if out.dim() == 5:
+        raise NotImplementedError("the kernel that is chosen decides the layout")
     return out.contiguous(memory_format=wanted)
 
 
@@ -179,6 +201,15 @@ _RULES: dict[Any, Rule] = {
             aten.normal.Tensor_Tensor,
             aten.normal.float_Tensor,
             aten.poisson.default,
+        )
+    },
+    **{
+        func: _channels_last(func)
+        for func in (
+            aten.reflection_pad2d.default,
+            aten.reflection_pad3d.default,
+            aten.replication_pad2d.default,
+            aten.replication_pad3d.default,
         )
     },
     aten.scaled_dot_product_attention.default: _attention,
