@@ -46,9 +46,9 @@ KNOWN: tuple[Known, ...] = (
     Known(
         "results of ops of databases",
         "version",
-        "How often a kernel writes into its own result is no promise.",
-        place="^result",
-        source="^result = call",
+        "How often a kernel writes into its own result, or into `out=`, is no promise.",
+        place="^(result|inputs|out)",
+        source="^result = call|result = call.*out=",
     ),
     Known(
         "reshape",
@@ -136,6 +136,33 @@ KNOWN: tuple[Known, ...] = (
         "error text",
         "PyTorch's meta kernels word errors otherwise than its CPU kernels.",
         source=r"result = call|clamp",
+    ),
+    Known(
+        "warnings of experimental layouts",
+        "warnings",
+        "The client makes such tensors itself, or a trial does, so that the warning comes more or less often.",
+        here="ComplexHalf|Sparse CSR",
+    ),
+    Known(
+        "order of checks",
+        "error text",
+        "`cat` looks at dimensions before memory; the client looks at memory first.",
+        source=r"torch\.cat\(",
+        there="single memory location",
+    ),
+    Known(
+        "internal ops for masks",
+        "error",
+        "PyTorch's meta kernel raises RuntimeError where the CPU's kernel raises IndexError; no public function calls these ops.",
+        source="^result = call",
+        here="^IndexError: too many indices",
+        there="^RuntimeError: aten::_unsafe_masked_index",
+    ),
+    Known(
+        "deep copies of tensors that share memory",
+        "is_view|base|grad_fn",
+        "PyTorch makes them over a copied storage with `set_`; remote ones are views of one copy.",
+        source="deepcopy",
     ),
     # --- foreach
     Known("F-VERSION", "version", "foreach", source="_foreach_|optim|step|clip_grad"),

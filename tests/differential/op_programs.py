@@ -21,6 +21,12 @@ SEED = 7
 CALL = "result = call(op, inputs)"
 PROGRAM = ("inputs = copied()", CALL, "gradients = differentiate(result, inputs)")
 IN_PLACE = ("inputs = copied()", "with torch.no_grad(): result = call(op.inplace_variant, inputs)")
+# `out=` is the input itself, or begins one element after it.
+OUT = (
+    "inputs, out = copied_with_out()",
+    "with torch.no_grad(): result = call(op, inputs, out=out)",
+    "with torch.no_grad(): result = call(op, inputs, out=inputs[0])",
+)
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -107,6 +113,8 @@ def programs(op: OpInfo, count: int) -> Iterator[OpProgram]:
                 name, names = f"{name_of(op)}, sample {number}, {variant}", _names(op, sample, dress)
                 if not isinstance(op, ForeachFuncInfo) or op.supports_out:
                     yield OpProgram(name, PROGRAM, names, close)
+                if op.supports_out and variant == "contiguous" and isinstance(sample.input, torch.Tensor):
+                    yield OpProgram(f"{name}, out=", OUT, names, close)
                 if op.inplace_variant is not None and not sample.broadcasts_input:
                     yield OpProgram(f"{name}, in place", IN_PLACE, names, close)
 
@@ -145,14 +153,30 @@ def _names(op: OpInfo, sample: SampleInput, dress: Callable[[torch.Tensor], torc
         return make
 
     def call(_: str) -> Callable[[Any, Any], Any]:
-        def make(op: Callable[..., Any], inputs: Any) -> Any:
+        def make(op: Callable[..., Any], inputs: Any, **out: Any) -> Any:
             torch.manual_seed(SEED)
-            result = sample.output_process_fn_grad(op(inputs[0], *inputs[1], **inputs[2]))
+            result = sample.output_process_fn_grad(op(inputs[0], *inputs[1], **inputs[2], **out))
             return list(result) if isinstance(result, tuple) else result
 
         return make
 
-    return {"copied": copied, "op": lambda _: op, "call": call, "differentiate": lambda _: _differentiate}
+    def copied_with_out(device: str) -> Callable[[], Any]:
+        def make() -> Any:
+            given, *others = copied(device)()
+            given = given.detach()
+            wide = torch.zeros(given.numel() + 1, dtype=given.dtype, device=device)
+            first, second = wide[:-1].view(given.shape), wide[1:].view(given.shape)
+            return [first.copy_(given), *others], second
+
+        return make
+
+    return {
+        "copied": copied,
+        "copied_with_out": copied_with_out,
+        "op": lambda _: op,
+        "call": call,
+        "differentiate": lambda _: _differentiate,
+    }
 
 
 def _differentiate(result: Any, inputs: Any) -> Any:
