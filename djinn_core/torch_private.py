@@ -105,6 +105,7 @@ NEEDED: Final = (
     "torch._utils._rebuild_sparse_tensor",
     "torch._utils._rebuild_tensor_v2",
     "torch._C._InferenceMode",
+    "torch._C._increment_version",
     "torch._C._SetExcludeDispatchKeyGuard",
     "torch._C._is_cow_tensor",
     "torch._C._data_address",
@@ -403,8 +404,8 @@ def seen_by_subclasses() -> AbstractContextManager[object]:
     return guard
 
 
-def marks_views() -> AbstractContextManager[object]:
-    """Blocks in which PyTorch notes of a view that it is one also inside `__torch_dispatch__`, as it does inside kernels of other backends."""
+def notes_views_and_writes() -> AbstractContextManager[object]:
+    """Blocks in which PyTorch marks views and raises versions also inside `__torch_dispatch__`, as it does inside kernels of other backends."""
     key = torch._C.DispatchKey.ADInplaceOrView
     guard: AbstractContextManager[object] = torch._C._SetExcludeDispatchKeyGuard(key, False)
     return guard
@@ -577,6 +578,20 @@ def is_composite(func: Any) -> bool:
     """True if PyTorch decomposes `func` before a backend sees it, unless the backend asks for it whole."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+# `torch.autograd.graph.increment_version` of a list, without a check that takes longer than it. Inference tensors have no version.
+increment_versions: Final = torch._C._increment_version
+
+
+def kernels_raise_versions(func: Any) -> bool:
+    """True if what the CPU's kernel of `func` calls raises `_version` of what `func` writes.
+
+    Autograd raises it for ops that return what they write. The kernels of ops that return nothing are either made of such ops, or
+    write to memory themselves and leave the version as it is.
+    """
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    return not func._schema.returns and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def in_forward_mode() -> bool:

@@ -147,6 +147,8 @@ def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return _run_as_fake(mode, func, args, kwargs)
     if (numbers := in_lists_of_numbers(func, args)) is not None:
         return record(*numbers, kwargs)
+    if is_over_lists(func):
+        return take_apart(func, args, kwargs)  # each element by itself: `copy_` takes a source on the CPU
     args, kwargs = upload_operands(func, args, kwargs)
     return record(func, args, kwargs)
 

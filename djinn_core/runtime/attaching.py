@@ -99,6 +99,9 @@ def _after_fork() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(port.early.executors))
         port.early.executors = ()
     client = _loaded()
+    # Tensors whose program is unsent belong to the parent like those of its session. Without either, the child is a client of its own.
+    has_session = client is not None and client.context.session is not None
+    port.forked = port.forked or has_session or recorders.have_unsent_values()
     if client is not None:
         client.after_fork()
     recorders.forget_everything()

@@ -251,7 +251,7 @@ def init() -> None:
 
 
 def _session() -> ClientSession:
-    if context.forked:
+    if port.forked:
         raise ForkedProcess
     if interpreter_shutdown.has_begun():
         raise SessionLost("the program is ending, and its session has ended: use tensors before, or use atexit")
@@ -350,7 +350,7 @@ def _new_session(opened: tuple[OpenSession, ...]) -> ClientSession:
 def _measured(pool: PoolSession) -> None:
     """Plan with what was measured of the devices of a session, if it is still open."""
     with recorders.sending:
-        if context.session is pool and not context.forked:
+        if context.session is pool and not port.forked:
             from djinn_core.runtime.pool.executors import capabilities_named
 
             pool.know_devices(capabilities_named(context.opened, pool.membership.present))
@@ -362,7 +362,7 @@ def start_early() -> None:
     Where one cannot be started, the first wait says so.
     """
     with context.lock:
-        if context.starting or context.session is not None or context.forked:
+        if context.starting or context.session is not None or port.forked:
             return
         try:
             context.starting = _own_executors()
@@ -408,7 +408,7 @@ def _connect() -> tuple[OpenSession, ...]:
 
 def _runtime() -> Runtime:
     """For interception: the session that is open; a lost one stays lost until `init()`."""
-    return context.session if context.session is not None and not context.forked else _session()
+    return context.session if context.session is not None and not port.forked else _session()
 
 
 async def init_async() -> None:
@@ -430,7 +430,7 @@ def register_init_hook(hook: InitHook) -> None:
 
 def is_initialized() -> bool:
     """True while a session is open."""
-    return context.session is not None and not context.session.lost and not context.forked
+    return context.session is not None and not context.session.lost and not port.forked
 
 
 @attrs.frozen(repr=False)
@@ -469,7 +469,7 @@ def get_runtime_state() -> RuntimeState:
 def shut_down() -> None:
     """End the session and, where it is the embedded default, its executor. Its tensors are lost."""
     with collect_later, context.lock:
-        if context.session is not None and not context.forked:
+        if context.session is not None and not port.forked:
             _end_session()
         _stop_early()
 
@@ -513,7 +513,7 @@ def cancel(thread: threading.Thread | None = None) -> None:
     session stay usable, and what threads record afterwards runs as usual.
     """
     session = context.session
-    if session is not None and not session.lost and not context.forked:
+    if session is not None and not session.lost and not port.forked:
         session.cancel(None if thread is None else thread.ident or 0)
 
 
@@ -625,7 +625,7 @@ def _prepare() -> None:
     An executor of this program's own begins to start; the program waits for it when something is sent.
     """
     port.prepare = _nothing
-    if context.session is not None or context.forked:
+    if context.session is not None or port.forked:
         return
     if not _named_servers():
         start_early()
@@ -674,15 +674,11 @@ def _residence(storage: int, index: int) -> str:
 
 
 def after_fork() -> None:
-    """Make the client of a forked child inert: it shares neither the session nor the programs of its parent, and must not write to the socket.
-
-    Where the parent had no session yet, the child is a client of its own.
-    """
+    """Make the client of a forked child inert if `port.forked`: it must not write to the parent's socket."""
     context.lock, context.loading = threading.RLock(), threading.RLock()  # a thread of the parent may have held them
-    context.forked = port.forked = context.forked or context.session is not None
     starting, context.starting = context.starting, ()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as below
-    if context.forked:
+    if port.forked:
         # Sockets and processes of the parent's: finalizing them here, at whatever moment the interpreter ends, would warn.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.opened))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.session))

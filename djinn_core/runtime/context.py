@@ -76,7 +76,6 @@ class ClientContext(msgspec.Struct, eq=False):
     captures: Captures = msgspec.field(default_factory=Captures)
     # Programs given to `djinn.plan` and `djinn.explain`.
     analysed: AnalysisCache = msgspec.field(default_factory=AnalysisCache)
-    forked: bool = False
     answered: bool = False  # a server has, since it was configured
     lock: threading.RLock = msgspec.field(default_factory=threading.RLock)
     loading: threading.RLock = msgspec.field(default_factory=threading.RLock)  # held while plugins are loaded

@@ -7,6 +7,7 @@ from typing import Final
 
 from djinn_core.errors import DjinnError
 from djinn_core.interception import interpreter_shutdown
+from djinn_core.interception.runtime_interface import port
 from djinn_core.logs import get_logger
 from djinn_core.runtime import client, scaling
 from djinn_core.runtime.client import context
@@ -45,7 +46,7 @@ def _look() -> None:
 
 
 def _goes_on(session: ClientSession) -> bool:
-    return not (session.lost or context.forked or interpreter_shutdown.has_begun())
+    return not (session.lost or port.forked or interpreter_shutdown.has_begun())
 
 
 def _give_way(one: OpenSession) -> None:

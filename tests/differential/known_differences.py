@@ -164,10 +164,6 @@ KNOWN: tuple[Known, ...] = (
         "PyTorch makes them over a copied storage with `set_`; remote ones are views of one copy.",
         source="deepcopy",
     ),
-    # --- foreach
-    Known("F-VERSION", "version", "foreach", source="_foreach_|optim|step|clip_grad"),
-    Known("F-ISIN", "stride", "foreach", source="isin"),
-    Known("F-MASK", "error", "foreach", there="single memory location", source=r"(\w+)\[\1\]"),
     # --- warnings
     Known(
         "warnings of kernels",

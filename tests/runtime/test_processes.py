@@ -19,12 +19,6 @@ x = torch.ones(3, device="remote_accelerator")
 """
 
 FORKS = """\
-first = os.fork()  # before there is a session: a client of its own
-print(torch.ones(2, device="remote_accelerator").sum().item(), flush=True)
-if first == 0:
-    sys.exit(5)
-assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 5
-
 x.add_(1)
 assert x.sum().item() == 6
 y = x * 2  # unsent when the process forks
@@ -65,6 +59,81 @@ drain, drained = ExecutorProcess.drain, []
 ExecutorProcess.drain = lambda executor, seconds: (drained.append(seconds), drain(executor, seconds))
 djinn.shut_down()
 assert drained == [0], drained  # an end that waits for nothing, such as after Ctrl-C
+"""
+
+# What a process does before it forks, and if the child may use the device.
+FORKS_EARLY = """\
+x.tolist()
+djinn.shut_down()  # from here on nothing is unsent, and there is no session
+from torch.utils.data import Dataset
+
+device = "remote_accelerator"
+
+def in_child(report):
+    reader, writer = os.pipe()
+    if (number := os.fork()) == 0:
+        try:
+            os.write(writer, report().encode())
+        except Exception as error:
+            os.write(writer, type(error).__name__.encode())
+        os._exit(0)
+    os.waitpid(number, 0)
+    return os.read(reader, 100).decode()
+
+def forked():
+    return in_child(lambda: str((torch.ones(2, device=device) + 1).tolist()))
+
+def after(use):
+    \"\"\"What the first op of a child does whose parent did no more than this.\"\"\"
+    return in_child(lambda: (use(), forked())[1])
+
+def in_capture():
+    with djinn.capture():
+        torch.ones(2, device=device)
+        return forked()
+
+def in_a_thread():
+    made = []
+    thread = threading.Thread(target=lambda: made.append(torch.ones(2, device=device)))
+    thread.start()
+    thread.join()
+    return made
+
+assert after(lambda: (torch.manual_seed(0), torch.remote_accelerator.is_available())) == "[2.0, 2.0]"
+for use in (
+    lambda: djinn.init(),
+    lambda: torch.zeros(1, device=device),
+    lambda: torch.empty(1, device=device),
+    lambda: torch.arange(8.0).to(device),
+    lambda: torch.nn.Linear(1, 1).to(device),
+    lambda: torch.ones(1, device=device).dim(),  # the tensor is gone
+    in_a_thread,
+):
+    assert after(use) == "ForkedProcess", use
+assert in_child(in_capture) == "ForkedProcess"
+
+class Rows(Dataset):
+    def __init__(self, table):
+        self.table = table
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.table[index]
+
+def loaded(table, **options):
+    try:
+        return [batch.tolist() for batch in DataLoader(Rows(table), num_workers=2, multiprocessing_context="fork", **options)]
+    except Exception as error:
+        return type(error).__name__
+
+table = torch.arange(8.0, device=device)
+assert loaded(table, batch_size=4) == "ForkedProcess"
+assert loaded([table] * 8, batch_size=None) == "UnsupportedOperation"  # no op: what a worker hands over is refused where it arrives
+assert loaded(torch.arange(8.0), batch_size=4) == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+assert table.tolist() == list(range(8))
+print("each as documented")
 """
 
 ENDS_INSIDE_A_CAPTURE_WITH_LIVE_TENSORS = """\
@@ -201,7 +270,8 @@ def programs(python, plain_environment):
 @pytest.mark.parametrize(
     ("program", "status", "printed"),
     [
-        ("FORKS", 0, "2.0\n2.0\nwent on\n"),
+        ("FORKS", 0, "went on\n"),
+        ("FORKS_EARLY", 0, "each as documented\n"),
         ("ENDS_INSIDE_A_CAPTURE_WITH_LIVE_TENSORS", 4, ""),
         ("ENDS_WITH_DAEMON_THREADS", 0, "end\n"),
         ("COLLECTS", 0, "done\n"),

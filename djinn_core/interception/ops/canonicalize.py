@@ -5,11 +5,13 @@ Ops that kernels do on the way to their own are recorded as well where the clien
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.torch_private import schema_of
 
 aten = torch.ops.aten
@@ -23,6 +25,36 @@ def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     target, value = args
     return record(func, (target, int(value) if isinstance(value, bool) else value), kwargs)
+
+
+@handles(aten.index_put_.default, aten._index_put_impl_.default)
+def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record `tensor[mask] = number` as `masked_fill_` if the mask is in the memory of `tensor`, such as `tensor` itself.
+
+    PyTorch's kernel for the CPU does so for every mask. `masked_fill_` may write to its own mask, `index_put_` may not.
+    """
+    target, indices, values, *rest = args
+    accumulates = kwargs.get("accumulate", rest[0] if rest else False)
+    mask = None if accumulates or values.numel() != 1 else _mask_within(target, indices)
+    if mask is None:
+        return record(func, args, kwargs)
+    number = aten.view.default(values, []) if values.dim() else values
+    return record(aten.masked_fill_.Tensor, (target, mask, number), {})
+
+
+def _mask_within(target: LazyTensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The only index, if it is a mask in the memory of `target`, as a tensor that broadcasts to `target`; otherwise None."""
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(given) != 1 or not isinstance(target, LazyTensor):
+        return None
+    ((dim, mask),) = given
+    if not isinstance(mask, LazyTensor) or mask.remote.storage is not target.remote.storage:
+        return None
+    if mask.dtype not in {torch.bool, torch.uint8} or mask.shape != target.shape[dim : dim + mask.dim()]:
+        return None
+    for _ in range(dim + mask.dim(), target.dim()):
+        mask = aten.unsqueeze.default(mask, -1)
+    return mask
 
 
 @handles(aten._fused_moving_avg_obs_fq_helper.default)

@@ -68,8 +68,8 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "of their own, and no MKL-DNN ones. Move its inputs to the CPU first"
         )
     kernel = torch_private.composite_kernel(func) or torch_private.backend_kernel(func)
-    if kernel is not None and func.namespace == "prims":
-        with torch_private.marks_views():
+    if kernel is not None and (func.namespace == "prims" or torch_private.kernels_raise_versions(func)):
+        with torch_private.notes_views_and_writes():
             return kernel(*args, **kwargs)
     if kernel is not None:
         return kernel(*args, **kwargs)

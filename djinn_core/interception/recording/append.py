@@ -14,15 +14,17 @@ from djinn_core.interception.recording.module_calls import at_node
 from djinn_core.interception.recording.recorder import Recorder, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.meta_infer import infer
-from djinn_core.interception.shape_inference.write_checks import check_overlap, refuses_overlap
+from djinn_core.interception.shape_inference.write_checks import check_overlap, raises_versions, refuses_overlap
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.handles import new_handle
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta
 from djinn_core.reference_counts import counts_beside
+from djinn_core.torch_private import increment_versions
 
 is_inference_mode_enabled: Final = torch.is_inference_mode_enabled  # looked up for each view
+is_inference: Final = torch.Tensor.is_inference
 _MANY: Final = 1024  # results; making them starts collections
 
 
@@ -93,8 +95,27 @@ def _note_writes(recorder: Recorder, call: Call, operands: list[LazyTensor]) -> 
     if len(operands) > 1 and refuses_overlap(call.op):
         for written in call.writes:
             check_overlap(call.op, written, operands)
-    for written in call.writes:
-        recorder.begin_write(operands[written].remote.storage)
+    writes = call.writes
+    begin = writes[-1] + 1 == len(writes)  # they are the first operands, as in nearly all ops
+    targets = operands[: len(writes)] if begin else [operands[written] for written in writes]
+    if not any(call.results) and raises_versions(call.op):
+        _raise_versions(targets)
+    recorder.begin_writes(targets)
+
+
+def _raise_versions(targets: list[LazyTensor]) -> None:
+    """Raise `_version` of each tensor as often as it is listed. Inference tensors have none.
+
+    Raises:
+        RuntimeError: as eager PyTorch, outside inference mode if the first target is an inference tensor. The others are not
+            looked at: that would take as long as recording the op.
+    """
+    if is_inference(targets[0]) and not is_inference_mode_enabled():
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a normal "
+            "tensor before doing inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details."
+        )
+    increment_versions(targets)
 
 
 def own_value(tensor: LazyTensor) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 import torch
-from torch.autograd.graph import increment_version
 
 from djinn_core.interception.recording.call_site import user_site
 from djinn_core.interception.recording.entry import Entry, SentEntries
@@ -25,6 +24,7 @@ from djinn_core.interception.tensors.upload import upload_copy
 from djinn_core.ir.handles import new_handles, storage_of
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta
+from djinn_core.torch_private import increment_versions
 
 Handles = Callable[[Sequence[int]], tuple[int, ...]]
 CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
@@ -75,10 +75,9 @@ class RecordedCall:
         for value in values:
             if value.storage.user is not recorder:
                 recorder.order_after(value.storage)
-        for place in self.written:
-            recorder.begin_write(values[place].storage)
-            if not inputs[place].is_inference():
-                increment_version(inputs[place])
+        written = [inputs[place] for place in self.written]
+        recorder.begin_writes(written)
+        increment_versions(written)
         places = [value.handle for value in values]
         places += [tensor.remote.handle for tensor in self.constants]
         first = new_handles(self.storages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, filterfalse
 from operator import attrgetter
@@ -51,6 +51,7 @@ UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so 
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.op_observer import OpObserver
+    from djinn_core.interception.tensors.lazy_tensor import LazyTensor
     from djinn_core.wire.cache_messages import CacheAction
 
 T = TypeVar("T")
@@ -158,16 +159,21 @@ class Recorder:
                 storage.readers = {r for r in storage.readers or () if not r.done} | {last}
             storage.user = self
 
-    def begin_write(self, storage: Storage) -> None:
-        """Note a write to `storage`, after the unsent reads of other threads."""
-        if storage.readers:
-            with self._shared.tracking:
-                readers, storage.readers = storage.readers, None
-            for reader in (readers or set()) - {self}:
-                reader.cut()
-        storage.written = self
-        storage.written_at = self.epoch
-        storage.elements = storage.host = None
+    def begin_writes(self, targets: Iterable[LazyTensor]) -> None:
+        """Note writes to `targets`, after the unsent reads of other threads."""
+        for target in targets:
+            storage = target.remote.storage
+            if storage.readers:
+                self._cut_readers(storage)
+            storage.written = self
+            storage.written_at = self.epoch
+            storage.elements = storage.host = None
+
+    def _cut_readers(self, storage: Storage) -> None:
+        with self._shared.tracking:
+            readers, storage.readers = storage.readers, None
+        for reader in (readers or set()) - {self}:
+            reader.cut()
 
     def take_back(self, value: Value, ops: Container[str]) -> bool:
         """Take back the last instruction where it is one of `ops` and made `value`; whether it was."""
@@ -590,6 +596,10 @@ class Recorders:
             self.meta_only.clear()
             port.sessions_ended += 1
             port.memory_changes += 1
+
+    def have_unsent_values(self) -> bool:
+        """True if an unsent program has values. A program that only seeds the random state has none."""
+        return bool(self.held_back) or any(entry.handles for recorder in self._all for entry in recorder.entries)
 
     def forget_everything(self) -> None:
         """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""

@@ -168,12 +168,27 @@ def _index_select(given: torch.Tensor, dim: int, index: torch.Tensor) -> None:
     _dimension(given, dim)
 
 
-def _index(_given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any, **__: Any) -> None:
+def _index(given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any, **__: Any) -> None:
+    dim = 0
     for index in indices:
         if index is not None and index.dtype == torch.uint8:
             warn_user(_BYTE_MASK)
+        if index is not None and index.dtype in {torch.bool, torch.uint8}:
+            _mask(given, index, dim)
+            dim += index.dim()
+        else:
+            dim += 1
     if any(i is not None and i.dtype.is_floating_point for i in indices):
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+
+
+def _mask(given: torch.Tensor, mask: torch.Tensor, first: int) -> None:
+    for dim, (size, wanted) in enumerate(zip(mask.shape, given.shape[first:], strict=False)):
+        if size != wanted:
+            raise IndexError(
+                f"The shape of the mask {list(mask.shape)} at index {dim} does not match the shape of the indexed tensor "
+                f"{list(given.shape)} at index {first + dim}"
+            )
 
 
 def _warns_of_expanded(name: str, written: str) -> Check:

@@ -5,6 +5,7 @@ Each rule takes the meta tensors and returns what `func` would, as meta tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,11 +19,10 @@ Rule = Callable[..., Any]
 
 
 def _batch_norm(func: Any) -> Rule:
-    """The kernels return a contiguous output or channels last, the meta kernel keeps strides. In evaluation they return empty statistics."""
+    """In evaluation the kernels return empty statistics, the meta kernel full ones."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd = func(*args, **kwargs)
-        out = out.contiguous(memory_format=torch_private.suggested_format(args[0]))
         training = kwargs.get("training", args[5] if len(args) > 5 else True)
         return (out, mean, rstd) if training else (out, mean.new_empty(0), rstd.new_empty(0))
 
@@ -35,24 +35,6 @@ def _batch_norm_in_evaluation(func: Any) -> Rule:
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd, *rest = func(*args, **kwargs)
         return out, mean.new_empty(0), rstd.new_empty(0), *rest
-
-    return rule
-
-
-def _row_major(func: Any) -> Rule:
-    """The kernels return a contiguous tensor, the meta kernel keeps strides."""
-
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        return func(*args, **kwargs).contiguous()
-
-    return rule
-
-
-def _channels_last(func: Any) -> Rule:
-    """The kernels keep channels last, the meta kernel does not."""
-
-    def rule(given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return func(given, *args, **kwargs).contiguous(memory_format=torch_private.suggested_format(given))
 
     return rule
 
@@ -100,26 +82,113 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
     return repeats.new_empty(output_size, dtype=torch.int64)
 
 
-def _convolution(given: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Kernels keep channels last where either the input or the weight does; the meta kernel says so for CUDA alone.
-
-    Over one dimension the weight alone decides, as a picture of one row. Over three dimensions, some kernels keep channels last and
-    some do not.
-    """
-    out: torch.Tensor = aten.convolution.default(given, weight, *args, **kwargs)
-    if out.dim() == 3:
-        row = weight.unsqueeze(2)
-        return _convolution_of(out.unsqueeze(2), row, row).squeeze(2)
-    return _convolution_of(out, given, weight)
+def _convolution(given: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> torch.Tensor:
+    """The meta kernel keeps channels last for CUDA alone."""
+    out: torch.Tensor = aten.convolution.default(given, weight, bias, *args)
+    return _of_convolution(out, given, weight, *args)
 
 
-def _convolution_of(out: torch.Tensor, given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _convolution_backward(upstream: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, *args: Any) -> Any:
+    """As `_convolution`."""
+    _, *rest, _ = args
+    *gradients, bias = aten.convolution_backward.default(upstream, given, weight, *args)
+    laid_out = [None if g is None else _of_convolution(g, given, weight, *rest) for g in gradients]
+    return (*(gradients if given.dim() == 4 else laid_out), bias)
+
+
+def _of_convolution(
+    out: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], *rest: Any
+) -> torch.Tensor:
+    """A result as the kernels lay it out: with channels last where either the input or the weight has them last."""
+    if out.dim() == 3:  # kernels see images of height 1, and make the input row-major first
+        return _channels_last(out.unsqueeze(2), weight.unsqueeze(2)).squeeze(2)
+    _, _, transposed, output_padding, groups = rest
+    padded = transposed and any(padding >= step for padding, step in zip(output_padding, stride, strict=False))
+    laid_out = _channels_last(out, given, weight)
+    if out.dim() == 5 and (laid_out is out or padded or not _is_of_onednn(given, weight, groups)):
+        return out.contiguous()
+    return laid_out
+
+
+def _is_of_onednn(given: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    """True if oneDNN computes a convolution of volumes on a CPU, as `use_mkldnn` in ATen's Convolution.cpp has it. PyTorch's own kernel is row-major."""
+    if given.dtype is not torch.float32:
+        return given.dtype is not torch.float64
+    if max(weight.shape[-2:]) == 1:
+        raise NotImplementedError("the executor's number of threads decides")
+    return groups > 1 or min(weight.shape[-2:]) > 3 or given.shape[0] > 1 or math.prod(given.shape[:4]) > 20480
+
+
+def _channels_last(out: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+    """`out` with channels last if one of `tensors` has them last."""
     wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(out.dim())
-    if wanted is None or all(torch_private.suggested_format(t) is not wanted for t in (given, weight)):
+    if wanted is None or all(torch_private.suggested_format(t) is not wanted for t in tensors):
         return out
-    if out.dim() == 5:
-        raise NotImplementedError("the kernel that is chosen decides the layout")
     return out.contiguous(memory_format=wanted)
+
+
+def _as_images(rule: Rule, place: int = 0) -> Rule:
+    """The kernels lay the first result out with channels last if the argument at `place` has them last, and otherwise row by row."""
+
+    def laid_out(*args: Any, **kwargs: Any) -> Any:
+        out = rule(*args, **kwargs)
+        layout = torch_private.suggested_format(args[place])
+        if isinstance(out, torch.Tensor):
+            return torch.empty_like(out, memory_format=layout)
+        first, *rest = out
+        return (None if first is None else torch.empty_like(first, memory_format=layout), *rest)
+
+    return laid_out
+
+
+def _row_major(func: Any) -> Rule:
+    """The kernels lay the results out row by row, the meta kernel as the input."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor):
+            return out.contiguous()
+        return tuple(None if result is None else result.contiguous() for result in out)
+
+    return rule
+
+
+def _pointwise(func: Any) -> Rule:
+    """The kernels lay the result out as a sum of the operands; the meta kernel is made of ops with other operands."""
+
+    def rule(*args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = func(*args, **kwargs)
+        tensors = [a for a in args if isinstance(a, torch.Tensor) and a.is_meta]
+        wide = [torch.empty_strided(t.shape, t.stride(), dtype=torch.float32, device="meta") for t in tensors]
+        total = wide[0] + wide[1] if len(wide) > 1 else wide[0] + 1
+        # A loss may be reduced to a number.
+        return out.new_empty_strided(out.shape, total.stride()) if out.shape == total.shape else out
+
+    return rule
+
+
+def _channel_shuffle(given: torch.Tensor, groups: int) -> torch.Tensor:
+    """The meta kernel refuses tensors that are not row-major."""
+    shuffled: torch.Tensor = aten.native_channel_shuffle.default(given.contiguous(), groups)
+    return shuffled
+
+
+def _batch_norm_backward(func: Any) -> Rule:
+    """The kernels return no gradient of the input unless it is asked for, the meta kernel always."""
+
+    def rule(*args: Any) -> Any:
+        gradient, *rest = func(*args)
+        mask = next(a for a in args if isinstance(a, (list, tuple)))
+        return (gradient if mask[0] else None, *rest)
+
+    return rule
+
+
+def _multi_head_attention(*args: Any) -> Any:
+    """The kernels return no weights unless they are asked for, the meta kernel an empty tensor."""
+    out, weights = aten._native_multi_head_attention.default(*args)
+    needs_weights = args[10] if len(args) > 10 else True
+    return out, weights if needs_weights else None
 
 
 def _grouped_mm(
@@ -180,13 +249,86 @@ def _recurrent(func: Any) -> Rule:
 
 _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _RULES: dict[Any, Rule] = {
-    aten.native_batch_norm.default: _batch_norm(aten.native_batch_norm.default),
-    aten._native_batch_norm_legit.default: _batch_norm(aten._native_batch_norm_legit.default),
-    aten._native_batch_norm_legit_no_training.default: _batch_norm_in_evaluation(
-        aten._native_batch_norm_legit_no_training.default
+    aten.native_batch_norm.default: _as_images(_batch_norm(aten.native_batch_norm.default)),
+    aten._native_batch_norm_legit.default: _as_images(_batch_norm(aten._native_batch_norm_legit.default)),
+    aten._native_batch_norm_legit_no_training.default: _as_images(
+        _batch_norm_in_evaluation(aten._native_batch_norm_legit_no_training.default)
     ),
-    aten._batch_norm_no_update.default: _batch_norm_in_evaluation(aten._batch_norm_no_update.default),
+    aten._batch_norm_no_update.default: _as_images(_batch_norm_in_evaluation(aten._batch_norm_no_update.default)),
+    **{
+        func: _as_images(_batch_norm_backward(func), 1)
+        for func in (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)
+    },
+    **{
+        func: _as_images(func, 1)
+        for func in (
+            aten.reflection_pad2d_backward.default,
+            aten.reflection_pad3d_backward.default,
+            aten.replication_pad2d_backward.default,
+            aten.replication_pad3d_backward.default,
+        )
+    },
+    aten._native_multi_head_attention.default: _multi_head_attention,
+    aten.native_channel_shuffle.default: _as_images(_channel_shuffle),
+    **{
+        func: _as_images(func)
+        for func in (
+            aten._batch_norm_with_update.default,
+            aten._native_batch_norm_legit.no_stats,
+            aten.batch_norm.default,
+            aten.channel_shuffle.default,
+            aten.pixel_shuffle.default,
+            aten.reflection_pad2d.default,
+            aten.reflection_pad3d.default,
+            aten.replication_pad2d.default,
+            aten.replication_pad3d.default,
+        )
+    },
+    **{
+        func: _row_major(func)
+        for func in (
+            aten._log_softmax_backward_data.default,
+            aten.huber_loss_backward.default,
+            aten.isin.Tensor_Scalar,
+            aten.isin.Tensor_Tensor,
+            aten.mse_loss_backward.default,
+            aten.native_layer_norm_backward.default,
+            aten._standard_gamma.default,
+            aten.normal.Tensor_Tensor,
+            aten.normal.float_Tensor,
+            aten.poisson.default,
+            aten.smooth_l1_loss_backward.default,
+        )
+    },
+    **{
+        func: _pointwise(func)
+        for func in (
+            aten.binary_cross_entropy.default,
+            aten.copysign.Scalar,
+            aten.copysign.Tensor,
+            aten.div.Scalar_mode,
+            aten.div.Tensor_mode,
+            aten.elu_backward.default,
+            aten.floor_divide.Scalar,
+            aten.floor_divide.default,
+            aten.hardsigmoid_backward.default,
+            aten.hardswish_backward.default,
+            aten.hardtanh_backward.default,
+            aten.heaviside.default,
+            aten.lcm.default,
+            aten.logaddexp.default,
+            aten.logical_and.default,
+            aten.logical_or.default,
+            aten.logical_xor.default,
+            aten.logit_backward.default,
+            aten.native_dropout_backward.default,
+            aten.softplus_backward.default,
+            aten.special_xlog1py.default,
+            aten.xlogy.Tensor,
+        )
+    },
     aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
     aten._grouped_mm.default: _grouped_mm,
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten.index.Tensor: _index,
@@ -194,24 +336,6 @@ _RULES: dict[Any, Rule] = {
     aten.sub.Tensor: _sub,
     aten.index_put.default: _index_put(aten.index_put.default),
     aten.index_put_.default: _index_put(aten.index_put_.default),
-    **{
-        func: _row_major(func)
-        for func in (
-            aten._standard_gamma.default,
-            aten.normal.Tensor_Tensor,
-            aten.normal.float_Tensor,
-            aten.poisson.default,
-        )
-    },
-    **{
-        func: _channels_last(func)
-        for func in (
-            aten.reflection_pad2d.default,
-            aten.reflection_pad3d.default,
-            aten.replication_pad2d.default,
-            aten.replication_pad3d.default,
-        )
-    },
     aten.scaled_dot_product_attention.default: _attention,
     aten.kaiser_window.beta: _window,
     aten.repeat_interleave.Tensor: _repeat_interleave,

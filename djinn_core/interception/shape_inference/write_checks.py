@@ -21,6 +21,7 @@ from djinn_core.ir.values import TensorMeta, contiguous_strides
 _COPY = torch.ops.aten.copy_.default
 # These do not even write to an operand as a whole.
 _REFUSE_OPERANDS = frozenset({
+    "aten::_index_put_impl_",
     "aten::cat.out",
     "aten::gather.out",
     "aten::index_add_",
@@ -40,6 +41,15 @@ _REFUSE_OPERANDS = frozenset({
     "aten::stack.out",
     "aten::take.out",
 })  # fmt: skip
+
+# The place of an operand that the kernel has read to the end before it writes, so that it may overlap.
+_READ_BEFORE = {
+    "aten::index_fill_.int_Tensor": 2,
+    "aten::ldexp.out": 1,
+    "aten::ldexp_": 1,
+    "aten::masked_fill_.Tensor": 2,
+    "aten::mvlgamma.out": 0,
+}
 
 # These do not write to an operand in part, as ops do not that PyTorch calls pointwise.
 _REFUSE_PARTS = frozenset({
@@ -244,6 +254,12 @@ def overlaps_itself(meta: TensorMeta) -> bool:
 
 
 @functools.cache
+def raises_versions(op: str) -> bool:
+    """True if recording `op` has to raise the `_version` of what it writes: neither autograd does, nor an op that it is taken apart into."""
+    return op not in OWN_OPERATORS and torch_private.kernels_raise_versions(resolve(op))
+
+
+@functools.cache
 def refuses_overlap(op: str) -> bool:
     """True if kernels of `op` check for operands that overlap their writes. Ops over lists do not."""
     if op in OWN_OPERATORS:
@@ -261,7 +277,7 @@ def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None
     target = operands[written].remote
     for place, operand in enumerate(operands):
         value = operand.remote
-        if value.storage is not target.storage or place == written:
+        if value.storage is not target.storage or place == written or place == _READ_BEFORE.get(op):
             continue
         same = value.meta is target.meta
         if (same and target.meta.numel and op in _REFUSE_OPERANDS) or (not same and _share(target.meta, value.meta)):

@@ -43,7 +43,8 @@ def _on_fetched(plain: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def method(self: torch.Tensor, *arguments: Any) -> torch.Tensor:
         fetched = self.cpu()  # with its history, about which PyTorch has an error of its own
         plain(fetched, *(a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments))
-        return self.copy_(fetched)
+        self.data.copy_(fetched)  # as PyTorch, without a new `_version`
+        return self
 
     method.__name__, method.__doc__ = plain.__name__, plain.__doc__
     return for_users(method)

@@ -1,0 +1,149 @@
+"""Layouts of results the first time that an op is called with operands laid out like these: as on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from configured import configured
+from sameness import numbers, waves
+from torch.nn import functional
+
+aten = torch.ops.aten
+
+
+def permuted(t, order):
+    """`t` with its dimensions in memory in this order, the outermost first."""
+    return t.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])
+
+
+def orders(*shape):
+    """The same numbers in each order of dimensions."""
+
+    def make(device):
+        return [permuted(waves(device, *shape), order) for order in itertools.permutations(range(len(shape)))]
+
+    return make
+
+
+def images(*shape):
+    """The same numbers row by row, and with channels last."""
+
+    def make(device):
+        given, dims = waves(device, *shape), len(shape)
+        return [given, permuted(given, (0, *range(2, dims), 1))]
+
+    return make
+
+
+def ones(t, *shape):
+    return torch.ones(shape or t.shape, device=t.device)
+
+
+def convolution(dims, transposed=False, options=(1, 0)):
+    stride, padding = options
+
+    def call(t):
+        weight = waves("cpu", 4, 4, *(3,) * dims).to(t.device)
+        lasts = [weight, permuted(weight, (0, *range(2, dims + 2), 1))]
+        rest = ([stride] * dims, [0] * dims, [1] * dims, transposed, [padding] * dims, 1)
+        made = [aten.convolution(t, w, None, *rest) for w in lasts]
+        return [
+            made,
+            [aten.convolution_backward(m, t, w, [4], *rest, [True] * 3)[:2] for m, w in zip(made, lasts, strict=True)],
+        ]
+
+    return call
+
+
+def normalized(training):
+    def call(t):
+        channels = t.shape[1]
+        return functional.batch_norm(t, ones(t, channels), ones(t, channels), training=training)
+
+    return call
+
+
+def normalized_backward(t):
+    channels = t.shape[1]
+    out, mean, rstd = aten.native_batch_norm(t, None, None, None, None, True, 0.1, 1e-5)
+    given = (out, ones(t, channels), None, None, mean, rstd, True, 1e-5, [True] * 3)
+    return aten.native_batch_norm_backward(ones(t), *given), aten.native_batch_norm_backward(out, *given)
+
+
+MATRICES, ROWS, IMAGES, VOLUMES = orders(3, 2), orders(2, 3, 4), images(2, 4, 6, 6), images(2, 4, 5, 5, 5)
+CASES = {
+    "isin": (ROWS, lambda t: torch.isin(t, ones(t, 3))),
+    "isin of a matrix": (MATRICES, lambda t: torch.isin(t, ones(t, 3))),
+    "isin a number": (ROWS, lambda t: torch.isin(t, 1.0)),
+    "isin of integers": (ROWS, lambda t: torch.isin(t.long(), ones(t, 300).long())),
+    "batch_norm that trains": (ROWS, normalized(True)),
+    "batch_norm in evaluation": (ROWS, normalized(False)),
+    "batch_norm of images": (IMAGES, normalized(True)),
+    "batch_norm of images in evaluation": (IMAGES, normalized(False)),
+    "batch_norm backward": (IMAGES, normalized_backward),
+    "batch_norm backward of rows": (ROWS, normalized_backward),
+    "conv1d": (images(2, 4, 6), convolution(1)),
+    "conv_transpose1d": (images(2, 4, 6), convolution(1, True, (2, 1))),
+    "conv2d": (IMAGES, convolution(2)),
+    "conv3d": (VOLUMES, convolution(3)),
+    "conv3d of one": (images(1, 4, 5, 5, 5), convolution(3)),
+    "conv_transpose3d": (VOLUMES, convolution(3, True, (2, 1))),
+    "conv_transpose3d of one": (images(1, 4, 5, 5, 5), convolution(3, True)),
+    "replication_pad2d": (IMAGES, lambda t: functional.pad(t, (1, -1, 1, 0), "replicate")),
+    "reflection_pad2d": (IMAGES, lambda t: functional.pad(t, (1, 1, 1, 0), "reflect")),
+    "replication_pad3d": (VOLUMES, lambda t: functional.pad(t, (1, 1, 1, 0, 1, 1), "replicate")),
+    "reflection_pad3d": (VOLUMES, lambda t: functional.pad(t, (1, 1, 1, 0, 1, 1), "reflect")),
+    "replication_pad2d backward": (IMAGES, lambda t: aten.replication_pad2d_backward(ones(t, 2, 4, 8, 8), t, [1] * 4)),
+    "reflection_pad2d backward": (IMAGES, lambda t: aten.reflection_pad2d_backward(ones(t, 2, 4, 8, 8), t, [1] * 4)),
+    "pixel_shuffle": (IMAGES, lambda t: functional.pixel_shuffle(t, 2)),
+    "channel_shuffle": (IMAGES, lambda t: functional.channel_shuffle(t, 2)),
+    "normal": (ROWS, lambda t: [torch.normal(t, t.abs()), torch.normal(0.0, t.abs()), torch.normal(t, 1.0)]),
+    "poisson": (ROWS, lambda t: torch.poisson(t.abs())),
+    "copysign": (ROWS, lambda t: [torch.copysign(t, ones(t)[0, 0, 0]), torch.copysign(t, 2.0), torch.copysign(ones(t), t)]),
+    "floor_divide": (ROWS, lambda t: [t // ones(t)[0, 0, 0], t // 2, ones(t) // t]),
+    "div": (ROWS, lambda t: [torch.div(t, 2, rounding_mode="floor"), torch.div(t, ones(t), rounding_mode="trunc")]),
+    "xlogy": (ROWS, lambda t: [torch.xlogy(t, ones(t)), torch.xlogy(ones(t), t), torch.special.xlog1py(t, ones(t)[0])]),
+    "dropout backward": (ROWS, lambda t: aten.native_dropout_backward(t, t > 0, 2.0)),
+    "hardtanh backward": (ROWS, lambda t: [aten.hardtanh_backward(ones(t), t, -1, 1), aten.hardtanh_backward(t, ones(t), -1, 1)]),
+    "elu backward": (ROWS, lambda t: aten.elu_backward(ones(t), 1.0, 1.0, 1.0, False, t)),
+    "softplus backward": (ROWS, lambda t: aten.softplus_backward(ones(t), t, 1.0, 20.0)),
+    "logit backward": (ROWS, lambda t: aten.logit_backward(ones(t), t.sigmoid())),
+    "log_softmax backward": (ROWS, lambda t: aten._log_softmax_backward_data(t, ones(t), 1, torch.float32)),
+    "mse_loss backward": (ROWS, lambda t: aten.mse_loss_backward(t, t, ones(t), 0)),
+    "smooth_l1_loss backward": (ROWS, lambda t: aten.smooth_l1_loss_backward(t, t, ones(t), 0, 1.0)),
+    "layer_norm backward": (ROWS, lambda t: aten.native_layer_norm_backward(t, t, [4], ones(t, 2, 3, 1), ones(t, 2, 3, 1), None, None, [True, False, False])),
+    "binary_cross_entropy": (ROWS, lambda t: functional.binary_cross_entropy(t.sigmoid(), ones(t), reduction="none")),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def first_session():
+    """The device with a session that has learnt no layout yet."""
+    with configured(threads=1):
+        yield "remote_accelerator:0"
+
+
+def strides(results):
+    if isinstance(results, torch.Tensor):
+        return results.stride()
+    return None if results is None else [strides(result) for result in results]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_strides_are_those_of_the_cpu_the_first_time_already(first_session, name):
+    make, call = CASES[name]
+    expected, *found = [[strides(call(t)) for t in make(device)] for device in ("cpu", first_session, first_session)]
+    assert found == [expected, expected]
+
+
+def test_an_op_that_follows_finds_the_layout_it_expects(first_session):
+    """`contiguous()` is the tensor itself, and writing to one writes to the other."""
+    given = numbers(first_session, 3, 2).t().bool().nonzero()
+    found = torch.isin(given, torch.arange(3.0, device=first_session))
+    again = found.contiguous()
+    found.index_put_((torch.tensor([0], device=first_session),), torch.tensor(False, device=first_session))
+    assert again is found
+    assert again[0].tolist() == [False, False]
+    assert torch.isin(numbers(first_session, 2, 3).t(), numbers(first_session, 2)).view(-1).sum().item() == 2
