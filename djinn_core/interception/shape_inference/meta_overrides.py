@@ -191,6 +191,12 @@ def _multi_head_attention(*args: Any) -> Any:
     return out, weights if needs_weights else None
 
 
+def _roll(given: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """Along one dimension the kernel keeps channels last; the meta kernel never does."""
+    rolled: torch.Tensor = aten.roll.default(given, shifts, dims)
+    return _channels_last(rolled, given) if len(dims) == 1 else rolled
+
+
 def _grouped_mm(
     left: torch.Tensor,
     right: torch.Tensor,
@@ -333,6 +339,7 @@ _RULES: dict[Any, Rule] = {
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten.index.Tensor: _index,
     aten.mul.Tensor: _mul,
+    aten.roll.default: _roll,
     aten.sub.Tensor: _sub,
     aten.index_put.default: _index_put(aten.index_put.default),
     aten.index_put_.default: _index_put(aten.index_put_.default),
