@@ -412,6 +412,15 @@ def test_softmax_of_a_vector_times_a_matrix_reads_no_cache(embedded):
     assert not matches(captured.graph)
 
 
+def test_concatenation_into_a_given_tensor_is_no_cache(embedded):
+    x, given = torch.ones(3, 3, device=embedded), torch.ones(6, 3, device=embedded)
+    with djinn.capture() as captured:
+        torch.cat([x, x], out=given)
+        out = torch.softmax(given @ x, -1) @ x
+    assert out.shape == (6, 3)
+    assert not matches(captured.graph)
+
+
 class TestKeyValueCache(PatternConformance):
     @pytest.fixture
     def pattern(self):
