@@ -334,6 +334,7 @@ _REFUSALS: dict[Any, Callable[..., bool]] = {
     aten.embedding_renorm_.default: lambda weight, *_: not (weight.is_floating_point() or weight.is_complex()),
     **dict.fromkeys((aten.gelu_backward.default, aten.gelu_backward.grad_input), _gradient_unlike),
     aten.index.Tensor: _nothing_there,
+    aten.index_select.default: lambda given, *_: 0 in given.shape,
     aten.masked_scatter.default: lambda _, mask, __: mask.dtype != torch.bool,
     aten.masked_scatter_.default: _scatters_in_place,
     aten.multinomial.default: _multinomial,
