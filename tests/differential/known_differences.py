@@ -146,8 +146,8 @@ KNOWN: tuple[Known, ...] = (
     Known(
         "order of checks",
         "error text",
-        "`cat` looks at dimensions before memory; the client looks at memory first.",
-        source=r"torch\.cat\(",
+        "These kernels look at dimensions or dtypes before memory; the client looks at memory first.",
+        source=r"torch\.(cat|index_select)\(",
         there="single memory location",
     ),
     Known(
@@ -195,7 +195,7 @@ KNOWN: tuple[Known, ...] = (
         "views of resized tensors",
         "is_leaf|grad_fn|grad|error|error text",
         "As replayed views: a view of a tensor that `out=` or `detach_` has changed cannot be made again; PyTorch says so when asked.",
-        there="expanded size of the tensor|invalid for input of size|INTERNAL ASSERT|derivative for aten|^Dimension out of range",
+        there="expanded size of the tensor|invalid for input of size|INTERNAL ASSERT|derivative for aten|view size is not compatible|returned an invalid gradient|^Dimension out of range",
         ends=True,
     ),
     Known(
