@@ -1,4 +1,4 @@
-"""Compare what was seen of a program on two devices."""
+"""Compare the facts of one program on two devices."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ Close = Callable[[torch.Tensor, torch.Tensor], bool]
 def differences(
     statements: Sequence[str], here: Sequence[Facts], there: Sequence[Facts], close: Close | None = None
 ) -> Iterator[Difference]:
-    """Where the remote device differs from the CPU, without what is known to differ; the earliest first."""
+    """Yield where the remote device differs from the CPU, the earliest first. Known differences are left out."""
     before: dict[tuple[str, str], tuple[Any, Any]] = {}  # what differed last, and goes on being so
     offsets: set[int] = set()  # versions that are known to differ by so much; views have those of their base
     for number, (want, got) in enumerate(zip(here, there, strict=True)):
         source = statements[number] if number < len(statements) else ""
         differing: dict[tuple[str, str], tuple[Any, Any]] = {}
+        if want == got:  # nearly always
+            before = differing
+            continue
         for key in [*want, *(k for k in got if k not in want)]:
             one, other = want.get(key, ABSENT), got.get(key, ABSENT)
             if one == other or (
@@ -75,7 +78,7 @@ def differences(
 
 @attrs.frozen
 class Found:
-    """The first difference of a program, and in which run of it (1: its calls are new, 2: they are known)."""
+    """First difference of a program, and the run that showed it (1: its calls are new, 2: they are known)."""
 
     run: int
     difference: Difference
@@ -92,7 +95,7 @@ def first_difference(
     extra: Names | None = None,
     close: Close | None = None,
 ) -> Found | None:
-    """Run a program on the CPU, unless `expected` is what was seen of it there, and twice on the remote device."""
+    """Run a program on the CPU and twice on the remote device. `expected`: facts of the CPU, if it has run there."""
     here = run(statements, "cpu", extra) if expected is None else expected
     forget()
     for number in (1, 2):
@@ -102,7 +105,7 @@ def first_difference(
 
 
 def smallest(found: Found) -> Found:
-    """The same difference in a program of which no statement can be left out; as it is if it does not come again."""
+    """Return the difference in the smallest program that shows it. Return `found` if the difference does not repeat."""
     statements = found.statements[: found.difference.statement + 1]
 
     def differs(part: Sequence[str]) -> bool:

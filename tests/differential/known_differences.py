@@ -1,4 +1,4 @@
-"""What is known to differ from the CPU, and why. An entry that nothing needs any more is reported."""
+"""List of known differences from the CPU, with reasons. An entry that nothing needs any more is reported."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ needed: Counter[str] = Counter()
 
 
 def known(found: Any, raised: bool) -> Known | None:
-    """The entry of the list that the difference is of. `raised`: the statement raised the same error on both sides."""
+    """Return the first entry that matches the difference. `raised`: the statement raised an error on both sides."""
     for entry in KNOWN:
         if (
             re.fullmatch(entry.property, found.property)

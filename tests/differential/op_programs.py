@@ -30,40 +30,40 @@ OUT = (
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in order."""
+    """Return a contiguous tensor."""
     return tensor.contiguous()
 
 
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements, by columns."""
+    """Return the elements in column-major order."""
     return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor
 
 
 def expanded(tensor: torch.Tensor) -> torch.Tensor:
-    """The first element of each row, again and again."""
+    """Return the first element of each row, expanded."""
     return tensor[..., :1].expand(tensor.shape) if tensor.dim() and tensor.shape[-1] else tensor
 
 
 def sliced(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements as a part of a larger tensor, which begins behind its beginning."""
+    """Return the elements as a slice of a larger tensor, with a storage offset."""
     wide = torch.zeros([size + 2 for size in tensor.shape], dtype=tensor.dtype, device=tensor.device)
     part = wide[tuple(slice(1, -1) for _ in tensor.shape)]
     return part.copy_(tensor) if tensor.dim() else torch.stack([tensor, tensor])[1]
 
 
 def channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements with the channels innermost."""
+    """Return the elements in channels-last order."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return tensor.contiguous(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
 
 
 def empty(tensor: torch.Tensor) -> torch.Tensor:
-    """No element: the first dimension is of size 0."""
+    """Return a tensor whose first dimension has size 0."""
     return tensor[:0] if tensor.dim() else tensor
 
 
 def zero_dim(tensor: torch.Tensor) -> torch.Tensor:
-    """One element, without dimensions."""
+    """Return one element as a 0-dim tensor."""
     return tensor.flatten()[0] if tensor.numel() else tensor
 
 
@@ -96,13 +96,13 @@ class OpProgram:
 
 
 def entries() -> list[OpInfo]:
-    """All entries of the database of ops and of those of foreach ops."""
+    """Return the entries of op_db and of the foreach databases."""
     kinds = ("unary", "binary", "pointwise", "reduce", "other")
     return [*databases.op_db, *(op for kind in kinds for op in getattr(databases, f"foreach_{kind}_op_db"))]
 
 
 def programs(op: OpInfo, count: int) -> Iterator[OpProgram]:
-    """The first samples of an entry in each way of lying in memory that changes something."""
+    """Yield programs of the first samples of an entry, one for each layout that differs from the contiguous one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         samples = list(_samples(op, count))

@@ -1,4 +1,4 @@
-"""Random programs: statements with holes, which are filled by what the program holds when it comes to them."""
+"""Grammar of random programs: statement templates, filled with the tensors that the program holds."""
 
 from __future__ import annotations
 
@@ -493,7 +493,7 @@ TEMPLATES = {kind: globals()[kind].strip().splitlines() for kind in KINDS}
 
 
 class Generator:
-    """Writes a program while it runs on the CPU: what the program holds decides what it can do next."""
+    """Generate a program while it runs on the CPU. The tensors that it holds decide the next statement."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -502,7 +502,7 @@ class Generator:
         self.taken: set[str] = set()  # what another hole of the same kind is filled with
 
     def program(self) -> tuple[list[str], list[Facts]]:
-        """The statements, and what was seen on the CPU after each and at the end."""
+        """Return the statements, and the facts on the CPU after each and at the end."""
         statements: list[str] = []
         facts: list[Facts] = []
         kinds, weights = list(KINDS), list(KINDS.values())
@@ -523,7 +523,7 @@ class Generator:
         return statements, facts
 
     def _dropped(self) -> list[str]:
-        """Names to let go of: of large tensors, and of any where there are many."""
+        """Return names to delete: large tensors, and random ones above the limit."""
         names = self.runner.names
         large = [n for n, t in names.items() if isinstance(t, torch.Tensor) and t.numel() > LARGEST]
         held = [n for n in names if re.fullmatch(r"[a-z]\d+", n)]
@@ -558,7 +558,7 @@ class Generator:
         return [(n, t) for n, t in self.runner.names.items() if n[0] == "t" and _is_usable(t)]
 
     def pick(self, fits: Callable[[torch.Tensor], bool], otherwise: str) -> str:
-        """The name of a tensor that fits, or a new one."""
+        """Return the name of a tensor that fits, or `otherwise`."""
         wild = self.rng.random() < WILD
         names = [n for n, t in self.tensors() if n not in self.taken and (wild or fits(t))]
         if names:
@@ -571,7 +571,7 @@ class Generator:
         return f"t{self.count}"
 
     def host(self) -> str:
-        """A name for a tensor that is on the CPU wherever the program runs."""
+        """Return a new name for a tensor on the CPU."""
         self.count += 1
         return f"h{self.count}"
 
@@ -638,7 +638,7 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
 
 
 def _is_usable(held: object) -> bool:
-    """True for tensors, but for views that autograd refuses to touch."""
+    """Return True for tensors, except views that autograd refuses to touch."""
     if not isinstance(held, torch.Tensor):
         return False
     try:
@@ -690,5 +690,5 @@ HOLES: dict[str, Callable[..., str]] = {
 
 
 def generated(seed: int) -> tuple[list[str], list[Facts]]:
-    """The program of a seed, and what the CPU says to it."""
+    """Return the program of a seed, and its facts on the CPU."""
     return Generator(seed).program()

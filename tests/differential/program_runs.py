@@ -1,4 +1,4 @@
-"""Run a program statement by statement on a device, and say of every tensor what a program can see of it.
+"""Run a program statement by statement on a device, and record the facts that a program can see of each tensor.
 
 A program is Python source. `D` is the device, `torch`, `nn` and `F` are there, and an exception ends its statement alone.
 """
@@ -50,7 +50,7 @@ Facts = dict[tuple[str, str], Any]
 
 @attrs.frozen(eq=False)
 class Value:
-    """A fetched tensor, equal to another one with the same bits. Only payloads of NaNs may differ."""
+    """Fetched tensor. Equal to a tensor with the same bits, except payloads of NaNs."""
 
     tensor: torch.Tensor
 
@@ -79,7 +79,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def split(source: str) -> list[str]:
-    """The statements of a program."""
+    """Split a program into its statements."""
     lines = source.splitlines()
     return [
         "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in ast.parse(source).body if not _is_text(node)
@@ -96,7 +96,7 @@ def _compiled(statement: str) -> CodeType:
 
 
 def in_threads(*functions: Callable[[], Any]) -> list[Any]:
-    """Call each function in a thread of its own, all at once."""
+    """Call the functions concurrently, one thread each. Return the results."""
     results: list[Any] = [None] * len(functions)
     errors: list[BaseException] = []
 
@@ -117,7 +117,7 @@ def in_threads(*functions: Callable[[], Any]) -> list[Any]:
 
 
 class Runner:
-    """Executes statements on one device, in one namespace."""
+    """Execute statements on one device, in one namespace."""
 
     def __init__(self, device: str, extra: Names | None = None) -> None:
         self.device = device
@@ -129,7 +129,7 @@ class Runner:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Hears warnings in the block."""
+        """Record warnings in the block."""
         before = torch.is_warn_always_enabled()
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
@@ -141,7 +141,7 @@ class Runner:
                 torch.set_warn_always(before)
 
     def step(self, statement: str) -> Facts:
-        """Execute one statement; what can be seen after it, without waiting for elements."""
+        """Execute one statement. Return the facts after it, without reading elements."""
         facts: Facts = {}
         printed = io.StringIO()
         self._heard.clear()
@@ -165,11 +165,11 @@ class Runner:
         return facts
 
     def found(self) -> list[tuple[str, Any]]:
-        """What the names of the program hold, with parts of lists and dicts one by one."""
+        """Return the values of the program by place, with the items of lists and dicts."""
         return list(_parts({name: value for name, value in self.names.items() if _is_own(name, self._given)}))
 
     def finish(self) -> Facts:
-        """Elements, and which tensors share memory."""
+        """Return the elements of all tensors, and which tensors share memory."""
         held = {place: tensor for place, tensor in self.found() if isinstance(tensor, torch.Tensor)}
         held |= {f"{p}.grad": t.grad for p, t in held.items() if _gradient(t)}
         facts: Facts = {}
@@ -199,14 +199,14 @@ class Runner:
         return looks
 
     def _neutral(self, text: str) -> str:
-        """The text with device names and addresses taken out."""
+        """Remove device names and addresses from a text."""
         text = re.sub(r" \(Triggered internally at .*\)", "", text)
         text = re.sub(r",\s*device=['\"](remote_accelerator|cpu)(:\d+)?['\"]", "", text)
         return re.sub(r"0x[0-9a-f]{6,}", "0x", re.sub(r"remote_accelerator(:\d+)?", "cpu", text))
 
 
 def _steps(tensor: torch.Tensor) -> list[int | None]:
-    """The strides, without those of dimensions in which there is nothing to step to."""
+    """Return the strides, None for dimensions of size 1."""
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     return [step if size > 1 and tensor.numel() else None for step, size in steps]
 
@@ -260,7 +260,7 @@ def _parts(held: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @attrs.frozen(eq=False)
 class Raised:
-    """An exception: the narrowest kind that callers tell apart, and its text.
+    """Exception: its narrowest common base class, and its text.
 
     Two are equal if their kinds are and the texts, of which only PyTorch's own are compared.
     """
@@ -289,7 +289,7 @@ def _raised(error: Exception) -> Raised:
 
 
 def _fetched(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies on the CPU, contiguous and without bits; one round trip."""
+    """Copy tensors to the CPU in one round trip, contiguous, with conj and neg bits resolved."""
     with torch.no_grad():
         copies = [t.detach().to("cpu", non_blocking=True) for t in tensors]
         if any(t.device.type != "cpu" for t in tensors):
@@ -298,7 +298,7 @@ def _fetched(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def run(statements: Sequence[str], device: str, extra: Names | None = None) -> list[Facts]:
-    """Run a program; what can be seen after each statement, and at the end."""
+    """Run a program. Return the facts after each statement and at the end."""
     runner = Runner(device, extra)
     torch.manual_seed(0)
     with runner.listening():
@@ -308,5 +308,5 @@ def run(statements: Sequence[str], device: str, extra: Names | None = None) -> l
 
 
 def forget() -> None:
-    """Make the next run of a program its first: nothing is known of the calls that it makes."""
+    """Clear what inference learnt, so that the next run of a program is its first."""
     forget_what_was_learnt()

@@ -1,4 +1,4 @@
-"""Random programs and PyTorch's operator database, on the CPU and on the remote device: all that a program can see is the same.
+"""Compare random programs and PyTorch's operator databases on the remote device with the CPU.
 
     python tests/differential/run_differential.py --programs 2000 --seed 0
 
@@ -47,13 +47,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def settings_of(seed: int) -> str:
-    """Where the program of a seed runs."""
+    """Return the name of the settings for a seed."""
     return {3: "pieces", 7: "two executors"}.get(seed % 8, "one executor")
 
 
 @attrs.frozen
 class Work:
-    """Programs of some seeds, or of some entries of the databases of ops, which run in the same place."""
+    """Batch of seeds, or of entries of the op databases, with one settings name."""
 
     settings: str
     numbers: tuple[int, ...]
@@ -63,7 +63,7 @@ class Work:
 
 @attrs.frozen
 class Finding:
-    """A program that differs: its name, where it ran, the property and a text, and a program that shows it."""
+    """Program that differs: its name, settings, property, text and statements."""
 
     name: str
     settings: str
@@ -84,7 +84,7 @@ def _start() -> None:
 
 
 def _logged() -> str:
-    """What was logged since the last call, without the warnings of kernels."""
+    """Return the log since the last call, without warnings of kernels."""
     text = os.pread(_current["log"].fileno(), 2**20, _current.get("read", 0))
     _current["read"] = _current.get("read", 0) + len(text)
     return "\n".join(line for line in text.decode().splitlines() if line and not line.startswith("[W"))
@@ -127,7 +127,7 @@ def _in_ops(work: Work) -> Iterator[Finding]:
 
 
 def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[str]]:
-    """What differs, and how often each entry of the known differences was needed."""
+    """Run the batches. Return the findings, and how often each known difference was needed."""
     findings: list[Finding] = []
     needed: Counter[str] = Counter()
     context = multiprocessing.get_context("spawn")
@@ -149,7 +149,7 @@ def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[s
 
 
 def works_of(seeds: range, every: int, shrink: bool) -> list[Work]:
-    """The programs of the seeds, and every n-th entry of the databases of ops (0: none)."""
+    """Return batches of the seeds, and of every n-th entry of the op databases (0: none)."""
     placed = [(settings, [seed for seed in seeds if settings_of(seed) == settings]) for settings in reversed(SETTINGS)]
     works = [
         Work(settings, tuple(mine[first : first + CHUNK]), shrink=shrink)

@@ -1,4 +1,4 @@
-"""Make a program that differs smaller, as long as the same property of it differs."""
+"""Shrink programs that differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 
 def shrunk(statements: Sequence[str], differs: Callable[[Sequence[str]], bool]) -> list[str]:
-    """A part of the statements of which none can be left out (delta debugging). A name that nothing binds is an error on both sides."""
+    """Return a minimal part of the statements that still differs (delta debugging). An unbound name raises on both sides."""
     kept = list(statements)
     size = max(1, len(kept) // 2)
     while size:

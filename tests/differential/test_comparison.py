@@ -1,4 +1,4 @@
-"""The harness notices faults: each property that it compares, with a device that is wrong in it."""
+"""Mutation tests of the harness: for each compared property, a device that is wrong in it."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ def test_random_programs_on_two_executors_are_as_on_the_cpu(cache_directory):
         check(range(2000, long_or(2003, 2020)))
 
 
-@pytest.mark.parametrize("first", [0, 25])
+@pytest.mark.parametrize("first", [0, 45])
 def test_ops_are_as_on_the_cpu_for_inputs_of_any_layout(embedded, first):
-    tried = [one for op in entries()[first :: long_or(50, 10)] for one in programs(op, count=1)]
+    tried = [one for op in entries()[first :: long_or(90, 10)] for one in programs(op, count=1)]
     found = {one.name: first_difference(one.statements, extra=one.names, close=one.close) for one in tried}
     assert {name: str(one) for name, one in found.items() if one} == {}
-    assert len(tried) > 80, "hardly anything is compared"
+    assert len(tried) > 40, "hardly anything is compared"
 
 
 def test_known_differences_have_names_of_their_own():
