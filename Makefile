@@ -49,7 +49,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest test-long lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
+.PHONY: help venv demo test pytest test-long lint format test-dashboard test-matrix test-darwin-simulated test-windows-simulated test-simulated bench bench-scheduling conformance conformance-pool differential semantics chaos documents idle interrupts clusters fuzz load hostile-ops pytorch-tests transformers-tests zoo curves test-ray test-ucx test-buckets ray-kills notebooks trace lock changelog changelog-draft dist unseen clean docs fit test-connect test-gpu test-libraries FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -90,6 +90,9 @@ conformance-pool: $(READY) ## the same over two executors as one, blindly, and o
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py --executors 2 --policy round_robin \
 		--samples 4 $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py --executors 2 --index 2 --samples 4 $(ARGS)
+
+differential: $(READY) ## random programs, and ops on inputs of any layout: all that a program can see of them; ARGS="--programs 200 --seed 5"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/differential/run_differential.py $(or $(ARGS),--programs 2000 --ops)
 
 bench-scheduling: $(READY) ## what knowing programs is worth on several executors; ARGS="--quick --only multimodal"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/bench_scheduling.py --json $(ARGS)

@@ -30,7 +30,7 @@ from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.runtime_interface import Around, port
-from djinn_core.interception.shape_inference.argument_checks import warns_each_time
+from djinn_core.interception.shape_inference.argument_checks import check_extent, warns_each_time
 from djinn_core.interception.shape_inference.device_indexes import check_one_index, index_of_call, leaves_index_open
 from djinn_core.interception.shape_inference.float_arg_cache import infers_for_any_float, without_floats
 from djinn_core.interception.shape_inference.foreach_infer import (
@@ -425,4 +425,12 @@ def _again(tensor: LazyTensor) -> LazyTensor:
 @handles(torch.ops.aten.as_strided.default)
 def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     view = remade_view()
-    return record(func, args, kwargs) if view is None else wrap_view(view.remote, args[0])
+    if view is not None:
+        return wrap_view(view.remote, args[0])
+    return _as_strided_copy(func, args, kwargs)
+
+
+@handles(torch.ops.aten.as_strided_copy.default)
+def _as_strided_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    check_extent(*args, **kwargs)
+    return record(func, args, kwargs)

@@ -83,7 +83,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         recorder.refresh_epoch([t.remote.storage for t in touched])
     if call.changes:
         for index, meta in call.changes:
-            _change(operands[index], meta)
+            change(operands[index], meta)
     if watcher is not None:
         watcher.after(call, slots, operands, results)
     if len(entries) >= recorder.limit:
@@ -137,8 +137,8 @@ def wrap_view(value: Value, base: LazyTensor) -> LazyTensor:
     return view
 
 
-def _change(tensor: LazyTensor, meta: TensorMeta) -> None:
-    """Give `tensor` the metadata that an op changed it to."""
+def change(tensor: LazyTensor, meta: TensorMeta) -> None:
+    """Give `tensor` the metadata that an op changed it to. Its storage has grown if they need more bytes."""
     storage = tensor.remote.storage
     storage.nbytes = max(storage.nbytes, meta.extent * meta.dtype.itemsize)
     adopt(tensor, meta)

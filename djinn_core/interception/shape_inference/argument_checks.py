@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from djinn_core.interception.shape_inference.small_trials import try_small
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.tracebacks import warn_user
 
 aten = torch.ops.aten
@@ -32,6 +33,25 @@ def check_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
         check(*args, **kwargs)
     if func in _TRIED or any(isinstance(a, complex) for a in (*args, *kwargs.values())):
         _try(func, args, kwargs)
+
+
+def check_extent(
+    tensor: LazyTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> None:
+    """Refuse a view of elements that the storage does not have; recorded calls do not tell how large it is.
+
+    Raises:
+        RuntimeError: as eager PyTorch.
+    """
+    value = tensor.remote
+    offset = value.meta.offset if storage_offset is None else storage_offset
+    itemsize, held = value.meta.dtype.itemsize, value.storage.nbytes
+    reach = (sum((n - 1) * step for n, step in zip(size, stride, strict=False)) + offset + 1) * itemsize
+    if 0 not in size and reach > held:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize {itemsize} "
+            f"requiring a storage size of {reach} are out of bounds for storage of size {held}"
+        )
 
 
 def _try(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -131,6 +151,15 @@ def _not_empty(name: str) -> Check:
     return check
 
 
+def _dimension_not_empty(name: str) -> Check:
+    def check(given: torch.Tensor, dim: int = -1, *_: Any, **__: Any) -> None:
+        _dimension(given, dim)
+        if given.dim() and not given.shape[dim]:
+            raise IndexError(f"{name}(): Expected reduction dim {dim % given.dim()} to have non-zero size.")
+
+    return check
+
+
 def _index_select(given: torch.Tensor, dim: int, index: torch.Tensor) -> None:
     if index.dim() > 1:
         raise IndexError("index_select(): Index is supposed to be a vector")
@@ -203,6 +232,14 @@ def _gradient_unlike(gradient: torch.Tensor, given: torch.Tensor, **_: Any) -> b
 
 def _beyond_reductions(given: torch.Tensor, *_: Any, **__: Any) -> bool:
     return given.dim() > 64
+
+
+def _beyond_places(given: torch.Tensor, *_: Any, **__: Any) -> bool:
+    return given.dim() > 64 or given.dtype == torch.bool
+
+
+def _is_bool_or_complex(given: torch.Tensor, *_: Any, **__: Any) -> bool:
+    return given.dtype == torch.bool or given.is_complex()
 
 
 def _multinomial(given: torch.Tensor, samples: int, replacement: bool = False, **_: Any) -> bool:
@@ -291,10 +328,13 @@ _REFUSALS: dict[Any, Callable[..., bool]] = {
     aten.complex.default: lambda real, imaginary: real.dtype != imaginary.dtype,
     aten.polar.default: lambda length, angle: length.dtype != angle.dtype,
     aten.convolution.default: _convolves,
-    **dict.fromkeys((aten.argmax.default, aten.argmin.default, aten.nansum.default), _beyond_reductions),
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default), _beyond_places),
+    aten.nansum.default: _beyond_reductions,
+    **dict.fromkeys((aten.histc.default, aten.topk.default), _is_bool_or_complex),
     aten.embedding_renorm_.default: lambda weight, *_: not (weight.is_floating_point() or weight.is_complex()),
     **dict.fromkeys((aten.gelu_backward.default, aten.gelu_backward.grad_input), _gradient_unlike),
     aten.index.Tensor: _nothing_there,
+    aten.index_select.default: lambda given, *_: 0 in given.shape,
     aten.masked_scatter.default: lambda _, mask, __: mask.dtype != torch.bool,
     aten.masked_scatter_.default: _scatters_in_place,
     aten.multinomial.default: _multinomial,
@@ -316,6 +356,11 @@ _CHECKS: dict[Any, Check] = {
     aten._log_softmax.default: _dimension,
     aten.max.default: _not_empty("max"),
     aten.min.default: _not_empty("min"),
+    aten.max.dim: _dimension_not_empty("max"),
+    aten.min.dim: _dimension_not_empty("min"),
+    aten.median.dim: _dimension_not_empty("median"),
+    aten.nanmedian.dim: _dimension_not_empty("median"),
+    aten.mode.default: _dimension_not_empty("mode"),
     aten.index_select.default: _index_select,
     aten.index.Tensor: _index,
     aten.masked_fill_.Scalar: _MASKED,

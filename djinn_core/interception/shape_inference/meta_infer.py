@@ -28,12 +28,13 @@ from djinn_core.interception.shape_inference.dtype_support import is_unusual, ma
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.shape_inference.meta_overrides import is_random, may_be_of_other_dtypes, must_ask, rule_for
 from djinn_core.interception.shape_inference.scalar_ranges import refuse_scalars, rule_of_call
-from djinn_core.interception.shape_inference.small_trials import pointwise_result
+from djinn_core.interception.shape_inference.small_trials import pointwise_result, try_overlapping
 from djinn_core.interception.shape_inference.write_checks import (
     check_cast,
     check_targets,
     may_refuse_target,
     only_kernels_know,
+    overlaps_itself,
 )
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.storage import Storage
@@ -129,6 +130,10 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         Exception: whatever eager PyTorch would raise for these arguments.
     """
     check_targets(func, args, kwargs)
+    written = written_tensors(func, args, kwargs)
+    operands = list(_operands_in((*args, *kwargs.values()))) if written else []
+    if any(overlaps_itself(operands[place].remote.meta) for place in written):
+        try_overlapping(func, args, kwargs)
     if must_ask(func, kwargs) or _returns_number(func):
         raise UnknownResult
     pointwise = _infer_pointwise(func, args, kwargs, device)

@@ -104,15 +104,18 @@ def _of_convolution(
         return _channels_last(out.unsqueeze(2), weight.unsqueeze(2)).squeeze(2)
     _, _, transposed, output_padding, groups = rest
     padded = transposed and any(padding >= step for padding, step in zip(output_padding, stride, strict=False))
-    if out.dim() == 5 and (padded or not _is_of_onednn(given, weight, groups)):
+    laid_out = _channels_last(out, given, weight)
+    if out.dim() == 5 and (laid_out is out or padded or not _is_of_onednn(given, weight, groups)):
         return out.contiguous()
-    return _channels_last(out, given, weight)
+    return laid_out
 
 
 def _is_of_onednn(given: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
     """True if oneDNN computes a convolution of volumes on a CPU, as `use_mkldnn` in ATen's Convolution.cpp has it. PyTorch's own kernel is row-major."""
     if given.dtype is not torch.float32:
         return given.dtype is not torch.float64
+    if max(weight.shape[-2:]) == 1:
+        raise NotImplementedError("the executor's number of threads decides")
     return groups > 1 or min(weight.shape[-2:]) > 3 or given.shape[0] > 1 or math.prod(given.shape[:4]) > 20480
 
 
@@ -186,6 +189,12 @@ def _multi_head_attention(*args: Any) -> Any:
     out, weights = aten._native_multi_head_attention.default(*args)
     needs_weights = args[10] if len(args) > 10 else True
     return out, weights if needs_weights else None
+
+
+def _roll(given: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """Along one dimension the kernel keeps channels last; the meta kernel never does."""
+    rolled: torch.Tensor = aten.roll.default(given, shifts, dims)
+    return _channels_last(rolled, given) if len(dims) == 1 else rolled
 
 
 def _grouped_mm(
@@ -290,6 +299,7 @@ _RULES: dict[Any, Rule] = {
             aten.isin.Tensor_Tensor,
             aten.mse_loss_backward.default,
             aten.native_layer_norm_backward.default,
+            aten._standard_gamma.default,
             aten.normal.Tensor_Tensor,
             aten.normal.float_Tensor,
             aten.poisson.default,
@@ -329,6 +339,7 @@ _RULES: dict[Any, Rule] = {
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten.index.Tensor: _index,
     aten.mul.Tensor: _mul,
+    aten.roll.default: _roll,
     aten.sub.Tensor: _sub,
     aten.index_put.default: _index_put(aten.index_put.default),
     aten.index_put_.default: _index_put(aten.index_put_.default),

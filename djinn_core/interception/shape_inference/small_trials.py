@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -46,6 +47,38 @@ def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     finally:
         if state is not None:
             torch.default_generator.set_state(state)
+
+
+def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Have the CPU's kernel look at small tensors that overlap themselves where those of the call do. No random number is drawn.
+
+    Raises:
+        RuntimeError: as eager PyTorch, if the kernel refuses to write to elements that share memory.
+    """
+    filled, small = int(torch.Tag.pointwise in func.tags), dict[int, torch.Tensor]()
+
+    def overlapping(argument: Any) -> Any:
+        if isinstance(argument, (list, tuple)):
+            return [overlapping(one) for one in argument]
+        if not isinstance(argument, LazyTensor):
+            return torch.device("cpu") if isinstance(argument, torch.device) else argument
+        meta = argument.remote.meta
+        own = [min(n, 2) if step else min(n, 1) for n, step in zip(meta.shape, meta.stride, strict=True)]
+        made = torch.full(own, filled, dtype=meta.dtype).expand([min(n, 2) for n in meta.shape])
+        return small.setdefault(id(argument), made)
+
+    state = torch.default_generator.get_state()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # who records the op warns
+            named = {name: overlapping(value) for name, value in kwargs.items() if name != "generator"}
+            func(*map(overlapping, args), **named)
+    except Exception as error:
+        if "more than one element of the written-to tensor" in str(error):
+            raise RuntimeError(str(error)) from None
+        # what small tensors are refused for beside that says nothing of large ones
+    finally:
+        torch.default_generator.set_state(state)
 
 
 class PointwiseResult(msgspec.Struct, frozen=True):

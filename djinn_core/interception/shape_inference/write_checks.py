@@ -29,11 +29,16 @@ _REFUSE_OPERANDS = frozenset({
     "aten::index_fill_.int_Scalar",
     "aten::index_fill_.int_Tensor",
     "aten::index_put_",
+    "aten::index_reduce_",
     "aten::index_select.out",
     "aten::kthvalue.values",
+    "aten::linalg_cross.out",
+    "aten::masked_select.out",
     "aten::put_",
     "aten::scatter_.src",
     "aten::scatter_add_",
+    "aten::scatter_reduce_.two",
+    "aten::stack.out",
     "aten::take.out",
 })  # fmt: skip
 
@@ -46,8 +51,86 @@ _READ_BEFORE = {
     "aten::mvlgamma.out": 0,
 }
 
-# These do not write to an operand in part, as pointwise ops do not.
-_REFUSE_PARTS = frozenset({"aten::__irshift__.Tensor", "aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"})
+# These do not write to an operand in part, as ops do not that PyTorch calls pointwise.
+_REFUSE_PARTS = frozenset({
+    "aten::__irshift__.Tensor",
+    "aten::addbmm.out",
+    "aten::addmm.out",
+    "aten::addmv.out",
+    "aten::addr.out",
+    "aten::addr_",
+    "aten::aminmax.out",
+    "aten::baddbmm.out",
+    "aten::bernoulli.out",
+    "aten::binary_cross_entropy_backward.grad_input",
+    "aten::copysign_.Tensor",
+    "aten::cumprod.out",
+    "aten::cumsum.out",
+    "aten::elu.out",
+    "aten::elu_backward.grad_input",
+    "aten::eq_.Tensor",
+    "aten::floor_divide.out",
+    "aten::floor_divide_.Tensor",
+    "aten::gcd_",
+    "aten::ge_.Tensor",
+    "aten::gelu.out",
+    "aten::gelu_backward.grad_input",
+    "aten::glu.out",
+    "aten::glu_backward.grad_input",
+    "aten::gt_.Tensor",
+    "aten::hardshrink.out",
+    "aten::hardshrink_backward.grad_input",
+    "aten::hardsigmoid.out",
+    "aten::hardsigmoid_backward.grad_input",
+    "aten::hardswish.out",
+    "aten::hardtanh.out",
+    "aten::hardtanh_backward.grad_input",
+    "aten::heaviside_",
+    "aten::huber_loss.out",
+    "aten::huber_loss_backward.out",
+    "aten::index.Tensor_out",
+    "aten::index_add.out",
+    "aten::index_copy.out",
+    "aten::index_reduce.out",
+    "aten::lcm_",
+    "aten::le_.Tensor",
+    "aten::leaky_relu.out",
+    "aten::leaky_relu_backward.grad_input",
+    "aten::log_sigmoid_backward.grad_input",
+    "aten::logcumsumexp.out",
+    "aten::lt_.Tensor",
+    "aten::masked_fill_.Scalar",
+    "aten::masked_fill_.Tensor",
+    "aten::max.dim_max",
+    "aten::min.dim_min",
+    "aten::mish.out",
+    "aten::mode.values",
+    "aten::mse_loss.out",
+    "aten::mse_loss_backward.grad_input",
+    "aten::ne_.Tensor",
+    "aten::normal.Tensor_Tensor_out",
+    "aten::normal.Tensor_float_out",
+    "aten::renorm.out",
+    "aten::scatter.reduce_out",
+    "aten::scatter.src_out",
+    "aten::scatter.value_out",
+    "aten::scatter_.reduce",
+    "aten::scatter_add.out",
+    "aten::scatter_reduce.two_out",
+    "aten::smooth_l1_loss.out",
+    "aten::smooth_l1_loss_backward.grad_input",
+    "aten::soft_margin_loss.out",
+    "aten::soft_margin_loss_backward.grad_input",
+    "aten::softplus.out",
+    "aten::softplus_backward.grad_input",
+    "aten::softshrink.out",
+    "aten::softshrink_backward.grad_input",
+    "aten::sort.values",
+    "aten::sort.values_stable",
+    "aten::topk.values",
+    "aten::triangular_solve.X",
+    "aten::where.self_out",
+})  # fmt: skip
 
 
 def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -151,7 +234,7 @@ def only_kernels_know(func: Any, call: Call) -> bool:
 
     They refuse to write to overlapping elements, and lay out resized tensors as the inputs are laid out.
     """
-    if any(_overlaps_itself(call.operands[w]) for w in call.writes):
+    if any(overlaps_itself(call.operands[w]) for w in call.writes):
         return True
     if not call.changes or not _targets(func):
         return False
@@ -165,7 +248,8 @@ def _is_lapack(func: Any) -> bool:
     return "linalg" in packet or packet in {"geqrf", "ormqr", "triangular_solve", "cholesky", "lu_unpack", "qr"}
 
 
-def _overlaps_itself(meta: TensorMeta) -> bool:
+def overlaps_itself(meta: TensorMeta) -> bool:
+    """True if elements share memory because a dimension has no step."""
     return any(not step and size > 1 for size, step in zip(meta.shape, meta.stride, strict=True)) and meta.numel > 0
 
 

@@ -38,7 +38,8 @@ def deep_copy(tensor: LazyTensor, memo: dict[int, Any]) -> LazyTensor:
         elif parameter:
             copied = torch.nn.Parameter(copied)
     copied.requires_grad_(tensor.requires_grad)
-    if not parameter:  # as PyTorch: copies of parameters have no gradient and no attributes
+    if not parameter:  # as PyTorch: copies of parameters have no gradient and no attributes, and are not made by `set_`
+        torch.autograd.graph.increment_version(copied)
         if tensor.grad is not None:
             copied.grad = copy.deepcopy(tensor.grad, memo)
         for name, attribute in _attributes(tensor).items():

@@ -83,7 +83,8 @@ class Caches:
 
     def _nodes(self, operations: frozenset[str]) -> Iterator[Node]:
         for operation in operations & self.graph.by_op.keys():
-            yield from (self.graph.nodes[i] for i in self.graph.by_op[operation])
+            nodes = (self.graph.nodes[i] for i in self.graph.by_op[operation])
+            yield from (node for node in nodes if node.outputs)  # `out=` makes no value
 
     def _grown(self) -> Iterator[Cache]:
         """Concatenations that are kept, as a whole or their end."""

@@ -52,9 +52,12 @@ def _unfused(graph: Graph, softmax: Node) -> Read | None:
     if before is None or after is None:
         return None
     query, key = before.inputs[-2:]
+    shape = query_shape(graph, query)
+    if len(shape) < 2:
+        return None  # a vector times a matrix
     keys = graph.meta(before.outputs[0]).numel * scores.shape[-1] // scores.numel
     nodes = tuple(sorted({before.id, softmax.id, after.id}))
-    return Read(nodes, query, key, after.inputs[-1], query_shape(graph, query)[-2], keys)
+    return Read(nodes, query, key, after.inputs[-1], shape[-2], keys)
 
 
 def _before(graph: Graph, softmax: Node, fitting: tuple[int, int]) -> Node | None:

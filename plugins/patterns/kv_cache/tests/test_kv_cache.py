@@ -402,6 +402,25 @@ def test_what_is_not_kept_for_the_next_step_is_no_cache(other):
     assert not matches(traced(other, *OTHERS[other]))
 
 
+def test_softmax_of_a_vector_times_a_matrix_reads_no_cache(embedded):
+    matrix, vector = torch.ones(3, 3, device=embedded), torch.ones(3, device=embedded)
+    with djinn.capture() as captured:
+        kept = torch.cat([matrix, matrix])
+        out = torch.matmul(torch.softmax(torch.matmul(vector, matrix)[None], -1), matrix)
+    assert kept.shape == (6, 3)
+    assert out.shape == (1, 3)
+    assert not matches(captured.graph)
+
+
+def test_concatenation_into_a_given_tensor_is_no_cache(embedded):
+    x, given = torch.ones(3, 3, device=embedded), torch.ones(6, 3, device=embedded)
+    with djinn.capture() as captured:
+        torch.cat([x, x], out=given)
+        out = torch.softmax(given @ x, -1) @ x
+    assert out.shape == (6, 3)
+    assert not matches(captured.graph)
+
+
 class TestKeyValueCache(PatternConformance):
     @pytest.fixture
     def pattern(self):

@@ -1,0 +1,253 @@
+"""List of known differences from the CPU, with reasons. An entry that nothing needs any more is reported."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Known:
+    """A kind of difference: the property, patterns of the statement and of the two sides, and the reason why it stays.
+
+    Attributes:
+        after_error: the statement must have raised on both sides. ends: the rest of the program cannot be compared.
+    """
+
+    name: str
+    property: str
+    reason: str
+    place: str = ""
+    source: str = ""
+    here: str = ""
+    there: str = ""
+    after_error: bool = False
+    ends: bool = False
+
+
+KNOWN: tuple[Known, ...] = (
+    Known(
+        "replayed views",
+        "grad_fn",
+        "After a write through a view, PyTorch's autograd replays the views of devices whose tensors are a subclass; elsewhere it"
+        " takes as_strided. Gradients are equal.",
+        here="AsStridedBackward0",
+        there=r"\w+Backward0",
+    ),
+    Known(
+        "formulas of gradients",
+        "is_view|base|stride|storage_offset|shares",
+        "PyTorch's autograd takes other formulas for tensors of a subclass; gradients are equal and may lie in memory otherwise.",
+        place="^gradients",
+    ),
+    Known(
+        "results of ops of databases",
+        "version",
+        "How often a kernel writes into its own result, or into `out=`, is no promise.",
+        place="^(result|inputs|out)",
+        source="^result = call|result = call.*out=",
+    ),
+    Known(
+        "reshape",
+        "grad_fn",
+        "PyTorch has an op of its own for views that reshape makes, but for tensors of a subclass.",
+        here="ReshapeAliasBackward0",
+        there="ViewBackward0",
+    ),
+    Known(
+        "dropout",
+        "grad_fn",
+        "The CPU multiplies by a mask; PyTorch takes native_dropout for all other devices.",
+        here="MulBackward0",
+        there="NativeDropoutBackward0",
+    ),
+    Known(
+        "gradients made in place",
+        "version",
+        "PyTorch's autograd writes gradients in place only if they are of no subclass.",
+        source=r"autograd\.|\.grad\b|backward\(|^gradients = ",
+    ),
+    Known(
+        "steps of size 1",
+        "idle stride",
+        "PyTorch's meta kernels in Python compute other strides than its CPU kernels for dimensions of size 1 and tensors without"
+        " elements. No element is addressed by them.",
+    ),
+    Known(
+        "name of the class",
+        "error text|value|printed",
+        "PyTorch takes the name of the class from the object.",
+        there="LazyTensor",
+        here="Tensor",
+    ),
+    Known(
+        "name of the tensor type in version errors",
+        "error text",
+        "PyTorch makes it of the dispatch key.",
+        there="cpuFloatType|cpuDoubleType|cpuHalfType|cpu\\w+Type",
+        here="torch\\.\\w+Tensor",
+    ),
+    Known(
+        "printed replayed views", "printed|value", "As replayed views.", here="AsStridedBackward0", there="Backward0"
+    ),
+    Known(
+        "results of composite ops",
+        "version",
+        "The CPU's own implementation of these ops writes in place into its result; the device records them whole.",
+        source=r"one_hot|F\.linear|trapezoid",
+    ),
+    Known(
+        "out= of a refused op",
+        "(idle )?stride|shape|version",
+        "The CPU resizes the tensor before it refuses the op.",
+        source="out=",
+        after_error=True,
+        ends=True,
+    ),
+    Known(
+        "errors that depend on data",
+        "error",
+        "docs/limits.md: an error that depends on data is raised at the next sync point.",
+        here="out of bounds|out of range",
+        there=r"^\(nothing\)$",
+        ends=True,
+    ),
+    Known(
+        "dtypes without a kernel",
+        "error",
+        "docs/limits.md: dtypes that neither the meta kernel nor a trial refuses are refused at the next sync point.",
+        here="not implemented for|not supported for|expected m1 and m2 to have the same dtype",
+        there=r"^\(nothing\)$",
+        ends=True,
+    ),
+    Known(
+        "refused ops of databases",
+        "error",
+        "docs/limits.md: what neither the meta kernel nor a trial refuses is refused at the next sync point.",
+        source=r"result = call",
+        there=r"^\(nothing\)$",
+        ends=True,
+    ),
+    Known(
+        "texts of meta kernels",
+        "error text",
+        "PyTorch's meta kernels word errors otherwise than its CPU kernels.",
+        source=r"result = call|clamp",
+    ),
+    Known(
+        "warnings of experimental layouts",
+        "warnings",
+        "The client makes such tensors itself, or a trial does, so that the warning comes more or less often.",
+        here="ComplexHalf|Sparse CSR",
+    ),
+    Known(
+        "order of checks",
+        "error text",
+        "These kernels look at dimensions or dtypes before memory; the client looks at memory first.",
+        source=r"torch\.(cat|index_select)\(",
+        there="single memory location",
+    ),
+    Known(
+        "internal ops for masks",
+        "error",
+        "PyTorch's meta kernel raises RuntimeError where the CPU's kernel raises IndexError; no public function calls these ops.",
+        source="^result = call",
+        here="^IndexError: too many indices",
+        there="^RuntimeError: aten::_unsafe_masked_index",
+    ),
+    Known(
+        "deep copies of tensors that share memory",
+        "is_view|base|grad_fn",
+        "PyTorch makes them over a copied storage with `set_`; remote ones are views of one copy.",
+        source="deepcopy",
+    ),
+    # --- warnings
+    Known(
+        "warnings of kernels",
+        "warnings",
+        "An op is executed elsewhere, and what its kernel warns of does not come back.",
+        there=r"^\(nothing\)$",
+    ),
+    Known(
+        "warnings of meta kernels",
+        "warnings",
+        "PyTorch's meta kernels in Python word the warning otherwise.",
+        there="An output with one or more elements was resized|on expanded tensors is deprecated",
+    ),
+    Known(
+        "numbers that are assigned",
+        "grad_fn",
+        "PyTorch fills CPU tensors with a number that is assigned, and copies it to tensors of other devices.",
+        source=r"\] = ",
+        here="FillBackward",
+        there="CopyBackwards",
+    ),
+    Known(
+        "names of replayed views",
+        "value",
+        "As replayed views.",
+        here="CopySlices",
+    ),
+    Known(
+        "views of resized tensors",
+        "is_leaf|grad_fn|grad|error|error text",
+        "As replayed views: a view of a tensor that `out=` or `detach_` has changed cannot be made again; PyTorch says so when asked.",
+        there="expanded size of the tensor|invalid for input of size|INTERNAL ASSERT|derivative for aten|view size is not compatible|returned an invalid gradient|^Dimension out of range",
+        ends=True,
+    ),
+    Known(
+        "isin of tensors by columns",
+        "error",
+        "The CPU's kernel fails to view its result; the executor's, which gets the tensors in one piece, does not.",
+        source=r"isin\(",
+        here="view size is not compatible",
+        ends=True,
+    ),
+    Known(
+        "views that steps of size 1 decide",
+        "error|storage_offset",
+        "As steps of size 1: no element is addressed by them, but `view(dtype)` and the offsets of empty parts are computed of them.",
+        source=r"\.view\(torch|split\(|chunk\(|\[1:\]|narrow\(",
+        here=r"stride\(-1\) must be 1|^\d+$",
+        ends=True,
+    ),
+    Known(
+        "reductions into their input",
+        "error",
+        "The CPU resizes the tensor first, and then fails to read it.",
+        source=r"torch\.(sum|max|cumsum|clamp)\((\w+).*out=\2\b",
+        here="size of tensor a",
+        there=r"^\(nothing\)$",
+        ends=True,
+    ),
+    Known(
+        "writes to nothing",
+        "error",
+        "`cat` and `stack` refuse a target without elements that they read as well; nothing is written to it.",
+        source=r"torch\.(cat|stack)\(\[(\w+), \2\], out=\2\)",
+        here="single memory location",
+        there=r"^\(nothing\)$",
+        ends=True,
+    ),
+)
+
+needed: Counter[str] = Counter()
+
+
+def known(found: Any, raised: bool) -> Known | None:
+    """Return the first entry that matches the difference. `raised`: the statement raised an error on both sides."""
+    for entry in KNOWN:
+        if (
+            re.fullmatch(entry.property, found.property)
+            and re.search(entry.place, found.place)
+            and re.search(entry.source, found.source)
+            and re.search(entry.here, str(found.here))
+            and re.search(entry.there, str(found.there))
+            and raised >= entry.after_error
+        ):
+            needed[entry.name] += 1
+            return entry
+    return None

@@ -1,0 +1,47 @@
+"""Random programs and calls of ops: a part of what `run_differential.py` compares."""
+
+from __future__ import annotations
+
+import known_differences
+import pytest
+from configured import configured
+from differences import first_difference
+from long_forms import long_or
+from op_programs import entries, programs
+from program_grammar import generated
+
+import djinn
+from djinn_core.interception.runtime_interface import port
+
+
+def check(seeds):
+    found = {seed: first_difference(*generated(seed)) for seed in seeds}
+    assert {seed: str(one) for seed, one in found.items() if one} == {}
+
+
+def test_random_programs_are_as_on_the_cpu(embedded):
+    check(range(long_or(6, 100)))
+
+
+def test_random_programs_in_pieces_are_as_on_the_cpu(embedded, monkeypatch):
+    monkeypatch.setattr(port, "checkpoint_instructions", 16)
+    check(range(1000, long_or(1003, 1020)))
+
+
+def test_random_programs_on_two_executors_are_as_on_the_cpu(cache_directory):
+    with configured(threads=1, executors=2, placement_policy="round_robin"):
+        djinn.init()
+        check(range(2000, long_or(2003, 2020)))
+
+
+@pytest.mark.parametrize("first", [0, 45])
+def test_ops_are_as_on_the_cpu_for_inputs_of_any_layout(embedded, first):
+    tried = [one for op in entries()[first :: long_or(90, 10)] for one in programs(op, count=1)]
+    found = {one.name: first_difference(one.statements, extra=one.names, close=one.close) for one in tried}
+    assert {name: str(one) for name, one in found.items() if one} == {}
+    assert len(tried) > 40, "hardly anything is compared"
+
+
+def test_known_differences_have_names_of_their_own():
+    names = [entry.name for entry in known_differences.KNOWN]
+    assert len(set(names)) == len(names)
