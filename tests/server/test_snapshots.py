@@ -83,7 +83,7 @@ def test_session_larger_than_its_journal_writes_no_snapshot_and_is_recovered(jou
     assert small.sum().item() == 1000
     assert LOST not in log.read_text()
 
-    del large, add
+    large = add = None
     wait_for(lambda: small.add_(1).sum().item() and journal_of(folder).base, "the state is small again")
     total = small.sum().item()
     os.kill(executor_process(), signal.SIGKILL)
