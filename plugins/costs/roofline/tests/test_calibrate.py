@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
 import os
 import re
+import signal
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from djinn.costs import calibration_file, calibration_of
 from djinn.hooks import Calibration, ConfigurationError, DeviceCapabilities
 from djinn.testing import CommandConformance, sample_graphs
 from djinn_roofline.calibrate_command import calibrate, progress
+from djinn_roofline.calibration.calibrate import Bench
 from djinn_roofline.calibration.measuring import measuring, processor_clock
 from djinn_roofline.calibration.plot import draw
 from djinn_roofline.calibration.validate import Comparison, Validation
@@ -127,6 +130,23 @@ def test_in_the_background_few_probes_are_timed_once_for_each_device(command, mo
         fcntl.flock(locked, fcntl.LOCK_EX)
         command(calibrate, "--background")
     assert not file.exists(), "another process is measuring it"
+
+
+def test_a_session_that_is_lost_leaves_no_calibration(command, monkeypatch, few_probes, cache):
+    monkeypatch.setenv("DJINN_PLUGINS", "roofline")
+    monkeypatch.setenv("DJINN_RECOVER", "0")
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    take = Bench._take
+
+    def kill_and_take(bench, model, probe):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(session.executor_process(), signal.SIGKILL)
+        take(bench, model, probe)
+
+    monkeypatch.setattr(Bench, "_take", kill_and_take)
+    with pytest.raises(djinn.SessionLost):
+        command(calibrate, "--background")
+    assert not list(cache.glob("djinn/calibration/*.json"))
 
 
 def test_quick_probes_are_enough_for_every_op():

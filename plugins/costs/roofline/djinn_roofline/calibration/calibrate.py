@@ -14,7 +14,7 @@ import torch
 
 from djinn import session
 from djinn.costs import keep_calibration
-from djinn.hooks import CalibratedCostModel, ConfigurationError, CostModel, DjinnError, Probe
+from djinn.hooks import CalibratedCostModel, ConfigurationError, CostModel, DjinnError, Probe, SessionLost
 from djinn_roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
 
 _log = logging.getLogger("djinn_roofline")
@@ -33,6 +33,7 @@ def calibrate_session(
 
     Raises:
         ConfigurationError: no cost model in use can be calibrated, or by so few probes.
+        SessionLost: the executor has ended; nothing is kept.
     """
     models = calibrated_models(session.registry().cost_models)
     if quick:
@@ -104,6 +105,8 @@ class Bench:
                 seconds_of(run, self.clock)  # the first time, memory and kernels are made ready
             self.idle.append(seconds_of(_nothing, self.clock))
             took = seconds_of(run, self.clock)
+        except SessionLost:
+            raise  # no further probe can be timed
         except (DjinnError, RuntimeError) as error:
             _log.warning("the probe %s of %s failed and is left out: %.200s", probe.name, model.name, error)
             self.failed.add(key)
