@@ -30,8 +30,8 @@ import numpy as np
 import psutil
 
 RESAMPLES = 2000
-ALLOWED = 1.02
-WIDEST = 0.03  # of an interval: a wider one could hide a slowdown of 5 %
+ALLOWED_RATIO = 1.02
+WIDEST_INTERVAL = 0.03  # of an interval: a wider one could hide a slowdown of 5 %
 PROGRAMS = Path(__file__).with_name("paired_programs.py")
 CASES = ("first_use", "record", "decode", "wait", "train")
 QUADRUPLES = 4  # of turns of a program in a pair of processes
@@ -51,9 +51,9 @@ class Ratio:
     @property
     def verdict(self) -> str:
         """Return `yes` if it is no more than 2 % slower, `no` or `noise too large`."""
-        if self.low > ALLOWED:
+        if self.low > ALLOWED_RATIO:
             return "no"
-        return "noise too large" if self.high - self.low > WIDEST else "yes"
+        return "noise too large" if self.high - self.low > WIDEST_INTERVAL else "yes"
 
 
 @attrs.frozen
@@ -154,7 +154,7 @@ class Worker:
         self._process.communicate()
 
 
-def spent(worker: Worker, program: str) -> tuple[float, float]:
+def measure_run(worker: Worker, program: str) -> tuple[float, float]:
     """Processor time of a run: of the process, and of its children."""
     before = worker.seconds()
     worker.run(program)
@@ -163,7 +163,7 @@ def spent(worker: Worker, program: str) -> tuple[float, float]:
 
 
 @attrs.frozen
-class Compared:
+class ProgramTimes:
     """Ratios of a program, after over before: of the client's process, and of the executor."""
 
     process: list[tuple[float, float]] = attrs.field(factory=list)
@@ -172,9 +172,9 @@ class Compared:
 
 def compare(
     before: Path, after: Path, cases: Sequence[str], pairs: int, programs: Path = PROGRAMS
-) -> dict[str, Compared]:
+) -> dict[str, ProgramTimes]:
     """Pairs of times by program. One more pair comes first and does not count: it compiles the sources."""
-    found = {case: Compared() for case in cases}
+    found = {case: ProgramTimes() for case in cases}
     for number in range(pairs + 1):
         order = (0, 1) if number % 2 else (1, 0)
         with ExitStack() as stack:
@@ -196,11 +196,11 @@ def _quadruples(workers: dict[int, Worker], order: tuple[int, int], case: str) -
         worker.run(case)  # the first run prepares the program
     for _ in range(QUADRUPLES):
         for at in (*order, *reversed(order)):
-            times[at].append(spent(workers[at], case))
+            times[at].append(measure_run(workers[at], case))
     return times
 
 
-def instructions(checkout: Path, case: str, folder: Path, programs: Path = PROGRAMS) -> int:
+def count_instructions(checkout: Path, case: str, folder: Path, programs: Path = PROGRAMS) -> int:
     """Instructions of the client's process in a run of a program. Minutes: everything before runs on a simulated processor, too."""
     file = folder / "callgrind"
     under = ("valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={file}")
@@ -233,10 +233,10 @@ def main() -> None:
         f"{'program':12}{'client, ms':>12}{'after / before':>26}  {'executor, ms':>12}{'after / before':>26}  no more than 2 % slower"
     )
     for case, compared in compare(before, after, cases, options.pairs).items():
-        print(f"{case:12}" + row(compared), flush=True)
+        print(f"{case:12}" + format_row(compared), flush=True)
 
 
-def row(compared: Compared) -> str:
+def format_row(compared: ProgramTimes) -> str:
     """Times and ratios of a program in words, with the verdict on either process."""
     cells, verdicts = [], []
     for pairs in (compared.process, compared.children):
@@ -252,8 +252,8 @@ def _print_instructions(before: Path, after: Path, cases: Sequence[str]) -> None
         if case == "first_use":
             continue  # valgrind would simulate imports of PyTorch for an hour
         with tempfile.TemporaryDirectory() as folder:
-            one, other = (instructions(checkout, case, Path(folder)) for checkout in (before, after))
-        print(f"{case:12}{one:22,}{other / one:16.4f}  client: {'yes' if other / one <= ALLOWED else 'no'}", flush=True)
+            one, other = (count_instructions(checkout, case, Path(folder)) for checkout in (before, after))
+        print(f"{case:12}{one:22,}{other / one:16.4f}  client: {'yes' if other / one <= ALLOWED_RATIO else 'no'}", flush=True)
 
 
 if __name__ == "__main__":

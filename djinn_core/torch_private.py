@@ -261,7 +261,7 @@ def _libc10() -> ctypes.CDLL:
 
 
 @functools.cache
-def clearing_switch() -> Any:
+def zero_fill_switch() -> Any:
     """Return the switch (its `value` is a bool) that has PyTorch's CPU allocator clear all memory that it hands out.
 
     Raises:

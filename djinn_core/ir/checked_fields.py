@@ -20,7 +20,7 @@ def tuple_of(kind: type) -> Validator:
     return deep_iterable(instance_of(kind), instance_of((tuple, list)))
 
 
-def as_numbers(numbers: Iterable[int]) -> tuple[int, ...]:
+def as_tuple(numbers: Iterable[int]) -> tuple[int, ...]:
     """Return `numbers` as a tuple."""
     return tuple(numbers)
 

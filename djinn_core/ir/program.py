@@ -264,6 +264,6 @@ def interchangeable(first: Slot, second: Slot) -> bool:
 _NANS: Final = (math.nan, -math.nan)
 
 
-def nan_like(number: float) -> float:
+def canonical_nan(number: float) -> float:
     """The one nan with the sign of `number`, which is nan: as keys and in tuples, an object equals itself, and no other nan."""
     return _NANS[math.copysign(1, number) < 0]

@@ -281,7 +281,7 @@ class ExecutorConfig:
         return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
 
     @property
-    def own_folders(self) -> Mapping[str, Path]:
+    def tenant_folders(self) -> Mapping[str, Path]:
         """Folders with files of all tenants, by the flag that names each."""
         named = {
             "--save-weights": self.models.saving,
@@ -293,7 +293,7 @@ class ExecutorConfig:
 
     def check_folders(self) -> None:
         """Raise `ConfigurationError` if a folder that clients read contains, or lies in, a folder with files of all tenants."""
-        own = self.own_folders
+        own = self.tenant_folders
         readable = [("--models", folder) for folder in self.models.folders]
         readable += [(flag, folder) for flag, folder in own.items() if flag == "--save-weights"]
         for (flag, folder), (other_flag, other) in itertools.product(readable, own.items()):
@@ -307,7 +307,7 @@ class ExecutorConfig:
     @property
     def permissions(self) -> WeightPermissions:
         """Permissions of clients before a tenant is assigned."""
-        hidden = () if self.models.folders == ANYWHERE else tuple(self.own_folders.values())
+        hidden = () if self.models.folders == ANYWHERE else tuple(self.tenant_folders.values())
         return attrs.evolve(self.models.permissions, hidden=hidden)
 
     def sendable(self) -> ExecutorConfig:

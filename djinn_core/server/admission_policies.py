@@ -65,7 +65,7 @@ class ExecutorLimits:
 
     usage: UsageMetrics
     limits: AdmissionLimits
-    lease_left: Callable[[], float | None] = lambda: None  # seconds until the next session ends whose client is gone
+    next_lease_end: Callable[[], float | None] = lambda: None  # seconds until the next session ends whose client is gone
     name: str = "executor_limits"
     stages: frozenset[str] = frozenset({SESSION})
 
@@ -75,7 +75,7 @@ class ExecutorLimits:
         if reason:
             return AdmissionRefusal(reason, kind="quota")
         if request.sessions >= self.limits.sessions:
-            left = self.lease_left()
+            left = self.next_lease_end()
             gone = "" if left is None else f"; the client of one is gone, and that session ends in {max(left, 0):.0f} s"
             return AdmissionRefusal(
                 f"this executor is full: it serves {request.sessions} of at most {self.limits.sessions} sessions{gone}. Try again "

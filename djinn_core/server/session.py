@@ -45,7 +45,7 @@ from djinn_core.server.recovery.snapshot_format import (
 from djinn_core.server.recovery.state_migration import hand_out, restored, take_in
 from djinn_core.server.recovery.transfer_log import PastTransfers, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
-from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft, obey
+from djinn_core.server.running.cancellation import LOOK_SECONDS, CancellationState, ClientLeft, handle_control
 from djinn_core.server.running.random_state import SessionRandomness, octets_of, tensor_of
 from djinn_core.server.running.responses import FailureTexts, collect
 from djinn_core.server.running.run import RunOutcome, refuse_run, run_template
@@ -149,7 +149,7 @@ class ExecutorSession:
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, self._memory)
         self._wanted = CancellationState(self._turn, self._usage)
-        self._parted = False  # True once the client's goodbye was received, although there is work to finish
+        self._goodbye_received = False  # True once the client's goodbye was received, although there is work to finish
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
         self._ahead = self._runs_ahead(context.ahead_bytes)
@@ -174,12 +174,12 @@ class ExecutorSession:
             self._restore(snapshot, past.memory())
         self._wanted.write_to(journal, past)
         with self._context.monitor.over(self._wanted, connection), contextlib.suppress(ClientLeft):
-            while self._serve_one(connection) and not self._wanted.left.is_set():
+            while self._serve_one(connection) and not self._wanted.client_left.is_set():
                 if not self._backlog:  # not in the middle of what was read ahead
                     connection.snapshot_if_due(self._state_here, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: ExecutorChannel) -> bool:
-        self._wanted.since = 0.0
+        self._wanted.busy_since = 0.0
         if self._backlog:
             frame = self._backlog.popleft()
         elif self._ahead is not None and self._ahead.ready and self._timings is None:
@@ -190,7 +190,7 @@ class ExecutorSession:
             frame = connection.receive()
         if self._reads.reading:
             self._reads.take_finished()
-        self._wanted.since = started = time.perf_counter()
+        self._wanted.busy_since = started = time.perf_counter()
         try:
             message: AnyMessage | Unreadable = decode(frame.head)
         except ProtocolError as error:
@@ -380,7 +380,7 @@ class ExecutorSession:
         """
         with contextlib.suppress(TimeoutError):
             # Half of what may wait: a submission among these may have to wait for a message behind them.
-            while not self._parted and not self._backlog.full(limits.BACKLOG_FRAMES // 2, limits.BACKLOG_BYTES // 2):
+            while not self._goodbye_received and not self._backlog.full(limits.BACKLOG_FRAMES // 2, limits.BACKLOG_BYTES // 2):
                 self._next_urgent(connection, 0.0)
 
     def _next_frame(self, connection: ExecutorChannel) -> Frame:
@@ -625,7 +625,7 @@ class ExecutorSession:
         Raises:
             ClientLeft: the client has said goodbye, and what is waited for does not come.
         """
-        if self._parted:
+        if self._goodbye_received:
             raise ClientLeft
         frame = connection.receive(timeout)
         try:
@@ -649,10 +649,10 @@ class ExecutorSession:
         if isinstance(message, TemplateReply | UnreadableTemplate):
             return message
         if isinstance(message, Goodbye):
-            obey(frame.head, self._wanted, connection)
+            handle_control(frame.head, self._wanted, connection)
             if not message.finish:
                 raise ClientLeft
-            self._parted = True
+            self._goodbye_received = True
         if self._backlog.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
             raise ProtocolError(
                 f"the client has sent {len(self._backlog):,} messages of {self._backlog.nbytes:,} bytes, and not the template or "

@@ -132,7 +132,7 @@ def _figures(paths: Sequence[Path]) -> list[int]:
     return [int(text) for path in paths if path.is_file() and (text := path.read_text().strip()).isdigit()]
 
 
-def clear(address: int, size: int) -> None:
+def zero_fill(address: int, size: int) -> None:
     """Set `size` bytes of this process's own anonymous memory to zero.
 
     On Linux, the whole pages of a large block go back to the system, which clears a page when it is touched next: that takes

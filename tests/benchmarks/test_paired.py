@@ -20,7 +20,7 @@ def paired(monkeypatch):
     return importlib.import_module("paired")
 
 
-def made_up(seed, factor, deviation, pairs=20):
+def synthetic_times(seed, factor, deviation, pairs=20):
     """Times of pairs on a machine that is slow at times, where the second one takes `factor` as long as the first."""
     chance = random.Random(f"{seed} {factor} {deviation}")
     found = []
@@ -34,7 +34,7 @@ def made_up(seed, factor, deviation, pairs=20):
 @pytest.mark.parametrize("deviation", [0.005, 0.01])
 def test_equal_checkouts_pass_and_a_planted_slowdown_is_found(paired, deviation):
     verdicts = {
-        factor: [paired.ratio_of(made_up(seed, factor, deviation)).verdict for seed in SEEDS] for factor in (1.0, 1.05)
+        factor: [paired.ratio_of(synthetic_times(seed, factor, deviation)).verdict for seed in SEEDS] for factor in (1.0, 1.05)
     }
     assert "no" not in verdicts[1.0]
     assert verdicts[1.0].count("yes") > 0.9 * len(SEEDS)
@@ -43,7 +43,7 @@ def test_equal_checkouts_pass_and_a_planted_slowdown_is_found(paired, deviation)
 
 
 def test_noise_that_could_hide_a_slowdown_is_told(paired):
-    verdicts = [paired.ratio_of(made_up(seed, factor, 0.1)).verdict for seed in SEEDS for factor in (1.0, 1.05)]
+    verdicts = [paired.ratio_of(synthetic_times(seed, factor, 0.1)).verdict for seed in SEEDS for factor in (1.0, 1.05)]
     assert verdicts.count("noise too large") > 0.8 * len(verdicts)
     assert "yes" not in verdicts
 
@@ -70,7 +70,7 @@ def test_checkouts_take_turns_in_fresh_processes(paired, tmp_path):
     assert set(compared) == {"first_use", "wait"}
     assert all(len(one.process) == 2 for one in compared.values()), "the first pair does not count"
     assert min(seconds for pair in compared["wait"].process for seconds in pair) > 0
-    assert paired.ratio_of(compared["wait"].process).low > paired.ALLOWED
+    assert paired.ratio_of(compared["wait"].process).low > paired.ALLOWED_RATIO
     blocks = ["ba" + "baab" * paired.QUADRUPLES, "ab" + "abba" * paired.QUADRUPLES]
     assert (tmp_path / "stub.py.log").read_text() == blocks[0] + blocks[1] + blocks[0]
 

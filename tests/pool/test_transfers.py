@@ -350,7 +350,7 @@ def test_an_end_is_not_waited_for_by_what_is_slowed(ways, end):
 
 @pytest.mark.parametrize("source", [HERE, 0], ids=["executor", "client"])
 def test_what_waits_for_a_session_is_less_than_the_machine_has(source):
-    inbox = TransferInbox(most=25)
+    inbox = TransferInbox(limit=25)
 
     def unload(number, size=10):
         (item, data), *_ = packed(number, size)

@@ -198,7 +198,7 @@ class Recorder:
             port.prepare()
 
     def cut(self, runtime: Runtime | None = None) -> None:
-        """Send what was recorded so far, without waiting. `runtime`: the open session, from a caller that holds it (`session_held`)."""
+        """Send what was recorded so far, without waiting. `runtime`: the open session, from a caller that holds it (`locked_session`)."""
         if self.entries:
             self._send(runtime or _runtime(), SyncRequest())
 
@@ -210,7 +210,7 @@ class Recorder:
         """Send what all threads have recorded so far, but for captures, without waiting."""
         require_stack_room()
         if any(recorder.entries and not recorder.captures for recorder in self._shared.all()):
-            with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
+            with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.locked_session() as runtime:
                 for recorder in self._shared.all():
                     if not recorder.captures:
                         recorder.cut(runtime)
@@ -249,7 +249,7 @@ class Recorder:
     def asked(self, question: Callable[[Runtime], T]) -> T:
         """The runtime's reply when everything that was recorded so far is sent; the recorders' lock is held meanwhile."""
         require_stack_room()
-        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.session_held() as runtime:
+        with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.locked_session() as runtime:
             for other in self._shared.all():
                 if other is not self:
                     other.cut(runtime)
@@ -515,7 +515,7 @@ class Recorders:
         thread: the present thread's recorder, which its first use makes.
         sending: serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because
             cutting one thread's program may demand that another's goes first. A forked child has a new one. No thread that holds
-            it begins a session (`session_held`).
+            it begins a session (`locked_session`).
         tracking: held while it changes which recorders use a storage.
         held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
         unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
@@ -560,7 +560,7 @@ class Recorders:
         return self.made == 1 or (len(self._all) == 1 and recorder in self._all)
 
     @contextmanager
-    def session_held(self) -> Iterator[Runtime]:
+    def locked_session(self) -> Iterator[Runtime]:
         """Hold `sending` while programs are sent to the open session; begin one if there is none.
 
         A thread that begins or ends a session holds the context's lock, and waits for `sending`. So the session begins before

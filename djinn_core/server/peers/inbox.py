@@ -32,19 +32,19 @@ class TransferInbox:
     If many wait to be taken, the inbox receives no more, which slows the senders, but from an executor that the session waits for.
     """
 
-    def __init__(self, sightings: LinkMeasurements | None = None, patience: float = 0.0, most: int = 0) -> None:
+    def __init__(self, sightings: LinkMeasurements | None = None, patience: float = 0.0, limit: int = 0) -> None:
         """Make an empty inbox.
 
         Args:
             sightings: where the speed of transfers is noted.
             patience: seconds for which a sender whose connection broke may stay away.
-            most: bytes that may wait to be taken in any case; 0: half of the machine's memory.
+            limit: bytes that may wait to be taken in any case; 0: half of the machine's memory.
         """
-        self._most = most or _half_of_the_memory()
+        self._limit = limit or _half_of_memory()
         self._sightings = sightings or LinkMeasurements()
         self._patience = patience
         self._arrived: dict[int, tuple[TransferArrival, list[Packed]]] = {}
-        self._held = 0  # bytes of these, and of transfers that are being received
+        self._nbytes = 0  # bytes of these, and of transfers that are being received
         self._awaited: int | None = None  # the source that the session waits for
         self._closed = False
         self._counts: dict[int, int] = {}  # by source, of what came from there directly
@@ -142,20 +142,20 @@ class TransferInbox:
         with self._changed:
             if source:
                 self._changed.wait_for(lambda: self._may_receive(source))
-            if self._held + size > self._most:
+            if self._nbytes + size > self._limit:
                 raise ProtocolError(
-                    f"transfers of {self._held + size:,} bytes wait for a session to take them; {self._most:,} bytes are the limit "
+                    f"transfers of {self._nbytes + size:,} bytes wait for a session to take them; {self._limit:,} bytes are the limit "
                     "of this machine: have fewer values sent ahead of the programs that use them"
                 )
-            self._held += size
+            self._nbytes += size
 
     def _may_receive(self, source: int) -> bool:
-        has_room = self._held < WAITING_BYTES and len(self._arrived) < WAITING_TRANSFERS
+        has_room = self._nbytes < WAITING_BYTES and len(self._arrived) < WAITING_TRANSFERS
         return has_room or self._closed or source in self._left or source == self._awaited
 
     def _release(self, size: int) -> None:
         with self._changed:
-            self._held -= size
+            self._nbytes -= size
             self._changed.notify_all()
 
     def _take_in(self, arrival: TransferArrival, items: list[Packed]) -> tuple[int, bool]:
@@ -168,7 +168,7 @@ class TransferInbox:
             return count, False  # again
         with self._changed:
             before = self._arrived.pop(arrival.header.transfer, None)
-            self._held -= _bytes_of(before[1]) if before is not None else 0
+            self._nbytes -= _bytes_of(before[1]) if before is not None else 0
             self._arrived[arrival.header.transfer] = arrival, items
             self._changed.notify_all()
         if source:  # what comes through the client is among the frames
@@ -193,7 +193,7 @@ class TransferInbox:
             self._awaited = None
             found = self._arrived.pop(transfer, None)
             if found is not None:
-                self._held -= _bytes_of(found[1])
+                self._nbytes -= _bytes_of(found[1])
                 self._changed.notify_all()
                 return found[1]
             return self._gone[source][0] if self._is_lost(source) else None
@@ -212,7 +212,7 @@ class TransferInbox:
             past, self._past = self._past, PastTransfers()
             waiting = past.waiting()
             self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in waiting}
-            self._held += sum(_bytes_of(items) for _, items in waiting)
+            self._nbytes += sum(_bytes_of(items) for _, items in waiting)
             return dict(self._counts), list(self._arrived.values())
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ class PeerConnection:
 
 
 @functools.cache
-def _half_of_the_memory() -> int:
+def _half_of_memory() -> int:
     return total_bytes() // 2
 
 

@@ -15,7 +15,7 @@ from djinn_core.ir.handles import storage_of
 from djinn_core.server.memory.limited import in_memory
 from djinn_core.server.memory.room import is_out_of_memory
 from djinn_core.server.running.random_state import octets_of, set_state, tensor_of
-from djinn_core.server.running.unwritten_memory import copied_with_strides
+from djinn_core.server.running.uninitialized_memory import copy_with_strides
 from djinn_core.server.running.values import Poison, Stored, ValueTable, no_such_value
 from djinn_core.wire.frames import allocate
 from djinn_core.wire.message_base import Failure
@@ -39,7 +39,7 @@ def pack_storages(handles: Sequence[int], values: ValueTable, runtime: DeviceRun
     with torch.inference_mode():
         for item, tensor in storages_of_values(handles, values, executor):
             try:
-                data = copied_memory(tensor, runtime) if tensor is not None else memoryview(b"")
+                data = copy_memory(tensor, runtime) if tensor is not None else memoryview(b"")
             except torch.OutOfMemoryError as error:
                 packed.append(_lacking([view.handle for view in item.views], _no_room(error), executor))
             else:
@@ -111,19 +111,19 @@ def _no_room(error: torch.OutOfMemoryError) -> Poison:
     return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", str(error)))
 
 
-def copied_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+def copy_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
     """A copy of the memory that a tensor looks into."""
     with in_memory(tensor, runtime):
-        return _snapshot(_octets(tensor), runtime)
+        return _snapshot(_as_bytes(tensor), runtime)
 
 
 def host_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
     """The memory that a tensor looks into, in host memory; a copy unless it is there already."""
     with torch.inference_mode():
-        return _bytes_of(runtime.deliver(_octets(tensor)))
+        return _bytes_of(runtime.deliver(_as_bytes(tensor)))
 
 
-def _octets(tensor: torch.Tensor) -> torch.Tensor:
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
@@ -199,7 +199,7 @@ def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
 def _laid_out(dense: torch.Tensor, view: View) -> Stored:
     """The elements with the strides of their value; poison if that fails, as where there is no memory for the gaps between them."""
     try:
-        return copied_with_strides(dense, view.stride)
+        return copy_with_strides(dense, view.stride)
     except RuntimeError as error:
         if is_out_of_memory(error):
             reason = f"no memory for a layout of strides {view.stride}: {error}"

@@ -43,7 +43,7 @@ class ExecutorChannel(SessionChannel, Protocol):
     def gone(self) -> bool:
         """True if the client of a broken connection has stayed away for too long."""
 
-    def leave(self) -> None:
+    def on_goodbye(self) -> None:
         """Discard all further replies: the client has said goodbye and reads none. For any thread."""
 
     def send_unchecked(self, frame: Frame) -> None:
@@ -84,11 +84,11 @@ class PlainExecutorChannel(PlainChannel):
         super().__init__(inner)
         self._early = FrameQueue()
         self._reading = threading.Lock()
-        self._left = False
+        self._client_left = False
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`; nothing after `leave`."""
-        if not self._left:
+        """As `Connection.send`; nothing after `on_goodbye`."""
+        if not self._client_left:
             super().send(frame)
 
     def receive(self, timeout: float | None = None) -> Frame:
@@ -116,9 +116,9 @@ class PlainExecutorChannel(PlainChannel):
         """As `ExecutorChannel.gone`: the client cannot come back."""
         return True
 
-    def leave(self) -> None:
-        """As `ExecutorChannel.leave`."""
-        self._left = True
+    def on_goodbye(self) -> None:
+        """As `ExecutorChannel.on_goodbye`."""
+        self._client_left = True
 
     def send_unchecked(self, frame: Frame) -> None:
         """As `ExecutorChannel.send_unchecked`: nothing is checked."""

@@ -102,12 +102,12 @@ class Journal:
         self._limit = limit
         self._disk = disk
         self._lock = threading.RLock()
-        self._file = _opened(path)
+        self._file = _open_locked(path)
         self._records = RecordWriter(self._file, os.fstat(self._file).st_size)
         self._disk.set_usage(path, self._records.size)
         self._beside = 0  # bytes of blob files that have no other link
-        self._look_at = 0  # size at which it is checked again
-        self._refused: float = math.inf  # bytes of a state that was too large for a snapshot
+        self._check_at = 0  # size at which it is checked again
+        self._refused_bytes: float = math.inf  # bytes of a state that was too large for a snapshot
         self.is_half_full = False
 
     @classmethod
@@ -153,7 +153,7 @@ class Journal:
         try:
             if self.contents.expect(handle, digest, size, again):
                 self._beside += size
-                if self._records.size + self._beside > self._look_at:
+                if self._records.size + self._beside > self._check_at:
                     self._has_room(self._records.size)
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
@@ -189,7 +189,7 @@ class Journal:
         sizes = sizes_of(memory)
         others: list[Record] = [*[(_KEPT, frame.head, frame.body) for frame in kept], *transfers]
         state = sum(sizes) + sum(record_size(head, body) for _, head, body in others)
-        if state >= self._refused:
+        if state >= self._refused_bytes:
             return False
         known = self.contents.sizes() if self.contents is not None else set[int]()
         least = sum(size for size in sizes if size not in known)
@@ -206,9 +206,9 @@ class Journal:
             nbytes = len(_MAGIC) + sum(record_size(head, body) for _, head, body in records)
             beside = self.contents.own_bytes(set(found.values())) if self.contents is not None else 0
             if max(least, nbytes + beside) > self._limit:
-                self._refuse(state)
+                self._skip_snapshot(state)
                 return False
-            file = self._replaced(nbytes, records)
+            file = self._replace_file(nbytes, records)
         except (OSError, RuntimeError, MemoryError) as error:
             _log.warning("a journal is not compacted: it stays as it is", error=str(error))
             return False
@@ -218,14 +218,14 @@ class Journal:
         if self.contents is not None:
             self.contents.retain(set(found.values()))
         self._beside = self.contents.own_bytes() if self.contents is not None else 0
-        self._refused = math.inf
+        self._refused_bytes = math.inf
         self._disk.set_usage(self.path, nbytes + self._beside)
         return self._has_room(nbytes)
 
-    def _refuse(self, nbytes: int) -> None:
+    def _skip_snapshot(self, nbytes: int) -> None:
         """Say once that a state of `nbytes` bytes is too large for a snapshot. Only a smaller one is tried again."""
-        tell = _log.warning if self._refused == math.inf else _log.debug
-        self._refused = nbytes
+        tell = _log.warning if self._refused_bytes == math.inf else _log.debug
+        self._refused_bytes = nbytes
         tell(
             "a session's state is larger than its journal may be: the journal is not compacted any more. The session can be "
             "recovered until the journal has reached its limit (--journal-gib)",
@@ -234,7 +234,7 @@ class Journal:
             limit=self._limit,
         )
 
-    def _replaced(self, nbytes: int, records: Iterable[Record]) -> int:
+    def _replace_file(self, nbytes: int, records: Iterable[Record]) -> int:
         """Write `records`, which have `nbytes` bytes, and put them in the place of the journal; returns the open file.
 
         Raises:
@@ -246,7 +246,7 @@ class Journal:
             raise OSError(errno.EDQUOT, reason)
         try:
             path.unlink(missing_ok=True)
-            file = _opened(path)
+            file = _open_locked(path)
             try:
                 os.write(file, _MAGIC)
                 writer = RecordWriter(file, len(_MAGIC))
@@ -300,7 +300,7 @@ class Journal:
                 return
             records = self._records
             size = records.size + record_size(head, body)
-            if size + self._beside > self._look_at and not self._has_room(size):
+            if size + self._beside > self._check_at and not self._has_room(size):
                 return
             try:
                 records.append(kind, head, body)
@@ -310,7 +310,7 @@ class Journal:
     def shared(self, size: int) -> None:
         """Note that `size` bytes are now shared with the weight store and no longer count here."""
         self._beside = max(0, self._beside - size)
-        self._look_at -= size
+        self._check_at -= size
         if self.open:
             self._disk.set_usage(self.path, self._records.size + self._beside)
 
@@ -319,7 +319,7 @@ class Journal:
         half = self._limit // 2
         size = records + self._beside
         self.is_half_full = records > half
-        self._look_at = min(size + STEP, self._limit, self._limit if self.is_half_full else half + self._beside)
+        self._check_at = min(size + STEP, self._limit, self._limit if self.is_half_full else half + self._beside)
         if size > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
         elif reason := self._disk.charge(self.path, size, self.path.parent):
@@ -459,7 +459,7 @@ class JournalReader:
         self._file.close()
 
 
-def _opened(path: Path) -> int:
+def _open_locked(path: Path) -> int:
     """Open a journal's file, or make it, and lock it.
 
     Raises:

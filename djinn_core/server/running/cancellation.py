@@ -42,8 +42,8 @@ class CancellationState:
     """The cancelled submissions of a session. The session begins and ends submissions, any thread may cancel them.
 
     Attributes:
-        since: when the session began with the message that it is busy with, on the clock `time.perf_counter`; 0.0 while it waits for one.
-        left: set once the client has said goodbye and needs nothing to be finished.
+        busy_since: when the session began with the message that it is busy with, on the clock `time.perf_counter`; 0.0 while it waits for one.
+        client_left: set once the client has said goodbye and needs nothing to be finished.
     """
 
     def __init__(self, turn: Share, usage: UsageMetrics) -> None:
@@ -53,8 +53,8 @@ class CancellationState:
         self._lock = threading.Lock()
         self._unwanted: set[int] = set()
         self._running: RunRequest | None = None
-        self.since = 0.0
-        self.left = threading.Event()
+        self.busy_since = 0.0
+        self.client_left = threading.Event()
         self._nothing = False
         self._journal: Journal | None = None
         self._past: JournalReader | None = None
@@ -107,9 +107,9 @@ class CancellationState:
                 self._running.halt.append(True)
         return first
 
-    def leave(self) -> None:
+    def on_goodbye(self) -> None:
         """Cancel all submissions and end waits: the client has said goodbye."""
-        self.left.set()
+        self.client_left.set()
         self.stop_all()
 
     def pause(self, seconds: float) -> None:
@@ -118,7 +118,7 @@ class CancellationState:
         Raises:
             ClientLeft: the client has said goodbye meanwhile.
         """
-        if self.left.wait(seconds):
+        if self.client_left.wait(seconds):
             raise ClientLeft
 
     def give_way(self) -> None:
@@ -140,7 +140,7 @@ class CancellationState:
 
     def busy(self) -> bool:
         """True if the session has been busy with one message for at least `LOOK_SECONDS`."""
-        since = self.since
+        since = self.busy_since
         return since > 0.0 and time.perf_counter() - since >= LOOK_SECONDS
 
 
@@ -196,13 +196,13 @@ def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
         broken = error
     # All of them: the session may have queued some of these frames itself, while it was sending.
     for frame in connection.queued():
-        if not frame.body and obey(frame.head, wanted, connection):
+        if not frame.body and handle_control(frame.head, wanted, connection):
             return
     if broken is not None and connection.gone() and wanted.stop_all():
         _log.warning("a program is stopped: its client has not come back", reason=str(broken))
 
 
-def obey(head: bytes, wanted: CancellationState, connection: ExecutorChannel) -> bool:
+def handle_control(head: bytes, wanted: CancellationState, connection: ExecutorChannel) -> bool:
     """Cancel the submissions that a message names, or all if it is the client's goodbye. Returns True for a goodbye."""
     if is_of_kind(head, CancelSubmissions) or is_of_kind(head, Goodbye):
         try:
@@ -212,8 +212,8 @@ def obey(head: bytes, wanted: CancellationState, connection: ExecutorChannel) ->
         if isinstance(message, CancelSubmissions):
             wanted.cancel(message.submissions)
         elif isinstance(message, Goodbye):
-            connection.leave()
+            connection.on_goodbye()
             if not message.finish:
-                wanted.leave()
+                wanted.on_goodbye()
             return True
     return False

@@ -20,8 +20,8 @@ from djinn_core.ir.operators import resolve
 from djinn_core.server.compiling.compiled_region import CompiledRegion
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness
-from djinn_core.server.running.unwritten_memory import clearing, copied_with_strides, needs_clearing
-from djinn_core.system.memory import clear, resident
+from djinn_core.server.running.uninitialized_memory import copy_with_strides, needs_zero_fill, zero_filling
+from djinn_core.system.memory import resident, zero_fill
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from real_calls import database_calls
@@ -54,7 +54,7 @@ def octets(tensor):
 
 def function_of(name):
     """Function that an executor calls for an op."""
-    return clearing(name, torch_private.kernel_of(resolve(name)))
+    return zero_filling(name, torch_private.kernel_of(resolve(name)))
 
 
 def copied(value):
@@ -117,7 +117,7 @@ def test_deterministic_fill_leaves_no_gaps(filled):
 
 
 def test_a_copy_with_other_strides_has_zeros_in_its_gaps(filled):
-    made = filled(165, lambda: copied_with_strides(torch.ones(30, 20), (100, 3)))
+    made = filled(165, lambda: copy_with_strides(torch.ones(30, 20), (100, 3)))
     assert octets(made).view(torch.float32).sum() == made.sum() == 600
 
 
@@ -149,7 +149,7 @@ def test_ops_that_run_without_clearing_write_every_byte(filled):
     checked = 0
     for name, kept in calls.items():
         try:
-            if needs_clearing(name):
+            if needs_zero_fill(name):
                 continue
         except Exception:  # no program may contain it
             continue
@@ -175,7 +175,7 @@ def test_large_blocks_are_not_touched():
 @pytest.mark.parametrize("start", [0, 1, 4096])
 def test_clear_reaches_each_byte_and_no_other(size, start):
     memory = torch.full((size + start + 64,), 7, dtype=torch.uint8)
-    clear(memory.data_ptr() + start, size)
+    zero_fill(memory.data_ptr() + start, size)
     assert not memory[start : start + size].any()
     assert (memory[:start] == 7).all()
     assert (memory[start + size :] == 7).all()

@@ -23,7 +23,7 @@ from djinn_core.ir.operators import resolve, split_name
 from djinn_core.logs import get_logger
 from djinn_core.system import memory
 
-_FOUND: Final = frozenset({
+_UNINITIALIZED: Final = frozenset({
     "_resize_output_",
     "empty",
     "empty_like",
@@ -35,8 +35,8 @@ _FOUND: Final = frozenset({
     "resize_as_",
     "set_",
 })  # fmt: skip
-# Frequent ops, besides those that `_writes_everything` knows by their schemas. `tests/server/test_unwritten_memory.py` checks each.
-_COMPLETE: Final = frozenset({
+# Frequent ops, besides those that `_writes_everything` knows by their schemas. `tests/server/test_uninitialized_memory.py` checks each.
+_FULLY_WRITTEN: Final = frozenset({
     "_log_softmax",
     "_log_softmax_backward_data",
     "_safe_softmax",
@@ -86,7 +86,7 @@ _COMPLETE: Final = frozenset({
 _log = get_logger("djinn.server")
 
 
-class _Clearing:
+class _ZeroFilledAllocations:
     """A block in which PyTorch's CPU allocator clears all memory that it hands out, to any thread. Several threads may be in it."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class _Clearing:
     @functools.cached_property
     def _switch(self) -> Any:
         try:
-            return torch_private.clearing_switch()
+            return torch_private.zero_fill_switch()
         except (OSError, ValueError) as error:
             _log.error("some ops return freed memory of this process: this PyTorch cannot clear it", error=str(error))
             return SimpleNamespace()
@@ -113,25 +113,25 @@ class _Clearing:
                 self._switch.value = False
 
 
-cleared_allocations: Final = _Clearing()
+zero_filled_allocations: Final = _ZeroFilledAllocations()
 
 
-def clearing(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def zero_filling(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return `kernel`, which is called for the op `name`, so that none of its results shows freed memory."""
-    if not needs_clearing(name):
+    if not needs_zero_fill(name):
         return kernel
-    return functools.partial(_call_and_clear if _returns_as_found(name) else call_cleared, kernel)
+    return functools.partial(_call_and_zero_fill if _returns_uninitialized(name) else call_with_zero_fill, kernel)
 
 
 @functools.cache
-def needs_clearing(name: str) -> bool:
+def needs_zero_fill(name: str) -> bool:
     """Return True if an op may leave bytes of its results unwritten."""
-    return _returns_as_found(name) or not _writes_everything(name)
+    return _returns_uninitialized(name) or not _writes_everything(name)
 
 
-def _returns_as_found(name: str) -> bool:
+def _returns_uninitialized(name: str) -> bool:
     packet, overload = split_name(name)
-    return packet in _FOUND and not overload.endswith("out")
+    return packet in _UNINITIALIZED and not overload.endswith("out")
 
 
 def _writes_everything(name: str) -> bool:
@@ -141,41 +141,41 @@ def _writes_everything(name: str) -> bool:
         return False
     packet, _ = split_name(name)
     allocates = any(result.alias_info is None for result in schema.returns)
-    writes_all = torch.Tag.pointwise in overload.tags or packet in _COMPLETE or packet.startswith("_foreach_")
+    writes_all = torch.Tag.pointwise in overload.tags or packet in _FULLY_WRITTEN or packet.startswith("_foreach_")
     return writes_all or not allocates
 
 
-def call_cleared(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
+def call_with_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
     """Call `kernel` while PyTorch's CPU allocator clears all memory that it hands out."""
-    with cleared_allocations:
+    with zero_filled_allocations:
         return kernel(*positional, **keywords)
 
 
-def _call_and_clear(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
+def _call_and_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
     """Call an op that returns one tensor, and clear the bytes that no operand had before."""
     if (
         torch.are_deterministic_algorithms_enabled()
     ):  # PyTorch fills what it returns, though not the gaps between elements
-        return call_cleared(kernel, *positional, **keywords)
+        return call_with_zero_fill(kernel, *positional, **keywords)
     operands = [one for one in (*positional, *keywords.values()) if isinstance(one, torch.Tensor)]
     sizes = {torch_private.storage_key(one): one.untyped_storage().nbytes() for one in operands}
     made = kernel(*positional, **keywords)
-    clear(made.untyped_storage(), sizes.get(torch_private.storage_key(made), 0))
+    zero_fill(made.untyped_storage(), sizes.get(torch_private.storage_key(made), 0))
     return made
 
 
-def clear(storage: torch.UntypedStorage, start: int = 0) -> None:
+def zero_fill(storage: torch.UntypedStorage, start: int = 0) -> None:
     """Clear a storage from byte `start` on."""
     size = storage.nbytes() - start
     if size <= 0 or storage.device.type == "meta":
         return
     if storage.device.type == "cpu":
-        memory.clear(storage.data_ptr() + start, size)
+        memory.zero_fill(storage.data_ptr() + start, size)
     else:
         torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (size,), (1,)).zero_()
 
 
-def copied_with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+def copy_with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """Copy a tensor into memory with these strides, whose gaps are zero.
 
     Raises:
@@ -183,5 +183,5 @@ def copied_with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Te
     """
     laid = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
     if laid.untyped_storage().nbytes() > tensor.nbytes:
-        clear(laid.untyped_storage())
+        zero_fill(laid.untyped_storage())
     return laid.copy_(tensor)
