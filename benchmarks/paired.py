@@ -253,7 +253,10 @@ def _print_instructions(before: Path, after: Path, cases: Sequence[str]) -> None
             continue  # valgrind would simulate imports of PyTorch for an hour
         with tempfile.TemporaryDirectory() as folder:
             one, other = (count_instructions(checkout, case, Path(folder)) for checkout in (before, after))
-        print(f"{case:12}{one:22,}{other / one:16.4f}  client: {'yes' if other / one <= ALLOWED_RATIO else 'no'}", flush=True)
+        print(
+            f"{case:12}{one:22,}{other / one:16.4f}  client: {'yes' if other / one <= ALLOWED_RATIO else 'no'}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

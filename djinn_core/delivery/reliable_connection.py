@@ -302,7 +302,7 @@ class ReliableConnection(ReconnectingConnection):
             self._reading.release()
 
     def queued(self) -> list[Frame]:
-        """Frames that were read and that `receive` will return, oldest first; for any thread."""
+        """Return the frames in the queue of `receive`, oldest first. Thread-safe."""
         return list(self._early)
 
     def _take(self, timeout: float | None) -> Frame | None:

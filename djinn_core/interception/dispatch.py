@@ -148,7 +148,7 @@ def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if (numbers := in_lists_of_numbers(func, args)) is not None:
         return record(*numbers, kwargs)
     if is_over_lists(func):
-        return take_apart(func, args, kwargs)  # each element by itself: `copy_` takes a source on the CPU
+        return take_apart(func, args, kwargs)  # one call per element: `copy_` accepts a source on the CPU
     args, kwargs = upload_operands(func, args, kwargs)
     return record(func, args, kwargs)
 
@@ -289,7 +289,7 @@ def _own_random_state(index: int) -> Iterator[None]:
 def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) -> None:
     """Append the arguments to the key by which calls are memoised, and tensors to `operands`.
 
-    Scalars that compare equal but differ in type or sign are distinguished. A nan is found again although it equals nothing.
+    Scalars that compare equal but differ in type or sign are distinguished. Each nan has the key of its canonical nan.
     """
     for a in args:
         kind = type(a)

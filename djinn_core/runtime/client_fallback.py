@@ -118,7 +118,7 @@ class _Here:
 
     @property
     def _result_device(self) -> int:
-        """The logical device of the results: the one that the call names, or that of its operands."""
+        """Logical device of the results: the device that the call names, otherwise the device of the operands."""
         return self._pairs[0][0].remote.meta.device if self._named_device is None else self._named_device
 
     def _fetched(self, remote: LazyTensor) -> torch.Tensor:
@@ -150,7 +150,7 @@ def _returns_list(func: Any) -> bool:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LazyTensor]:
-    """The tensors that the op writes."""
+    """Return the tensors that the op writes."""
     operands = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, (LazyTensor, CGenerator))]
     written = [operands[position] for position in written_operands(func, args, kwargs)]
     return [operand for operand in written if isinstance(operand, LazyTensor)]

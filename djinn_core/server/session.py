@@ -149,7 +149,7 @@ class ExecutorSession:
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._idle = IdleMoves(context, self._turn, self.values, self._reads, self.exchange, self._memory)
         self._wanted = CancellationState(self._turn, self._usage)
-        self._goodbye_received = False  # True once the client's goodbye was received, although there is work to finish
+        self._goodbye_received = False  # True once a `Goodbye` that asks to finish is in the backlog
         self._counts = SessionCounters()
         self._notes = SessionNotes(self.values)
         self._ahead = self._runs_ahead(context.ahead_bytes)
@@ -157,7 +157,7 @@ class ExecutorSession:
         self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
-        """Answer messages until the client says goodbye. What is computed then is stopped, unless the client wants it finished.
+        """Answer messages until the client sends `Goodbye`, which cancels running work unless it asks to finish.
 
         Raises:
             TransportError: the connection ended without a goodbye.
@@ -373,14 +373,16 @@ class ExecutorSession:
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
     def _read_ahead(self, connection: ExecutorChannel) -> None:
-        """Take in what the client says while something else is waited for: it can go on sending, and is seen to be gone.
+        """Read arrived messages during a wait, so that the client can go on sending and a broken connection is noticed.
 
         Raises:
-            ClientLeft: it has said goodbye.
+            ClientLeft: the client sent `Goodbye`.
         """
         with contextlib.suppress(TimeoutError):
-            # Half of what may wait: a submission among these may have to wait for a message behind them.
-            while not self._goodbye_received and not self._backlog.full(limits.BACKLOG_FRAMES // 2, limits.BACKLOG_BYTES // 2):
+            # Half of the backlog: a submission in it may have to wait for a later message.
+            while not self._goodbye_received and not self._backlog.full(
+                limits.BACKLOG_FRAMES // 2, limits.BACKLOG_BYTES // 2
+            ):
                 self._next_urgent(connection, 0.0)
 
     def _next_frame(self, connection: ExecutorChannel) -> Frame:
@@ -620,10 +622,10 @@ class ExecutorSession:
     def _next_urgent(
         self, connection: ExecutorChannel, timeout: float | None = None
     ) -> AnyMessage | UnreadableTemplate | None:
-        """The next message, where something waits for it; uploads are taken, anything else is kept for later.
+        """Return the next message if it is a template. Take uploads and cancellations, and queue other messages.
 
         Raises:
-            ClientLeft: the client has said goodbye, and what is waited for does not come.
+            ClientLeft: the client sent `Goodbye`, so that no further message arrives.
         """
         if self._goodbye_received:
             raise ClientLeft
@@ -655,8 +657,8 @@ class ExecutorSession:
             self._goodbye_received = True
         if self._backlog.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
             raise ProtocolError(
-                f"the client has sent {len(self._backlog):,} messages of {self._backlog.nbytes:,} bytes, and not the template or "
-                f"upload that the executor waits for; {limits.BACKLOG_FRAMES:,} messages or {limits.BACKLOG_BYTES:,} bytes are the limit"
+                f"the client sent {len(self._backlog):,} messages of {self._backlog.nbytes:,} bytes instead of the template or upload "
+                f"that the executor waits for; the limits are {limits.BACKLOG_FRAMES:,} messages and {limits.BACKLOG_BYTES:,} bytes"
             )
         self._backlog.append(frame)
         return None

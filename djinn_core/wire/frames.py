@@ -155,10 +155,10 @@ def weight(frame: Frame) -> int:
 
 
 class FrameQueue(deque[Frame]):
-    """Frames that were received and wait to be taken, oldest first. Use `append`, `popleft` and `clear` alone.
+    """Queue of received frames, oldest first, with a byte count. Change it by `append`, `popleft` and `clear` only.
 
     Attributes:
-        nbytes: bytes of the frames.
+        nbytes: bytes of all queued frames.
     """
 
     nbytes = 0
@@ -180,7 +180,7 @@ class FrameQueue(deque[Frame]):
         self.nbytes = 0
 
     def full(self, frames: int, nbytes: int) -> bool:
-        """Return True if the queue has reached one of these limits."""
+        """Return True if the queue holds at least `frames` frames or `nbytes` bytes."""
         return len(self) >= frames or self.nbytes >= nbytes
 
 

@@ -34,7 +34,8 @@ def synthetic_times(seed, factor, deviation, pairs=20):
 @pytest.mark.parametrize("deviation", [0.005, 0.01])
 def test_equal_checkouts_pass_and_a_planted_slowdown_is_found(paired, deviation):
     verdicts = {
-        factor: [paired.ratio_of(synthetic_times(seed, factor, deviation)).verdict for seed in SEEDS] for factor in (1.0, 1.05)
+        factor: [paired.ratio_of(synthetic_times(seed, factor, deviation)).verdict for seed in SEEDS]
+        for factor in (1.0, 1.05)
     }
     assert "no" not in verdicts[1.0]
     assert verdicts[1.0].count("yes") > 0.9 * len(SEEDS)

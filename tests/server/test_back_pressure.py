@@ -117,7 +117,7 @@ def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch, nby
     deaf = Deaf(4096, nbytes)
     connection = LeasedConnection(deaf, 1.0, UsageMetrics())
     connection._window = MIB
-    with pytest.raises(ProtocolError, match="does not take a reply; 100 messages or 1,048,576 bytes are the limit"):
+    with pytest.raises(ProtocolError, match="without reading a reply; the limits are 100 messages and 1,048,576 bytes"):
         connection.send(Frame(b"answer", [memoryview(bytearray(2 * MIB))]))
     assert deaf.taken <= most
 
@@ -178,7 +178,7 @@ def test_a_session_that_waits_for_a_template_keeps_few_bytes(unleased, nbytes, m
         connection.send(kept(nbytes))
     closed = decode(connection.receive(60.0).head)
     assert isinstance(closed, ProtocolClose)
-    assert "100 messages or 1,048,576 bytes are the limit" in closed.reason
+    assert "the limits are 100 messages and 1,048,576 bytes" in closed.reason
     assert end.received - before == most + 1
 
 

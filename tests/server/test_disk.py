@@ -154,7 +154,7 @@ def test_spilled_values_count_as_well(tmp_path, held):
 def test_pinned_spill_is_refused_where_the_host_has_no_memory(monkeypatch):
     monkeypatch.setattr(spill, "free_bytes", lambda: 2 * 4095)
     space = PinnedSpill(torch.device("cpu"))
-    with pytest.raises(OSError, match="4,096 bytes of pinned memory"):
+    with pytest.raises(OSError, match="cannot spill 4,096 bytes to pinned memory"):
         space.write(torch.ones(1024).untyped_storage())
     assert space.used == 0
 

@@ -160,4 +160,4 @@ def test_client_of_full_server_hears_how_long_the_lease_lasts(own_server, python
     assert killed.returncode == 0
     wait_for(lambda: "its session waits" in server.log.read_text(), "the lease")
     refused = python.run("-c", SUCCESSOR, env=environment)
-    assert "the client of one is gone, and that session ends in" in refused.stderr
+    assert "a session of a disconnected client ends in" in refused.stderr

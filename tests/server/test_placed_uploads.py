@@ -22,10 +22,14 @@ from djinn_core.errors import RemoteError
         (
             RuntimeError("no such layout"),
             RemoteError,
-            "an upload of 4,000 bytes cannot be placed on the device: no such",
+            "cannot copy an upload of 4,000 bytes to the device: no such",
         ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError, "no room for an upload"),
-        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "no room for an upload"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            torch.OutOfMemoryError,
+            "out of memory for an upload",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "out of memory for an upload"),
     ],
     ids=["device", "other", "host memory", "device memory"],
 )

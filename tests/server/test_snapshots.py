@@ -21,7 +21,7 @@ from djinn_core.server.recovery.journal import JournalReader
 MIB = 1 << 20
 LIMIT = 4 * MIB
 FRAME = 64 << 10  # more than any frame of these programs has
-TOO_LARGE = "state is larger than its journal may be"
+TOO_LARGE = "state exceeds --journal-gib"
 LOST = "a session will not outlive its executor"
 
 

@@ -56,7 +56,7 @@ def test_the_idlest_tenant_makes_room_for_another_one_and_a_busy_one_does_not(te
     refused = tenants.start_pool("carol")
     assert isinstance(refused, Refusal)
     assert refused.retry
-    assert "2 tenants at a time, and all of these have sessions" in refused.reason
+    assert "2 tenants, its maximum, and none is idle" in refused.reason
     first.close()
     wait_for(lambda: not sessions(tenants, "alice"), "the end of the session")
     third = begin("carol")

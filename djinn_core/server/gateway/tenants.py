@@ -57,9 +57,9 @@ class Tenants:
         self._starts = threading.Semaphore(STARTS)
         self._starting: dict[str, threading.Lock] = {}
         self._pools: dict[str, Pool] = {}
-        self._last_used: dict[str, float] = {}  # when a session of a tenant was seen last, or admitted
+        self._last_used: dict[str, float] = {}  # time of a tenant's last session or admission
         self._last_admitted: dict[str, float] = {}
-        self._starting_tenants: set[str] = set()  # tenants whose executors are being started
+        self._starting_tenants: set[str] = set()  # their pools are not in `_pools` yet
         self._reserve: Pool | None = None
         self._closed = False
         self._events = events
@@ -100,8 +100,8 @@ class Tenants:
                         break
                 if not self._evict_idlest():
                     return Refusal(
-                        f"this server has executors for {self._most} tenants at a time, and all of these have sessions, or were "
-                        "admitted within a minute: try again when a session of another tenant has ended",
+                        f"this server has executors for {self._most} tenants, its maximum, and none is idle: each has a session or was "
+                        "admitted within the last minute. Try again later",
                         retry=True,
                     )
             try:
@@ -169,19 +169,21 @@ class Tenants:
             pool.close(0.0)
 
     def _evict_idlest(self) -> bool:
-        """End the executors of the tenant that has been idle for the longest time; False if no tenant is idle."""
+        """End the executors of the longest idle tenant. Return False if no tenant is idle."""
         with self._lock:
-            pools = [(tenant, self._pools[tenant]) for tenant in sorted(self._last_used, key=self._last_used.__getitem__)]
+            pools = [
+                (tenant, self._pools[tenant]) for tenant in sorted(self._last_used, key=self._last_used.__getitem__)
+            ]
         for tenant, pool in pools:
             if not _is_idle(pool):
                 continue
             with self._lock:
-                # A client that was admitted may use its ticket yet.
+                # An admitted client may still use its ticket.
                 is_new = time.monotonic() - self._last_admitted.get(tenant, 0.0) < TICKET_SECONDS
                 if self._pools.get(tenant) is not pool or is_new:
                     continue
                 del self._pools[tenant], self._last_used[tenant], self._last_admitted[tenant]
-            _log.info("another tenant comes: the executors of an idle one are ended", tenant=tenant)
+            _log.info("ending the executors of an idle tenant to admit another tenant", tenant=tenant)
             pool.close(0.0)
             return True
         return False
@@ -251,7 +253,7 @@ class Tenants:
 
 
 def _is_idle(pool: Pool) -> bool:
-    """True if there is no session; of an executor that does not answer, that is not known."""
+    """Return True if no executor has a session. An executor that does not answer may have sessions."""
     return not any(status.sessions or status.state == "silent" for status in pool.statuses())
 
 

@@ -14,8 +14,8 @@ from djinn_core.server.recovery.journal import Journal, JournalReader
 from djinn_core.server.recovery.transfer_log import TransferRecord
 from djinn_core.wire.frames import FrameQueue
 
-# A session between two frames: encoded, its memory, and records of transfers that wait or are under way. The memory is that
-# of the values, and valid until the next frame.
+# State of a session between two frames: the encoded snapshot, the memory of its values, and records of queued and unfinished
+# transfers. The memory is valid until the next frame.
 StateParts = tuple[bytes, Buffers, Sequence[TransferRecord]]
 
 
@@ -38,13 +38,13 @@ class ExecutorChannel(SessionChannel, Protocol):
         """
 
     def queued(self) -> list[Frame]:
-        """Frames in the queue of `receive`, oldest first; for any thread."""
+        """Return the frames in the queue of `receive`, oldest first. Thread-safe."""
 
     def gone(self) -> bool:
-        """True if the client of a broken connection has stayed away for too long."""
+        """Return True if the connection is broken and the client can no longer resume the session."""
 
     def on_goodbye(self) -> None:
-        """Discard all further replies: the client has said goodbye and reads none. For any thread."""
+        """Discard all further replies, because the client sent `Goodbye` and reads none. Thread-safe."""
 
     def send_unchecked(self, frame: Frame) -> None:
         """Send a frame whose content may differ on replay; it is not compared with the original."""
@@ -113,7 +113,7 @@ class PlainExecutorChannel(PlainChannel):
         return list(self._early)
 
     def gone(self) -> bool:
-        """As `ExecutorChannel.gone`: the client cannot come back."""
+        """As `ExecutorChannel.gone`: a client without a lease cannot resume."""
         return True
 
     def on_goodbye(self) -> None:

@@ -74,7 +74,7 @@ class LeasedConnection(ReliableConnection):
         self._seconds = seconds
         self._changed = threading.Condition()
         self._client_left = False
-        self._missed: Connection | None = None  # the connection that was found broken last, and when
+        self._missed: Connection | None = None  # the connection that broke last
         self._missed_at = 0.0
         self._journal = journal
         self._journaled = journal is not None
@@ -132,7 +132,7 @@ class LeasedConnection(ReliableConnection):
     def _compact(
         self, journal: Journal, state: Callable[[], StateParts | None], still: AbstractContextManager[object]
     ) -> bool | None:
-        """Replace the journal by a snapshot of `state()`. Returns as `Journal.compact`; None if the session is in the middle of something."""
+        """Replace the journal by a snapshot of `state()`. Returns as `Journal.compact`; None if the session has no state to save now."""
         with self._reading, still:  # no other thread reads ahead meanwhile
             taken = state() if journal.open and not self._early else None
             if taken is None:
@@ -211,8 +211,8 @@ class LeasedConnection(ReliableConnection):
     def _check_ahead(self) -> None:
         if self._early.full(limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES):
             raise ProtocolError(
-                f"the client has sent {len(self._early):,} messages of {self._early.nbytes:,} bytes while it does not take a reply; "
-                f"{limits.BACKLOG_FRAMES:,} messages or {limits.BACKLOG_BYTES:,} bytes are the limit"
+                f"the client sent {len(self._early):,} messages of {self._early.nbytes:,} bytes without reading a reply; the limits are "
+                f"{limits.BACKLOG_FRAMES:,} messages and {limits.BACKLOG_BYTES:,} bytes"
             )
 
     def gone(self) -> bool:
@@ -223,18 +223,18 @@ class LeasedConnection(ReliableConnection):
             return time.monotonic() - self._missed_at > self._seconds
 
     def lease_seconds_left(self) -> float | None:
-        """Seconds until the session ends because its client is gone; None while the client is there. For any thread."""
+        """Return the seconds until the lease of a disconnected client ends; None while the client is connected. Thread-safe."""
         with self._changed:
             return self._missed_at + self._seconds - time.monotonic() if self._missed is self._inner else None
 
     def on_goodbye(self) -> None:
-        """As `ExecutorChannel.on_goodbye`; a session that waits for its client goes on with what it has received."""
+        """As `ExecutorChannel.on_goodbye`. A session that waits for the client to reconnect continues with the received frames."""
         with self._changed:
             self._client_left = True
             self._changed.notify_all()
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
-        self._copy_borrowed()  # it may take long, and memory is written meanwhile
+        self._copy_borrowed()  # the wait may be long, and ops overwrite borrowed memory
         self._read_goodbye()
         with self._changed:
             if self._missed is not broken:
@@ -255,7 +255,7 @@ class LeasedConnection(ReliableConnection):
                 self._outbox.acknowledge(self._outbox.sent)
 
     def _read_goodbye(self) -> None:
-        """Find out if the client said goodbye before it hung up."""
+        """Handle a `Goodbye` that arrived before the connection broke."""
         with contextlib.suppress(TransportError, ProtocolError):
             self.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
         if any(is_of_kind(frame.head, Goodbye) for frame in self.queued()):
@@ -329,7 +329,7 @@ class Leases:
         return len(sizes), sum(sizes)
 
     def next_lease_end(self) -> float | None:
-        """Seconds until the next session ends whose client is gone; None if all clients are there."""
+        """Return the seconds until the next lease of a disconnected client ends; None if all clients are connected."""
         with self._lock:
             leased = list(self._leased.values())
         return min((left for one in leased if (left := one.lease_seconds_left()) is not None), default=None)

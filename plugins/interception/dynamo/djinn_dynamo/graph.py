@@ -48,5 +48,5 @@ class RecordedGraph:
 
 
 def _key_of(argument: Any) -> Any:
-    """An argument as part of a key: 0.0 is not -0.0, and nan is found again."""
+    """Return the cache key of an argument. 0.0 and -0.0 have different keys, and a nan equals itself."""
     return repr(argument) if isinstance(argument, (float, complex)) else argument
