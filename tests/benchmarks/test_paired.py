@@ -32,7 +32,7 @@ def synthetic_times(seed, factor, deviation, pairs=20):
 
 
 @pytest.mark.parametrize("deviation", [0.005, 0.01])
-def test_equal_checkouts_pass_and_a_planted_slowdown_is_found(paired, deviation):
+def test_verdict_is_yes_for_equal_checkouts_and_no_for_a_slowdown(paired, deviation):
     verdicts = {
         factor: [paired.ratio_of(synthetic_times(seed, factor, deviation)).verdict for seed in SEEDS]
         for factor in (1.0, 1.05)
@@ -43,7 +43,7 @@ def test_equal_checkouts_pass_and_a_planted_slowdown_is_found(paired, deviation)
     assert "yes" not in verdicts[1.05]
 
 
-def test_noise_that_could_hide_a_slowdown_is_told(paired):
+def test_verdict_reports_noise_that_could_hide_a_slowdown(paired):
     verdicts = [paired.ratio_of(synthetic_times(seed, factor, 0.1)).verdict for seed in SEEDS for factor in (1.0, 1.05)]
     assert verdicts.count("noise too large") > 0.8 * len(verdicts)
     assert "yes" not in verdicts
@@ -76,7 +76,7 @@ def test_checkouts_take_turns_in_fresh_processes(paired, tmp_path):
     assert (tmp_path / "stub.py.log").read_text() == blocks[0] + blocks[1] + blocks[0]
 
 
-def test_a_checkout_without_an_environment_runs_in_this_one(paired, tmp_path):
+def test_checkout_without_venv_runs_in_the_current_environment(paired, tmp_path):
     python, environment = paired.command_of(tmp_path)
     assert python == sys.executable
     assert environment["PYTHONPATH"].startswith(str(tmp_path))

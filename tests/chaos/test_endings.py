@@ -6,7 +6,7 @@ from run_endings import OPTIONS, endings
 from servers import start_server
 
 
-def test_place_of_a_program_that_ends_is_free_for_the_next(python, plain_environment, tmp_path):
+def test_ended_program_frees_its_place_for_the_next(python, plain_environment, tmp_path):
     server = start_server(python.start, tmp_path, *OPTIONS, env=plain_environment)
     try:
         seen = list(endings(python, server, plain_environment, 6, seed=4))

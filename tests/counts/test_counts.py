@@ -102,7 +102,7 @@ def test_example_stays_within_its_pin(name, counted):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_with_default_settings_waits_no_more_often(name, counted):
+def test_example_with_default_settings_stays_within_its_pinned_waits(name, counted):
     counts, printed = counted(FOLDER / f"{name}.py")
     assert ("cuda:0" if name.startswith("cuda_") else "round trips") in printed
     assert_within(counts, EXAMPLES[name], WITHOUT_BYTES)

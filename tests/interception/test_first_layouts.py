@@ -132,13 +132,13 @@ def strides(results):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_strides_are_those_of_the_cpu_the_first_time_already(first_session, name):
+def test_first_call_returns_the_strides_of_the_cpu(first_session, name):
     make, call = CASES[name]
     expected, *found = [[strides(call(t)) for t in make(device)] for device in ("cpu", first_session, first_session)]
     assert found == [expected, expected]
 
 
-def test_an_op_that_follows_finds_the_layout_it_expects(first_session):
+def test_op_after_isin_finds_the_predicted_layout(first_session):
     """`contiguous()` is the tensor itself, and writing to one writes to the other."""
     given = numbers(first_session, 3, 2).t().bool().nonzero()
     found = torch.isin(given, torch.arange(3.0, device=first_session))

@@ -68,12 +68,12 @@ def outcome(case, device):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_writes_to_operands(embedded, name):
+def test_op_that_writes_its_operand_behaves_as_on_the_cpu(embedded, name):
     here, there = (outcome(CASES[name], device) for device in ("cpu", embedded))
     assert str(here) == str(there)
 
 
-def test_a_mask_of_another_shape_is_refused_at_once(embedded):
+def test_mask_of_another_shape_raises_at_the_op(embedded):
     target = torch.ones(2, 2, device=embedded)
     with pytest.raises(IndexError, match=r"shape of the mask \[1, 2\] at index 0"):
         target[torch.ones(1, 2, dtype=torch.bool, device=embedded)] = 0

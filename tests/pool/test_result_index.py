@@ -194,7 +194,7 @@ def test_results_are_on_the_index_of_the_operands(lenient, source):
             one + one  # on one device, also to the executor
 
 
-def test_constants_of_a_compiled_graph_are_on_the_index_of_its_operands(lenient):
+def test_compiled_graph_keeps_constants_on_the_index_of_its_operands(lenient):
     compiled = torch.compile(
         lambda x: x[torch.tensor([1, 0])] + torch.tensor([1.0, 2.0, 3.0]).to(x.device), backend="djinn"
     )

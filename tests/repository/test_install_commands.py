@@ -69,7 +69,7 @@ def wrong(path):
     return {name for one in texts for name in names_of_ours(one)}
 
 
-def test_nothing_of_ours_is_installed_from_the_index(files, root):
+def test_no_text_installs_our_names_from_the_package_index(files, root):
     looked = [path for path in files if path.suffix in TEXTS or path.name in NAMES or "scripts" in path.parts]
     assert len(looked) > 1000
     looked.remove(root / "tests" / "repository" / "test_install_commands.py")
@@ -96,7 +96,7 @@ def test_nothing_of_ours_is_installed_from_the_index(files, root):
         "x = 1  # pip install djinn-ucx",
     ],
 )
-def test_each_form_is_found(source, tmp_path):
+def test_install_command_of_our_names_is_found(source, tmp_path):
     (tmp_path / "a.py").write_text(source)
     assert wrong(tmp_path / "a.py")
 
@@ -115,13 +115,13 @@ def test_each_form_is_found(source, tmp_path):
         "pip install 'ray[client]'   # nodes need djinn",
     ],
 )
-def test_what_is_installed_from_here_is_not(text, tmp_path):
+def test_install_command_of_paths_is_allowed(text, tmp_path):
     for name in ("a.md", "a.py"):
         (tmp_path / name).write_text(text if name == "a.md" else repr(text))
         assert not wrong(tmp_path / name)
 
 
-def test_a_command_of_several_lines_is_one(tmp_path):
+def test_continued_lines_are_read_as_one_command(tmp_path):
     (tmp_path / "a.sh").write_text(
         textwrap.dedent(
             """

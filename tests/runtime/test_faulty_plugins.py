@@ -120,7 +120,7 @@ NAMES = (
 
 
 @pytest.mark.filterwarnings("ignore:'sndhdr' is deprecated")
-def test_a_program_runs_as_without_faulty_plugins_and_each_is_named(caplog):
+def test_program_runs_with_faulty_plugins_and_logs_each(caplog):
     torch.manual_seed(0)
     x, weight = torch.randn(4, 4), torch.randn(4, 4)
     settings = {

@@ -111,7 +111,7 @@ class Deaf:
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(64 << 10, 17), (0, 100)], ids=["bytes", "frames"])
-def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch, nbytes, most):
+def test_client_that_reads_no_reply_exceeds_the_backlog_limit(monkeypatch, nbytes, most):
     for name, limit in (("AHEAD_BYTES", 0), ("BACKLOG_BYTES", MIB), ("BACKLOG_FRAMES", 100)):
         monkeypatch.setattr(limits, name, limit)
     deaf = Deaf(4096, nbytes)
@@ -122,7 +122,7 @@ def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch, nby
     assert deaf.taken <= most
 
 
-def test_who_looks_for_acknowledgements_reads_few_bytes_ahead():
+def test_read_of_acknowledgements_stops_at_ahead_bytes():
     deaf = Deaf(64, MIB)
     LeasedConnection(deaf, 1.0, UsageMetrics()).send(Frame(b"answer", [memoryview(bytearray(MIB))]))
     assert deaf.taken == limits.AHEAD_BYTES // MIB
@@ -169,7 +169,7 @@ def kept(nbytes):
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(128 << 10, 8), (0, 100)], ids=["bytes", "frames"])
-def test_a_session_that_waits_for_a_template_keeps_few_bytes(unleased, nbytes, most):
+def test_session_that_waits_for_a_template_limits_its_backlog(unleased, nbytes, most):
     connection, end = unleased
     connection.send(Frame(encode(Submit(1, digest=bytes(16)))))
     assert isinstance(decode(connection.receive(60.0).head), TemplateRequest)
@@ -183,7 +183,7 @@ def test_a_session_that_waits_for_a_template_keeps_few_bytes(unleased, nbytes, m
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(128 << 10, 4), (0, 50)], ids=["bytes", "frames"])
-def test_a_session_that_waits_for_another_executor_stops_reading(unleased, nbytes, most):
+def test_session_that_waits_for_a_transfer_stops_reading_at_half_the_backlog(unleased, nbytes, most):
     connection, end = unleased
     before = end.received
     connection.send(Frame(encode(AwaitTransfer(1, 1, pack_handles([HANDLE])))))

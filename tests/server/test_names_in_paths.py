@@ -84,7 +84,7 @@ def accepts_published(published, name):
 @example("..")
 @example("a\n")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_name_that_is_accepted_is_one_segment_of_a_path(published, tmp_path_factory, name):
+def test_accepted_name_is_a_single_path_segment(published, tmp_path_factory, name):
     accepted = {
         "tenant": accepts_tenant(name),
         "tenant of a table": accepts_tenant_of_a_table(name),
@@ -106,7 +106,7 @@ def test_a_name_that_is_accepted_is_one_segment_of_a_path(published, tmp_path_fa
 @given(texts, texts)
 @example("../../x", "")
 @settings(deadline=None)
-def test_a_calibration_of_a_server_s_device_is_a_file_in_the_client_s_cache(kind, name):
+def test_calibration_file_stays_in_the_cache_directory(kind, name):
     expected = calibration_file(DeviceInfo("0", "cpu")).parent
     found = calibration_file(DeviceInfo("0", kind, name))
     assert found.parent == expected
@@ -129,7 +129,7 @@ class Recording:
 @pytest.mark.parametrize(
     "rest", ["x@../y", "x@..", "//x@..", "x?..", "x/..?y", "..#", "x&v=..", "x:..", "..", "%2e%2e/x"]
 )
-def test_no_weight_source_sees_a_parent_folder_in_an_address(rest):
+def test_weight_reader_refuses_parent_folders_in_addresses(rest):
     source = Recording()
     with pytest.raises(WeightsUnavailable):
         WeightReader([source]).open(f"any:{rest}")
@@ -159,7 +159,7 @@ def cache(tmp_path_factory):
 @example("org/a", ".", "a")
 @example("org/a", COMMIT, "../a")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_an_address_on_the_hub_leads_to_a_snapshot_or_nowhere(cache, name, revision, path):
+def test_hub_address_leads_to_a_snapshot_or_raises(cache, name, revision, path):
     permissions = WeightPermissions((cache,), suffixes=("a",))
     try:
         found = HubSource(cache / "nowhere").open(f"hf://{name}@{revision}/{path}", permissions)
@@ -194,7 +194,7 @@ def test_an_address_on_the_hub_leads_to_a_snapshot_or_nowhere(cache, name, revis
         "hf://-org/a@main",
     ],
 )
-def test_the_parser_of_the_hub_refuses(address):
+def test_hub_parser_refuses_unsafe_addresses(address):
     with pytest.raises(WeightsUnavailable):
         parse(address)
 
@@ -202,7 +202,7 @@ def test_the_parser_of_the_hub_refuses(address):
 @given(texts)
 @example("../secret")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_file_that_is_written_lies_in_the_folder_for_saving(tmp_path, text):
+def test_saved_file_lies_in_the_saving_folder(tmp_path, text):
     folder = tmp_path / "saved"
     folder.mkdir(exist_ok=True)
     permissions = WeightPermissions(saving=(folder,))
@@ -216,6 +216,6 @@ def test_a_file_that_is_written_lies_in_the_folder_for_saving(tmp_path, text):
         sink.discard()
 
 
-def test_a_path_that_ends_in_a_parent_folder_is_not_written(tmp_path):
+def test_resolve_new_refuses_a_path_that_ends_in_dots(tmp_path):
     with pytest.raises(WeightsUnavailable):
         WeightPermissions(saving=(tmp_path,)).resolve_new(tmp_path / "..")

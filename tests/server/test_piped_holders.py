@@ -37,7 +37,7 @@ def test_a_greeting_is_no_answer():
         calls.call("full", timeout=1.0)
 
 
-def test_a_line_without_an_end_is_not_kept(monkeypatch):
+def test_line_reader_refuses_a_line_beyond_the_limit(monkeypatch):
     monkeypatch.setattr(pipe_lines, "LONGEST_LINE", 100_000)
     receiving, sending = os.pipe()
     lines, longest = pipe_lines.LineReader(receiving), b"a" * 100_000

@@ -33,7 +33,7 @@ from djinn_core.errors import RemoteError
     ],
     ids=["device", "other", "host memory", "device memory"],
 )
-def test_error_while_bytes_are_placed_keeps_its_kind(monkeypatch, error, kind, reason):
+def test_failed_upload_keeps_the_error_class(monkeypatch, error, kind, reason):
     receive = CpuRuntime.receive
 
     def fail(runtime, data):

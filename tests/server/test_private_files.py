@@ -82,7 +82,7 @@ WRITERS = (
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_a_file_with_secrets_is_its_owner_s_alone_from_the_start(write, tmp_path, monkeypatch):
+def test_secret_file_is_created_with_mode_0600(write, tmp_path, monkeypatch):
     for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(variable, str(tmp_path))
     for name in ("chmod", "fchmod"):

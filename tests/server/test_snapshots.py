@@ -63,7 +63,7 @@ def journal_of(folder):
     return reader
 
 
-def test_session_larger_than_its_journal_writes_no_snapshot_and_is_recovered(journals):
+def test_session_larger_than_its_journal_is_recovered_without_snapshots(journals):
     log, folder = journals
     small = torch.zeros(1000, device="remote_accelerator:0")
     small.add_(1).sum().item()
@@ -87,7 +87,7 @@ def test_session_larger_than_its_journal_writes_no_snapshot_and_is_recovered(jou
     assert small.add_(1).sum().item() == 4000
 
 
-def test_journal_that_reaches_its_limit_without_snapshots_is_given_up_once(journals):
+def test_journal_without_snapshots_is_given_up_at_its_limit(journals):
     log, folder = journals
     large = torch.zeros(2 * LIMIT // 4, device="remote_accelerator:0")
     total = torch.zeros(FRAME // 8, device="remote_accelerator:0")
@@ -137,7 +137,7 @@ def is_compacted(folder, total):
 
 
 @pytest.mark.parametrize("limit", [1 << 30])
-def test_session_whose_weights_reached_the_store_before_its_executor_died_is_compacted(journals, large_weights):
+def test_journal_is_compacted_after_recovery_of_stored_uploads(journals, large_weights):
     _, folder = journals
     total = torch.zeros(10, device="remote_accelerator:0")
     conjugate = torch.ones(4, dtype=torch.complex64, device="remote_accelerator:0").conj()
@@ -152,7 +152,7 @@ def test_session_whose_weights_reached_the_store_before_its_executor_died_is_com
 
 
 @pytest.mark.parametrize("limit", [1 << 30])
-def test_session_whose_client_asked_for_weights_and_was_interrupted_is_compacted(journals, large_weights):
+def test_journal_is_compacted_after_an_interrupted_blob_query(journals, large_weights):
     _, folder = journals
     total = torch.zeros(10, device="remote_accelerator:0")
     uploaded(large_weights)

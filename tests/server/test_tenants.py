@@ -51,7 +51,7 @@ def sessions(tenants, tenant):
     return [one for status in tenants.statuses(tenant) for one in status.sessions]
 
 
-def test_the_idlest_tenant_makes_room_for_another_one_and_a_busy_one_does_not(tenants, begin, wait_for):
+def test_longest_idle_tenant_is_evicted_for_a_new_tenant(tenants, begin, wait_for):
     first, second = begin("alice"), begin("bob")
     refused = tenants.start_pool("carol")
     assert isinstance(refused, Refusal)
@@ -71,7 +71,7 @@ def test_the_idlest_tenant_makes_room_for_another_one_and_a_busy_one_does_not(te
     assert names(tenants) == {"bob", "dave"}
 
 
-def test_a_tenant_that_was_just_admitted_is_not_idle(tenants, monkeypatch):
+def test_recently_admitted_tenant_is_not_evicted(tenants, monkeypatch):
     monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 60.0)
     for tenant in ("alice", "bob"):
         assert isinstance(tenants.start_pool(tenant), Pool)
@@ -79,7 +79,7 @@ def test_a_tenant_that_was_just_admitted_is_not_idle(tenants, monkeypatch):
     assert names(tenants) == {"alice", "bob"}
 
 
-def test_no_more_tenants_than_there_is_room_for_start_together(tenants, monkeypatch):
+def test_concurrent_starts_respect_the_tenant_limit(tenants, monkeypatch):
     monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 60.0)
     began = []
     # With a quota of memory, none takes the executors in reserve.

@@ -98,13 +98,13 @@ PARTLY_WRITTEN = {
 
 
 @pytest.mark.parametrize("name", PARTLY_WRITTEN)
-def test_bytes_that_an_op_does_not_write_are_zero(name, filled):
+def test_unwritten_bytes_of_results_are_zero(name, filled):
     args, kwargs = PARTLY_WRITTEN[name]
     zeros, others = (filled(byte, partial(bytes_after, name, args, kwargs)) for byte in (0, 165))
     assert all(map(torch.equal, zeros, others))
 
 
-def test_deterministic_fill_leaves_no_gaps(filled):
+def test_deterministic_fill_zero_fills_gaps(filled):
     torch._C._set_deterministic_algorithms(True)  # the public function imports half of the compiler
     try:
         made = filled(165, lambda: function_of("aten::empty_strided")([30, 20], [100, 3]))
@@ -116,13 +116,13 @@ def test_deterministic_fill_leaves_no_gaps(filled):
     assert not gaps.any()
 
 
-def test_a_copy_with_other_strides_has_zeros_in_its_gaps(filled):
+def test_copy_with_strides_zero_fills_gaps(filled):
     made = filled(165, lambda: copy_with_strides(torch.ones(30, 20), (100, 3)))
     assert octets(made).view(torch.float32).sum() == made.sum() == 600
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_ops_on_sparse_tensors_leave_nothing_unwritten(filled):
+def test_sparse_layout_calls_are_zero_filled(filled):
     call = own_operators(CpuRuntime(), DeviceRandomness(torch.device("cpu")))["djinn::layout_call"]
     columns = torch.cat([torch.arange(2), torch.arange(298)])
     csr = ["sparse_csr", [2, 300], torch.tensor([0, 2, 300]), columns, torch.ones(300)]
@@ -131,7 +131,7 @@ def test_ops_on_sparse_tensors_leave_nothing_unwritten(filled):
 
 
 @pytest.mark.parametrize("op", ["aten::empty.memory_format", "aten::_ctc_loss"])
-def test_compiled_code_leaves_nothing_unwritten_in_place_of_an_op_that_does(op, filled):
+def test_compiled_region_with_uninitialized_ops_is_zero_filled(op, filled):
     """The compiler's code stands for one that allocates a buffer, and the region for one with that op alone."""
     template = SimpleNamespace(steps=[SimpleNamespace(op=op)], constants=(), slots=0)
     region = SimpleNamespace(start=0, stop=1, inputs=(0,), views=(), fresh=(0,), written=())
@@ -143,7 +143,7 @@ def test_compiled_code_leaves_nothing_unwritten_in_place_of_an_op_that_does(op, 
 
 
 @pytest.mark.long
-def test_ops_that_run_without_clearing_write_every_byte(filled):
+def test_ops_without_zero_fill_write_every_byte(filled):
     """Calls as PyTorch's database of operators makes them."""
     calls = database_calls()
     checked = 0
@@ -160,7 +160,7 @@ def test_ops_that_run_without_clearing_write_every_byte(filled):
     assert checked > 1000
 
 
-def test_large_blocks_are_not_touched():
+def test_zero_fill_leaves_large_blocks_untouched():
     meter = resident()
     before = meter.now()
     made = function_of("aten::empty.memory_format")([4 << 30], dtype=torch.uint8)
@@ -173,7 +173,7 @@ def test_large_blocks_are_not_touched():
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 12_289, (4 << 20) + 5, 40 << 20])
 @pytest.mark.parametrize("start", [0, 1, 4096])
-def test_clear_reaches_each_byte_and_no_other(size, start):
+def test_zero_fill_writes_exactly_the_given_bytes(size, start):
     memory = torch.full((size + start + 64,), 7, dtype=torch.uint8)
     zero_fill(memory.data_ptr() + start, size)
     assert not memory[start : start + size].any()
@@ -200,7 +200,7 @@ KINDS = (
 
 
 @pytest.mark.usefixtures("fresh_executors")
-def test_ten_thousand_uninitialised_tensors_are_zero_on_an_executor_whose_memory_is_filled(monkeypatch):
+def test_uninitialized_tensors_of_an_executor_are_zero(monkeypatch):
     monkeypatch.setenv("MALLOC_PERTURB_", "165")
     with configured(strict=False):
         counts = []

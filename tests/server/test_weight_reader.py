@@ -148,7 +148,7 @@ class Careless:
         return [LocalFile(self.elsewhere, "model.safetensors")]
 
 
-def test_a_source_that_does_not_ask_opens_nothing_that_is_not_permitted(models, tmp_path):
+def test_executor_checks_permissions_of_any_weight_source(models, tmp_path):
     source = Careless(opened := [])
     source.elsewhere = tmp_path / "secret.safetensors"
     save_file({"secret": torch.ones(1)}, source.elsewhere)
@@ -172,7 +172,7 @@ def test_a_source_that_does_not_ask_opens_nothing_that_is_not_permitted(models, 
     assert opened == ["https://good.org/model.safetensors"]
 
 
-def test_a_source_that_says_no_places_is_not_used(models, tmp_path):
+def test_weight_source_without_places_is_refused(models, tmp_path):
     class Old:
         name = "any"
 
@@ -184,7 +184,7 @@ def test_a_source_that_says_no_places_is_not_used(models, tmp_path):
         WeightReader([Old()], WeightPermissions((models,), ("*",))).open("any:x")
 
 
-def test_folders_of_the_server_itself_are_hidden(models):
+def test_hidden_folders_are_not_readable(models):
     published, saved = models / "published", models / "saved"
     for folder in (published / "alice", saved / "alice", saved / "bob"):
         folder.mkdir(parents=True)

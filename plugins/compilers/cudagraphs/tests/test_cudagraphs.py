@@ -65,7 +65,7 @@ class TestCudaGraphs(CompilerConformance):
         return torch.device("cuda", 0)
 
 
-def test_weights_are_read_in_place_and_recorded_again_when_they_move():
+def test_recording_reads_weights_in_place_until_they_move():
     recorder = FakeRecorder()
     runs = RecordedRuns(lambda x, w: [x @ w], recorder)
     weight, kept = torch.rand(4, 4), []
@@ -107,7 +107,7 @@ def writing_graph(*inputs):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 7), max_size=2), min_size=10, max_size=20))
-def test_no_run_uses_memory_that_an_input_has_left(moves):
+def test_recorded_run_never_reads_an_old_address_of_an_input(moves):
     recorder, memory = FakeRecorder(), Memory()
     runs = RecordedRuns(writing_graph, recorder, writes=(0, 1))
     for moved in moves:
@@ -122,7 +122,7 @@ def test_no_run_uses_memory_that_an_input_has_left(moves):
     assert recorder.recordings <= RECORDINGS
 
 
-def test_a_graph_runs_eagerly_for_good_when_its_recordings_are_used_up():
+def test_graph_runs_eagerly_after_its_last_recording():
     recorder, memory = FakeRecorder(), Memory()
     runs = RecordedRuns(lambda *inputs: [sum(inputs)], recorder)
     for index in range(WARM_RUNS + RECORDINGS + 1):
