@@ -1,4 +1,4 @@
-"""Paired measurement: a planted slowdown is found, equal checkouts pass, and each process runs its own checkout's code."""
+"""Paired measurement: verdicts on equal and slower checkouts, and the code that each process runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def paired(monkeypatch):
 
 
 def synthetic_times(seed, factor, deviation, pairs=20):
-    """Times of pairs on a machine that is slow at times, where the second one takes `factor` as long as the first."""
+    """Return pairs of times (t, factor * t) with noise, on a machine that is sometimes slow."""
     chance = random.Random(f"{seed} {factor} {deviation}")
     found = []
     for _ in range(pairs):

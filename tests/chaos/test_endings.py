@@ -1,4 +1,4 @@
-"""A short form of `run_endings.py`: programs that end at random moments, each followed by another one on a server with one place."""
+"""Short form of `run_endings.py`: programs end at random moments, and the next program takes their place on the server."""
 
 from __future__ import annotations
 

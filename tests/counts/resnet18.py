@@ -16,7 +16,7 @@ CLASSES, ITERATIONS = 1000, 20
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions beside an identity, which is a projection if the shape changes."""
+    """Two convolutions with a residual connection. The shortcut is a projection if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layouts of results the first time that an op is called with operands laid out like these: as on the CPU."""
+"""Strides of results in the first call of an op with non-contiguous operands: equal to the CPU's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def permuted(t, order):
 
 
 def orders(*shape):
-    """The same numbers in each order of dimensions."""
+    """Return a function that makes the same tensor in every memory order of its dimensions."""
 
     def make(device):
         return [permuted(waves(device, *shape), order) for order in itertools.permutations(range(len(shape)))]
@@ -28,7 +28,7 @@ def orders(*shape):
 
 
 def images(*shape):
-    """The same numbers row by row, and with channels last."""
+    """Return a function that makes the same images contiguous and channels-last."""
 
     def make(device):
         given, dims = waves(device, *shape), len(shape)
@@ -120,7 +120,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def first_session():
-    """The device with a session that has learnt no layout yet."""
+    """The device with a new session, which has not learnt any layout."""
     with configured(threads=1):
         yield "remote_accelerator:0"
 
@@ -139,7 +139,7 @@ def test_first_call_returns_the_strides_of_the_cpu(first_session, name):
 
 
 def test_op_after_isin_finds_the_predicted_layout(first_session):
-    """`contiguous()` is the tensor itself, and writing to one writes to the other."""
+    """`contiguous()` returns the tensor itself, so that a write changes both."""
     given = numbers(first_session, 3, 2).t().bool().nonzero()
     found = torch.isin(given, torch.arange(3.0, device=first_session))
     again = found.contiguous()

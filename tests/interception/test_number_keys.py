@@ -1,4 +1,4 @@
-"""Numbers that compare equal and are not, and nan, which is equal to nothing: as arguments of known calls, and in known programs."""
+"""Cache keys of numbers: 0.0 and -0.0, 1 and 1.0 differ; a nan hits. Tested for cached calls and cached plans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPS = {
 
 
 def text_of(call):
-    """Return the result of `call` as text, with the signs of zeros, or the kind of its error."""
+    """Return the result of `call` as text, with the signs of zeros, or the class of its error."""
     try:
         made = call()
     except Exception as error:
@@ -52,7 +52,7 @@ def text_of(call):
 
 
 def in_turns(numbers):
-    """Each number after each other one: a call is known when it comes the second time."""
+    """Return each pair of numbers in turn: the second call with a number hits the cache."""
     return [n for first in numbers for second in numbers for n in (first, second)]
 
 

@@ -1,4 +1,4 @@
-"""Ops that write to what they read: taken and refused as on the CPU, and with its results."""
+"""Ops whose operands share memory with the written tensor: same results and errors as on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def put(target, index, value):
     return target
 
 
-# What is done with a 2x2 mask, and with the numbers from 0 to 5.
+# Functions of a 2x2 mask `m` and the tensor `b` of the numbers from 0 to 5.
 CASES = {
     "its own mask": lambda m, b: put(m, m, False),
     "a transposed mask": lambda m, b: put(m, m.t(), False),

@@ -1,4 +1,4 @@
-"""A result that a kernel leaves undefined is None, as on the CPU."""
+"""Results that a kernel leaves undefined are None, as on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`_version` counts writes as eager PyTorch counts them, so that autograd sees that a tensor changed."""
+"""`_version` is incremented as in eager PyTorch, so that autograd detects overwritten tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def list_ops():
-    """All in-place ops over lists, and those with `out=`."""
+    """Return all list ops that write: in-place ops and `out=` overloads."""
     names = [name for name in dir(aten) if name.startswith("_foreach_")]
     overloads = [getattr(packet, o) for packet in (getattr(aten, n) for n in names) for o in packet.overloads()]
     return [
@@ -20,7 +20,7 @@ def list_ops():
 
 
 def arguments(op, device):
-    """Three tensors for each list, of which the last is the first once more, and a view of the second in between."""
+    """Return arguments for a list op. Each tensor list has a repeated tensor and a view of another element."""
     positional, named = [], {}
     for argument in op._schema.arguments:
         kind = str(argument.type)
@@ -130,7 +130,7 @@ def test_ops_increment_versions_as_on_the_cpu(embedded, case):
     same(case)
 
 
-# --- what autograd makes of it ------------------------------------------------------------------------------------------
+# --- autograd ------------------------------------------------------------------------------------------------------------
 
 
 def view_after_write(device):

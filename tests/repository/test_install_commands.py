@@ -1,4 +1,4 @@
-"""No text tells a user to install a name of ours from the package index, where names of ours are, or may become, a stranger's."""
+"""No text tells a user to install a `djinn...` name from the public package index, where other projects may own it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = re.compile(r"djinn([-_.\[<>=!~@{].*)?")
 
 
 def names_of_ours(text):
-    """Names of ours that the commands of a text would have an installer look up; a path or a wheel is no such name."""
+    """Yield `djinn...` names that install commands in a text look up in an index. Paths and wheels are not looked up."""
     text = re.sub(r"\\\n\s*", " ", text)
     for found in COMMAND.finditer(text):
         words = [word.strip("'\"(),.:") for word in found[1].split()]
@@ -36,7 +36,7 @@ def names_of_ours(text):
 
 
 def texts_of_python(source):
-    """Each text of a program as it comes out, with `{}` for what is computed, and each list of arguments as one line."""
+    """Yield each string of a program, with `{}` for computed parts, and each argument list as one line."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
@@ -61,7 +61,7 @@ def joined(node):
 
 def wrong(path):
     text = path.read_text(encoding="utf-8", errors="replace")
-    if not ANY.search(text):  # most files: they need not be parsed
+    if not ANY.search(text):  # skips parsing of most files
         return set()
     texts = texts_of_python(text) if path.suffix == ".py" else [text]
     if path.suffix != ".py":  # a paragraph may speak of installing and of files

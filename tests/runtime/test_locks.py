@@ -1,4 +1,4 @@
-"""Locks of the client: threads that begin, use and end sessions at the same time wait for each other, and never in a circle."""
+"""Locks of the client: concurrent threads that begin, use and end sessions never deadlock."""
 
 from __future__ import annotations
 

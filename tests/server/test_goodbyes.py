@@ -1,4 +1,4 @@
-"""The end of a program: its session ends at once, also while the executor still computes for it, and loses nothing that was asked for."""
+"""The end of a program ends its session at once, even during a computation, after requested files are written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDS = {
 }
 SUCCESSOR = "import torch, djinn; print(torch.arange(4.0, device='remote_accelerator:0').sum().item())"
 
-# Asks for a file that depends on work in progress, and ends by Ctrl-C before the executor has answered.
+# Saves a file that depends on running work, and ends by Ctrl-C before the executor replies.
 SAVING = """
 import signal, threading, time, torch, djinn
 from djinn_core.runtime.client import context
@@ -68,7 +68,7 @@ def client_of(server, scheme):
 
 @pytest.fixture(scope="module")
 def served(python, plain_environment, tmp_path_factory, folder):
-    """Runs a program as a client of a server with one place; gives the process. `log` is the server's."""
+    """Return a function that runs a program as a client of a server with one place. Its `server` is that server."""
     options = [*OPTIONS, "--save-weights", str(folder)]
     server = start_server(python.start, tmp_path_factory.mktemp("server"), *options, env=plain_environment)
 

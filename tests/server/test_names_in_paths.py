@@ -1,4 +1,4 @@
-"""Text of clients that becomes part of a path: each parser accepts a plain name of one file or folder, or refuses the text."""
+"""Names from clients that become part of a path: each parser accepts only a single path segment."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_calibration_file_stays_in_the_cache_directory(kind, name):
 
 
 class Recording:
-    """A weight source that keeps the addresses that it is asked for."""
+    """Weight source that records the requested addresses."""
 
     name = "any"
 
@@ -141,7 +141,7 @@ def test_weight_reader_refuses_parent_folders_in_addresses(rest):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A cache of the hub with files of other models, and of the model outside of its snapshots."""
+    """A cache of the hub that also has files outside of the model's snapshots."""
     cache = tmp_path_factory.mktemp("cache")
     model = cache / "models--org--a"
     for folder in ("", "models--org--a", "models--org--a/blobs", "models--org--a/refs", "models--org--a/snapshots"):

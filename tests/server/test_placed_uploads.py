@@ -1,4 +1,4 @@
-"""Errors while an executor places uploaded bytes on its device. A real client, an executor inline."""
+"""Errors while an inline executor copies uploaded bytes to its device."""
 
 from __future__ import annotations
 

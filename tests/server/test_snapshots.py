@@ -1,4 +1,4 @@
-"""Compaction of journals to snapshots, and where it does not happen. Real server, real kills."""
+"""Compaction of journals to snapshots, on a real server whose executors are killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from djinn_core.server.recovery.journal import JournalReader
 
 MIB = 1 << 20
 LIMIT = 4 * MIB
-FRAME = 64 << 10  # more than any frame of these programs has
+FRAME = 64 << 10  # bytes; frames of these programs are smaller
 TOO_LARGE = "state exceeds --journal-gib"
 LOST = "a session will not outlive its executor"
 
@@ -108,7 +108,7 @@ def test_journal_without_snapshots_is_given_up_at_its_limit(journals):
 
 @pytest.fixture
 def large_weights(monkeypatch):
-    """Two tensors that a client asks for in one message before it uploads them."""
+    """Two tensors that a client queries in one `BlobQuery` before it uploads them."""
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
     return [torch.randn(256, 512), torch.randn(256, 512)]
 

@@ -1,4 +1,4 @@
-"""Executors by tenant: as many tenants as there is room for, and idle ones make room for others."""
+"""Executors of tenants: the limit of tenants, and eviction of idle tenants."""
 
 from __future__ import annotations
 

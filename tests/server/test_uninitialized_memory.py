@@ -1,4 +1,4 @@
-"""No op shows a client memory that the executor had freed: what an op leaves unwritten is zero."""
+"""No op returns freed memory of the executor: unwritten bytes of results are zero."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ M_PERTURB = -6
 
 @pytest.fixture
 def filled():
-    """Runs a function while glibc fills memory with a byte when it hands memory out."""
+    """Run a function while glibc fills each allocation with a byte."""
     mallopt = ctypes.CDLL(None).mallopt
 
     def run(byte, function):
@@ -53,7 +53,7 @@ def octets(tensor):
 
 
 def function_of(name):
-    """Function that an executor calls for an op."""
+    """Return the function that an executor calls for an op."""
     return zero_filling(name, torch_private.kernel_of(resolve(name)))
 
 
@@ -132,7 +132,7 @@ def test_sparse_layout_calls_are_zero_filled(filled):
 
 @pytest.mark.parametrize("op", ["aten::empty.memory_format", "aten::_ctc_loss"])
 def test_compiled_region_with_uninitialized_ops_is_zero_filled(op, filled):
-    """The compiler's code stands for one that allocates a buffer, and the region for one with that op alone."""
+    """The stub replay allocates an uninitialized buffer. The stub region has this op only."""
     template = SimpleNamespace(steps=[SimpleNamespace(op=op)], constants=(), slots=0)
     region = SimpleNamespace(start=0, stop=1, inputs=(0,), views=(), fresh=(0,), written=())
     sizes = SimpleNamespace(floats=(), guard=lambda: None)
@@ -144,7 +144,7 @@ def test_compiled_region_with_uninitialized_ops_is_zero_filled(op, filled):
 
 @pytest.mark.long
 def test_ops_without_zero_fill_write_every_byte(filled):
-    """Calls as PyTorch's database of operators makes them."""
+    """Uses sample calls of PyTorch's operator database."""
     calls = database_calls()
     checked = 0
     for name, kept in calls.items():

@@ -132,7 +132,7 @@ def test_links_within_the_folders_are_followed(reader, models):
 
 
 class Careless:
-    """A stranger's weight source, which asks for no permission: it opens any path, and any address of a network."""
+    """Weight source that checks no permissions and opens any path and any network address."""
 
     name = "any"
 

@@ -1,4 +1,4 @@
-"""A faulty plugin never breaks planning: it is named once, with what it did, and left out."""
+"""Planning skips a faulty plugin and logs its name and fault once."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def match(**fields):
 
 
 def also_matched(**fields):
-    """Matches that tie: they are sorted by their nodes."""
+    """Return matches with equal confidence, so that planning sorts them by their nodes."""
     return lambda *_: [match(), match(**fields)]
 
 
 @attrs.define
 class Faulty:
-    """A plugin object of any kind of stage, whose method is `does`."""
+    """Plugin object for any stage. Each method calls `does`."""
 
     does: object
     name: str = "faulty"
@@ -77,7 +77,7 @@ def scheduled(context, **fields):
 
 
 def refuses_fewer(context):
-    """A policy that exceeds the memory of a device, and raises when it is asked for the others."""
+    """Place values beyond a device's memory; raise for a topology with one device."""
     if len(context.topology.devices) > 1:
         return placed(context)
     raise KeyError("the device that it likes")

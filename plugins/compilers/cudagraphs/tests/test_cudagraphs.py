@@ -81,11 +81,11 @@ def test_recording_reads_weights_in_place_until_they_move():
 
 
 class Memory:
-    """Inputs whose old memory is overwritten when they move, as freed memory of a GPU is."""
+    """Input tensors. After a move, the old memory is overwritten like freed GPU memory."""
 
     def __init__(self):
         self.tensors = [torch.rand(2, 6) for _ in range(8)]
-        self._freed = []  # held, so that no address is used twice
+        self._freed = []  # kept alive, so that no address is reused
 
     def move(self, index):
         self._freed.append(self.tensors[index])
@@ -94,12 +94,12 @@ class Memory:
 
 
 def views_of(tensors):
-    """Tensors with gaps in memory, every other one transposed."""
+    """Return views with gaps in memory; every second view is transposed."""
     return [tensor[:, 1:4] if index % 2 else tensor.t()[::2] for index, tensor in enumerate(tensors)]
 
 
 def writing_graph(*inputs):
-    """Write the inputs 0 and 1, and read all; the result depends on strides."""
+    """Write inputs 0 and 1 and read all inputs. The result depends on strides."""
     inputs[0].add_(inputs[2])
     inputs[1].mul_(0.5)
     return [sum(inputs[2::2], inputs[0]), sum(inputs[3::2], inputs[1]), inputs[3].as_strided((2, 2), (6, 1)) + 1]
