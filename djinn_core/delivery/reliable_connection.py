@@ -292,12 +292,7 @@ class ReliableConnection(ReconnectingConnection):
         if not self._reading.acquire(blocking=False):
             return
         try:
-            while not self._early.full(frames, nbytes):
-                frame = self._read(self._inner, 0.0)
-                if frame is not None:
-                    self._early.append(frame)
-        except TimeoutError:
-            return
+            self._early.fill(lambda: self._read(self._inner, 0.0), frames, nbytes)
         finally:
             self._reading.release()
 

@@ -7,6 +7,7 @@ come over other connections (`striping`).
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -182,6 +183,14 @@ class FrameQueue(deque[Frame]):
     def full(self, frames: int, nbytes: int) -> bool:
         """Return True if the queue holds at least `frames` frames or `nbytes` bytes."""
         return len(self) >= frames or self.nbytes >= nbytes
+
+    def fill(self, receive: Callable[[], Frame | None], frames: int, nbytes: int) -> None:
+        """Append frames from `receive` until the queue is `full` or `receive` raises TimeoutError. Skip None."""
+        with contextlib.suppress(TimeoutError):
+            while not self.full(frames, nbytes):
+                frame = receive()
+                if frame is not None:
+                    self.append(frame)
 
 
 class FrameDecoder:

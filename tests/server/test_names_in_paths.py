@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from djinn.testing import open_permitted
 from djinn_connect.records import is_server_name
 from djinn_core.builtins.weights import FileSource
 from djinn_core.errors import ConfigurationError, WeightsUnavailable
@@ -121,7 +122,7 @@ class Recording:
     def __init__(self):
         self.asked = []
 
-    def open(self, address, permissions):
+    def places(self, address, folders):
         self.asked.append(address)
         raise WeightsUnavailable(address)
 
@@ -162,7 +163,7 @@ def cache(tmp_path_factory):
 def test_hub_address_leads_to_a_snapshot_or_raises(cache, name, revision, path):
     permissions = WeightPermissions((cache,), suffixes=("a",))
     try:
-        found = HubSource(cache / "nowhere").open(f"hf://{name}@{revision}/{path}", permissions)
+        found = open_permitted(HubSource(cache / "nowhere"), f"hf://{name}@{revision}/{path}", permissions)
     except WeightsUnavailable:
         return
     for file in found:

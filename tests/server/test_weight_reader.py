@@ -398,7 +398,7 @@ OPENED = {
     "raises": raises,
     "returns None": lambda *_: None,
     "returns text": lambda *_: "model.safetensors",
-    "returns a file": lambda source, address, permissions: source.open(address, permissions)[0],
+    "returns a file": lambda *_: LocalFile(Path("model.safetensors"), "model.safetensors"),
     "returns numbers": lambda *_: [1],
 }
 
@@ -416,14 +416,21 @@ def test_a_format_that_fails_costs_only_that_call(models, caplog, fault):
 
 
 @pytest.mark.parametrize("fault", OPENED)
-def test_a_source_that_fails_costs_only_that_call(models, caplog, fault):
-    class Failing(FileSource):
-        def open(self, address, permissions):
-            return OPENED[fault](super(), address, permissions) if fault == "returns a file" else OPENED[fault]()
+def test_a_source_that_fails_costs_only_that_call(models, monkeypatch, caplog, fault):
+    monkeypatch.chdir(models)
 
-    reader = WeightReader([Failing()], WeightPermissions((models,)))
+    class Failing:
+        name = "faulty"
+
+        def places(self, address, folders):
+            return [address]
+
+        def open(self, address, permissions):
+            return OPENED[fault]()
+
+    reader = WeightReader([Failing()], WeightPermissions(addresses=("*",)))
     with pytest.raises(WeightsUnavailable, match=r"cannot be opened: (Key|Type)Error"):
-        reader.open(f"file:{models}")
+        reader.open("faulty:model")
     failed = [r for r in caplog.records if "a weight source failed" in r.getMessage()]
     assert len(failed) == 1
-    assert "file" in failed[0].getMessage() + str(vars(failed[0]))
+    assert "faulty" in failed[0].getMessage() + str(vars(failed[0]))

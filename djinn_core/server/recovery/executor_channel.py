@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 from djinn_core.delivery.record_log import Buffers
@@ -101,10 +102,7 @@ class PlainExecutorChannel(PlainChannel):
         if not self._reading.acquire(blocking=False):
             return
         try:
-            while not self._early.full(frames, nbytes):
-                self._early.append(super().receive(0.0))
-        except TimeoutError:
-            return
+            self._early.fill(partial(super().receive, 0.0), frames, nbytes)
         finally:
             self._reading.release()
 
