@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ SECONDS = long_or(3, 120)
 
 
 @pytest.fixture
-def weights_folder():
-    """A folder that the tests' server reads weights from."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_file({"weight": torch.tensor([1.0, 2.0, 3.0])}, Path(folder, "weights.safetensors"))
-        yield folder
+def weights_folder(tmp_path):
+    """A folder from which the tests' server reads weights."""
+    save_file({"weight": torch.tensor([1.0, 2.0, 3.0])}, tmp_path / "weights.safetensors")
+    return tmp_path
 
 
 def test_concurrent_init_use_and_shut_down_do_not_hang(python, served_environment, weights_folder):
