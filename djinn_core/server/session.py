@@ -75,6 +75,7 @@ from djinn_core.wire.malformed import (
 )
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import (
+    AnyMessage,
     Completed,
     Goodbye,
     InitialBindings,
@@ -196,6 +197,10 @@ class ExecutorSession:
                 self._usage.pace()
             self._submit(message, connection, started)
             return True
+        return self._handle(message, frame, connection)
+
+    def _handle(self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel) -> bool:
+        """Handle a message that is no submission. Return False for `Goodbye`."""
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if self._ahead is not None and not isinstance(message, UploadPart):  # which makes new values alone
             self._ahead.missed()
