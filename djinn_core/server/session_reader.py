@@ -25,7 +25,7 @@ _log = get_logger("djinn.server")
 
 
 class SessionReader:
-    """Reads a session's connection. Only the session's own thread uses it.
+    """Receive the messages of a session. Not thread-safe.
 
     Attributes:
         backlog: frames that were received and that the session has not handled yet.

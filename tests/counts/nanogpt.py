@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class CharacterModel(nn.Module):
-    """Predicts the next character. The first and the last layer share their weight."""
+    """Predict the next character. The first and the last layer share their weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def permuted(t, order):
-    """`t` with its dimensions in memory in this order, the outermost first."""
+    """Copy `t` to memory with its dimensions in this order, outermost first."""
     return t.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])
 
 

@@ -129,7 +129,7 @@ def test_read_of_acknowledgements_stops_at_ahead_bytes():
 
 
 class Counting:
-    """The executor's end of a connection, with the number of frames that it has received."""
+    """The executor's end of a connection. Counts received frames."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -146,7 +146,7 @@ class Counting:
 
 @pytest.fixture
 def unleased(monkeypatch):
-    """A session of an executor in this process whose client does as it likes, and the executor's end of the connection."""
+    """Connect a hand-driven client to an inline executor. Yield both ends of the connection."""
     monkeypatch.setattr(limits, "BACKLOG_BYTES", MIB)
     monkeypatch.setattr(limits, "BACKLOG_FRAMES", 100)
     monkeypatch.setattr(limits, "AHEAD_FRAMES", 0)
@@ -164,7 +164,7 @@ def unleased(monkeypatch):
 
 
 def kept(nbytes):
-    """A message that a session which waits for another one keeps for later."""
+    """Return a message that a waiting session queues in its backlog."""
     return Frame(encode(StatsRequest()), [memoryview(bytearray(nbytes))])
 
 

@@ -27,13 +27,13 @@ LOST = "a session will not outlive its executor"
 
 @pytest.fixture
 def limit():
-    """Bytes that a journal may have."""
+    """Limit of a journal in bytes."""
     return LIMIT
 
 
 @pytest.fixture
 def journals(own_server, tmp_path, limit):
-    """A server that takes snapshots between any two frames; gives its log and the folder of the journals."""
+    """Start a server that takes a snapshot after each frame. Yield its log and the folder of its journals."""
     folder = tmp_path / "journals"
     options = ["--journal", str(folder), "--journal-gib", str(limit / 2**30), "--snapshot-seconds", "0"]
     server = own_server(*options, "--store", str(tmp_path / "store"), "--threads", "1", "--drain-seconds", "1")
@@ -50,13 +50,13 @@ def executor_process():
 
 
 def written_to_files(process):
-    """Bytes that a process has written to files since it began."""
+    """Return the bytes that a process has written to files since its start."""
     fields = dict(line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines())
     return int(fields["wchar"])
 
 
 def journal_of(folder):
-    """The session's journal as another process reads it now."""
+    """Read the session's journal as another process would."""
     (path,) = folder.glob("*.journal")
     reader = JournalReader(path)
     reader.close()
@@ -121,12 +121,12 @@ def uploaded(weights):
 
 
 def stored(folder):
-    """The files of the server's store."""
+    """Return the files of the server's weight store."""
     return [path for path in (folder.parent / "store").glob("??/*") if not path.name.startswith("new-")]
 
 
 def is_compacted(folder, total):
-    """True if the journal is compacted within some steps."""
+    """Return True if the journal is compacted within 100 steps."""
     before = journal_of(folder).taken
     for _ in range(100):
         total.add_(1).sum().item()

@@ -20,7 +20,7 @@ SECONDS = 300.0
 
 @pytest.fixture
 def tenants(monkeypatch):
-    """Room for two tenants; clients that were admitted use their tickets at once."""
+    """Executors for at most two tenants. Tickets expire at once."""
     monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 0.0)
     made = Tenants([ExecutorConfig("cpu", threads=1)], SECONDS, lambda: 9, most=2)
     made.wait_ready()
@@ -30,7 +30,7 @@ def tenants(monkeypatch):
 
 @pytest.fixture
 def begin(tenants, dial, ask):
-    """Begin a session of a tenant, as a gateway does; its connection."""
+    """Return a function that begins a session of a tenant, as a gateway does, and returns its connection."""
 
     def begin(tenant):
         pool = tenants.start_pool(tenant)

@@ -47,7 +47,7 @@ def filled():
 
 
 def octets(tensor):
-    """All bytes of a tensor's storage, the gaps between its elements included."""
+    """Return all bytes of a tensor's storage, including gaps between elements."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
@@ -58,7 +58,7 @@ def function_of(name):
 
 
 def copied(value):
-    """A copy with the same storage size, strides and offset."""
+    """Copy a tensor with its storage size, strides and offset."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty(0, dtype=value.dtype).set_(
@@ -67,7 +67,7 @@ def copied(value):
 
 
 def bytes_after(name, args, kwargs):
-    """The storages of an op's results and operands after it."""
+    """Run an op. Return the storage bytes of its results and operands."""
     args, kwargs = tree_map(copied, (args, kwargs))
     torch.manual_seed(0)
     made = function_of(name)(*args, **kwargs)

@@ -17,7 +17,7 @@ Launch = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Records the kernel launches of a function."""
+    """Record the kernel launches of a function."""
 
     def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Launch, Sequence[torch.Tensor]]:
         """Return a function that replays the kernel launches of `run`, and the tensors that receive its results."""
